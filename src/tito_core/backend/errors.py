@@ -1,0 +1,75 @@
+"""Everything that can go wrong between us and an engine: one tree, each error a sentence that says what to do."""
+
+from __future__ import annotations
+
+
+class BackendError(Exception):
+    """An engine could not be used as asked.
+
+    Attributes:
+        backend: Name of the backend.
+        status: HTTP status, or None when there was no answer.
+        body: What the server said, at most 2,000 characters.
+        request_id: Ours, as sent.
+    """
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        backend: str = "",
+        status: int | None = None,
+        body: str = "",
+        request_id: str | None = None,
+    ) -> None:
+        super().__init__(sentence)
+        self.backend = backend
+        self.status = status
+        self.body = body[:2000]
+        self.request_id = request_id
+
+
+class EngineConnectionError(BackendError):
+    """Nothing answers at the address, or the connection broke."""
+
+
+class EngineTimeoutError(BackendError):
+    """The engine did not answer within the time allowed."""
+
+
+class ThrottledError(BackendError):
+    """The engine is overloaded (429 or 503) and stayed so through every retry.
+
+    Attributes:
+        retry_after_s: Seconds the server asked to wait, or None.
+    """
+
+    retry_after_s: float | None = None
+
+
+class ContextLengthError(BackendError):
+    """The prompt, or prompt and completion together, do not fit the engine's context."""
+
+
+class BadRequestError(BackendError):
+    """The engine refused the request (a 4xx); it is never sent again."""
+
+
+class AuthenticationError(BackendError):
+    """The engine refused the API key."""
+
+
+class ServerError(BackendError):
+    """The engine failed by itself (5xx) and did so through every retry."""
+
+
+class ProtocolViolationError(BackendError):
+    """The answer breaks law 2 or 4, or is none of the shapes that this engine speaks. Nothing is filled in."""
+
+
+class GenerationAbortedError(BackendError):
+    """The engine aborted the generation; its partial tokens are discarded."""
+
+
+class UnknownBackendError(ValueError):
+    """No installed backend has the name."""

@@ -1,0 +1,88 @@
+"""A status and a body that is not 200 -> a typed error with the server's own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tito_core.backend.errors import (
+    AuthenticationError,
+    BackendError,
+    BadRequestError,
+    ContextLengthError,
+    EngineConnectionError,
+    ServerError,
+    ThrottledError,
+)
+
+# Both engines speak of too long a prompt in these words (vLLM 0.32, SGLang 0.5.23); "must not exceed" of a sampling
+# parameter is something else, so it has to be the context's length.
+_TOO_LONG = re.compile(r"maximum (context|model) length|longer than the model's context length", re.IGNORECASE)
+
+
+def error_from_status(
+    backend: str,
+    status: int,
+    body: str,
+    headers: Mapping[str, str],
+    *,
+    url: str,
+    request_id: str | None,
+) -> BackendError:
+    """Give the error for an answer that is not a 200."""
+    said = server_words(body) or f"HTTP {status} without a message"
+    kind, advice = _kind(status, said)
+    error = kind(
+        f"{backend} at {url} answered {status}: {said.rstrip('.')}. {advice}",
+        backend=backend,
+        status=status,
+        body=body,
+        request_id=request_id,
+    )
+    if isinstance(error, ThrottledError):
+        error.retry_after_s = _seconds(headers.get("retry-after"))
+    return error
+
+
+def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
+    if status in (401, 403):
+        return AuthenticationError, "Give the server's key as api_key or in TITO_API_KEY."
+    if status in (429, 503):
+        return ThrottledError, "The server is overloaded; lower the concurrency or add servers."
+    if 400 <= status < 500 and _TOO_LONG.search(said):
+        return ContextLengthError, "Shorten the history or start the server with a longer context."
+    if status == 404:
+        return BadRequestError, "Check the model's name, the address, and that this is the right kind of server."
+    if 400 <= status < 500:
+        return BadRequestError, "The request is not sent again; mend what the server names."
+    if status >= 500:
+        return ServerError, "The server failed by itself; its log says more."
+    return EngineConnectionError, "Redirects are not followed; give the server's own address."
+
+
+def server_words(body: str) -> str:
+    """Find the message in the shapes both engines use: {"error": {"message"}}, {"error": text}, {"message"}, {"detail"}.
+
+    A body that is not JSON (a proxy's page) is given as it is, shortened.
+    """
+    try:
+        decoded: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body.strip()[:200]
+    if not isinstance(decoded, dict):
+        return body[:200]
+    error = decoded.get("error")
+    if isinstance(error, dict):
+        error = error.get("message")
+    words = error or decoded.get("message") or decoded.get("detail")
+    return words if isinstance(words, str) else body[:200]
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return float(header) if header is not None else None
+    except ValueError:
+        return None  # an HTTP date: our own backoff serves as well

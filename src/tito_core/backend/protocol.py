@@ -1,0 +1,105 @@
+"""The seam: what the core asks of an engine, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.turn import Finish, Logprobs, TokenIds, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a server said of itself at connect.
+
+    Attributes:
+        model: Name under which the server takes requests.
+        max_model_len: Context length in tokens, prompt and completion together; None when it does not say.
+        version: The server's version, or None.
+        weight_version: Version of the loaded weights at connect, or None.
+        processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
+    """
+
+    backend: str
+    model: str
+    max_model_len: int | None
+    version: str | None
+    weight_version: str | None = None
+    processed_logprobs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRequest:
+    """One generation.
+
+    Attributes:
+        input_ids: The whole prompt, int32, shape (p,).
+        sampling: Parameters, `max_new_tokens` already clamped to the context.
+        request_id: Ours, unique; the engine aborts by it.
+    """
+
+    input_ids: TokenIds
+    sampling: SamplingParams
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenResponse:
+    """One answer, all of it from one response (law 4).
+
+    Attributes:
+        output_ids: int32, shape (n,), the stop token included.
+        logprobs: float32, shape (n,), as the engine reported them.
+        finish: Why sampling stopped.
+        stop: The stop token id or string that ended it, or None.
+        prompt_length: Prompt tokens as the engine counted them.
+        cached_tokens: Prompt tokens served from the prefix cache, or None when it does not say.
+        latency_s: Seconds from sending to the last byte, retries excluded.
+        request_id: Id under which the engine ran the answered attempt.
+        versions: Weight-version spans that tile the output; one span of None when the engine does not say.
+    """
+
+    output_ids: TokenIds
+    logprobs: Logprobs
+    finish: Finish
+    stop: int | str | None
+    prompt_length: int
+    cached_tokens: int | None
+    latency_s: float
+    request_id: str
+    versions: tuple[VersionSpan, ...]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
+
+    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., retries=...)`.
+    """
+
+    name: str
+
+    async def connect(self) -> EngineInfo:
+        """Ask the server what it is. Later calls give the first answer."""
+
+    async def generate(self, request: TokenRequest) -> TokenResponse:
+        """Sample a completion of `request.input_ids`.
+
+        Raises:
+            BackendError: One of its subclasses says which way it failed; nothing partial is given.
+        """
+
+    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+        """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
+
+        Returns:
+            float32, shape (len(token_ids),); the first is NaN, since nothing comes before it.
+        """
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a generation on the engine. Unknown ids are no error."""
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections."""

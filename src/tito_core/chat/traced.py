@@ -1,0 +1,233 @@
+"""Strings that remember which of their characters are message content.
+
+A chat template is ordinary Jinja: it strips, slices, joins and compares the content it is given. `Traced` is a
+`str` with the same value, so a template behaves exactly as with plain strings, and every operation carries along
+which characters came from which message. The rendered prompt is therefore the template's own, character for
+character, and we know what in it is content and what is scaffold.
+
+An operation that is not followed precisely marks its whole result as content: that errs on the safe side, because
+content can never become a control token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex
+
+Span = tuple[int, int, int]
+"""Characters `start` to `stop` came from source `source` (a message's index, or a reserved number)."""
+
+
+UNKNOWN = -1
+"""Source of characters that are content, of which message is not known."""
+
+
+class Traced(str):
+    """A string with content spans: sorted, disjoint, non-empty `(start, stop, source)`."""
+
+    __slots__ = ("spans",)
+    spans: tuple[Span, ...]
+
+    def __new__(cls, text: str = "", spans: Iterable[Span] | None = None) -> Traced:
+        """Make a traced string; without spans all of it counts as content, since nobody says otherwise."""
+        traced = str.__new__(cls, text)
+        traced.spans = tuple(spans) if spans is not None else ((0, len(text), UNKNOWN),) if text else ()
+        return traced
+
+    @classmethod
+    def of(cls, text: str, spans: Iterable[Span]) -> Traced:
+        """Make a traced string with the given spans."""
+        return cls(text, spans)
+
+    @classmethod
+    def content(cls, text: str, source: int) -> Traced:
+        """Make a string that is content from end to end."""
+        return cls.of(text, ((0, len(text), source),) if text else ())
+
+    def __str__(self) -> str:
+        return self
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+    def __add__(self, other: str) -> str:
+        return concat((self, other))
+
+    def __radd__(self, other: str) -> str:
+        return concat((other, self))
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        if not isinstance(key, slice):
+            index = key.__index__()
+            index += len(self) if index < 0 else 0
+            return self._cut(index, index + 1) if 0 <= index < len(self) else str.__getitem__(self, key)
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            return mark(str.__getitem__(self, key), self)
+        return self._cut(start, max(start, stop))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._cut(i, i + 1) for i in range(len(self)))
+
+    def _cut(self, start: int, stop: int) -> Traced:
+        inside = ((max(a, start) - start, min(b, stop) - start, source) for a, b, source in self.spans)
+        return Traced.of(str.__getitem__(self, slice(start, stop)), (span for span in inside if span[0] < span[1]))
+
+    def strip(self, chars: str | None = None, /) -> str:
+        start = len(self) - len(str.lstrip(self, chars))
+        return self._cut(start, max(start, len(str.rstrip(self, chars))))
+
+    def lstrip(self, chars: str | None = None, /) -> str:
+        return self._cut(len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> str:
+        return self._cut(0, len(str.rstrip(self, chars)))
+
+    def removeprefix(self, prefix: str, /) -> str:
+        return self._cut(len(prefix), len(self)) if prefix and str.startswith(self, prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> str:
+        return self._cut(0, len(self) - len(suffix)) if suffix and str.endswith(self, suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
+        return self._located(str.split(self, sep, maxsplit), 0 if sep is None else len(sep))
+
+    def splitlines(self, keepends: bool = False) -> list[str]:  # type: ignore[override]
+        return self._located(str.splitlines(self, keepends), 0)
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        head, middle, _ = str.partition(self, sep)
+        a, b = len(head), len(head) + len(middle)
+        return self._cut(0, a), self._cut(a, b), self._cut(b, len(self))
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        _, middle, tail = str.rpartition(self, sep)
+        b = len(self) - len(tail)
+        a = b - len(middle)
+        return self._cut(0, a), self._cut(a, b), self._cut(b, len(self))
+
+    def _located(self, pieces: list[str], separator: int) -> list[str]:
+        """Cut each piece out of this string at the place it was found, left to right."""
+        at, located = 0, []
+        for piece in pieces:
+            at = str.find(self, piece, at)
+            located.append(self._cut(at, at + len(piece)))
+            at += len(piece) + separator
+        return list(located)
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:  # type: ignore[override]
+        if not old:
+            return mark(str.replace(self, old, new, count), self, new)
+        parts: list[str] = []
+        at, left = 0, count.__index__()
+        while left != 0 and (found := str.find(self, old, at)) >= 0:
+            parts += [self._cut(at, found), new]
+            at, left = found + len(old), left - 1
+        return concat((*parts, self._cut(at, len(self))))
+
+    def lower(self) -> str:
+        return self._same_length(str.lower(self))
+
+    def upper(self) -> str:
+        return self._same_length(str.upper(self))
+
+    def _same_length(self, text: str) -> str:
+        return Traced.of(text, self.spans) if len(text) == len(self) else mark(text, self)
+
+    def join(self, items: Iterable[str], /) -> str:
+        return join(self, items)
+
+
+def concat(pieces: Iterable[str]) -> str:
+    """Join pieces and shift their spans; a plain `str` when none carries content."""
+    items = list(pieces)
+    at, spans = 0, []
+    for item in items:
+        if isinstance(item, Traced):
+            spans += [(start + at, stop + at, source) for start, stop, source in item.spans]
+        at += len(item)
+    text = "".join(items)
+    return Traced.of(text, spans) if spans else text
+
+
+def join(separator: str, items: Iterable[str]) -> str:
+    """Do `separator.join(items)` and carry the spans."""
+    pieces: list[str] = []
+    for i, item in enumerate(items):
+        pieces += [separator, item] if i else [item]
+    return concat(pieces)
+
+
+def sources(value: object) -> Iterator[int]:
+    """Yield the content sources in a string, or anywhere inside a list, tuple or mapping."""
+    if isinstance(value, Traced):
+        yield from (source for _, _, source in value.spans)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from sources(key)
+            yield from sources(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from sources(item)
+
+
+def mark(text: str, *origins: object) -> str:
+    """Mark a whole string as content when anything it was made of is."""
+    source = max((source for origin in origins for source in sources(origin)), default=None)
+    return text if source is None else Traced.content(text, source)
+
+
+def trace(value: Any, source: int) -> Any:
+    """Copy a JSON-like value with every string in it, keys too, marked as content of `source`."""
+    if isinstance(value, str):
+        return Traced.content(value, source)
+    if isinstance(value, Mapping):
+        return {trace(key, source): trace(item, source) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [trace(item, source) for item in value]
+    return value
+
+
+def conservative(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a Jinja filter or `str` method: a plain string made from content counts as content throughout."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return mark_result(function(*args, **kwargs), (args, kwargs))
+
+    if hasattr(function, "jinja_pass_arg"):  # tells Jinja to pass its context or environment first
+        wrapped.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
+    return wrapped
+
+
+def mark_result(result: Any, origins: tuple[Any, ...]) -> Any:
+    """Mark every plain string of a result as content when anything it was made of is."""
+    if isinstance(result, Traced):
+        return result
+    if isinstance(result, str):
+        return mark(result, *origins)
+    if isinstance(result, list):
+        return [mark_result(item, origins) for item in result]
+    return result
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Do `json.dumps`, all of it content when any string in it is (brackets stand for the content's own shape)."""
+    return mark(json.dumps(value, **options), value)
+
+
+def _follow_remaining_str_methods() -> None:
+    """Give every `str` method that is not followed precisely the safe behaviour."""
+    names = (
+        "capitalize casefold center expandtabs ljust rjust rsplit swapcase title translate "
+        "zfill __mod__ __rmod__ __mul__ __rmul__"
+    )
+    for name in names.split():
+        plain = getattr(str, name)
+        setattr(Traced, name, conservative(plain))
+
+
+_follow_remaining_str_methods()

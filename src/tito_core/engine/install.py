@@ -1,0 +1,138 @@
+"""Install an engine into an environment of its own, once for each lock."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tito_core.engine import pip_run, supervised
+from tito_core.engine.errors import Cancelled, InstallFailed
+from tito_core.engine.interpreters import Interpreter, choose
+from tito_core.engine.locations import engines_dir
+from tito_core.engine.progress import Say, silent
+from tito_core.engine.spec import RECIPE, EngineSpec, standin_files
+
+MARKER = "tito_engine.json"
+"""Written last: an environment without it is a half-done one."""
+TORCH_INDEX_VARIABLE = "TITO_TORCH_INDEX"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnv:
+    """An environment with an engine in it."""
+
+    python: Path
+    root: Path
+    spec: EngineSpec
+
+
+def ensure(
+    spec: EngineSpec,
+    *,
+    python: Path | None = None,
+    torch_index: str | None = None,
+    progress: Say | None = None,
+    cancel: threading.Event | None = None,
+) -> EngineEnv:
+    """The engine's environment, installed by the first call and found by all later ones.
+
+    It lies in the cache directory under a name that its lock, our stand-ins and the Python version make, so a changed
+    lock is a new environment. Processes that ask at once install once: the others wait. An environment whose
+    installation was broken off is made anew. `python` makes the environment (see `interpreters.choose`);
+    `torch_index` is the address of a package index with CPU builds of torch, needed where the configured ones have
+    none (`TITO_TORCH_INDEX` says the same); `cancel` set from another thread breaks the work off.
+
+    Raises CannotInstall where this machine will not do, InstallFailed with the last lines of what failed, Cancelled.
+    """
+    say, cancel = progress or silent, cancel or threading.Event()
+    interpreter = choose(spec, python)
+    root = environment_dir(spec, interpreter.minor)
+    if is_complete(root):
+        return EngineEnv(root / "bin" / "python", root, spec)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(root.parent / f".{root.name}.lock")
+    _acquire(lock, spec, say, cancel)
+    try:
+        if not is_complete(root):
+            if root.exists():
+                say(f"{spec.name}: an unfinished environment is removed and made anew")
+                shutil.rmtree(root)
+            index = torch_index or os.environ.get(TORCH_INDEX_VARIABLE) or None
+            _install(spec, interpreter, root, index, say, cancel)
+    finally:
+        lock.release()
+    return EngineEnv(root / "bin" / "python", root, spec)
+
+
+def environment_dir(spec: EngineSpec, minor: str) -> Path:
+    """Where the environment for that Python minor version lies, whether or not it is there."""
+    return engines_dir() / f"{spec.name}-{spec.key(minor)}-py{minor.replace('.', '')}"
+
+
+def is_complete(root: Path) -> bool:
+    """Whether the installation ran to its end, and the Python it was made with is still there."""
+    return (root / MARKER).is_file() and (root / "bin" / "python").exists()
+
+
+def _acquire(lock: FileLock, spec: EngineSpec, say: Say, cancel: threading.Event) -> None:
+    while True:
+        try:
+            lock.acquire(timeout=0.5)
+        except Timeout:
+            say(f"{spec.name}: waiting for another process that is installing it")
+            if cancel.is_set():
+                raise Cancelled(f"The wait for another installation of {spec.name} was cancelled.") from None
+        else:
+            return
+
+
+def _install(
+    spec: EngineSpec, interpreter: Interpreter, root: Path, index: str | None, say: Say, cancel: threading.Event
+) -> None:
+    began = time.monotonic()
+    python = root / "bin" / "python"
+    say(f"{spec.name}: making an environment with Python {interpreter.minor}")
+    _run(spec, [str(interpreter.path), "-m", "venv", str(root)], interpreter.path, {}, "make its environment")
+    lock = root / "requirements.txt"
+    lock.write_text(spec.locks[interpreter.minor], encoding="utf-8")
+    pip_run.install(spec, python, lock, index, say, cancel)
+    _add_standins(spec, root, interpreter.minor)
+    say(f"{spec.name}: checking that it can be imported")
+    _run(spec, [str(python), "-c", spec.import_check], python, spec.check_env, "be imported after the installation")
+    marker = {"engine": spec.title, "recipe": RECIPE, "python": interpreter.minor, "seconds": time.monotonic() - began}
+    aside = root / f"{MARKER}.part"
+    aside.write_text(json.dumps(marker) + "\n", encoding="utf-8")
+    os.replace(aside, root / MARKER)
+    say(f"{spec.name}: installed in {marker['seconds']:.0f} s", 1.0)
+
+
+def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
+    """Copy the stand-ins into the environment: it then stands alone, and every Python started in it has them."""
+    if spec.standins is None:
+        return
+    for path in standin_files(spec.standins):
+        target = root / "standins" / path.relative_to(spec.standins)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    lines = [str(root / "standins"), f"import {spec.standin_startup}" if spec.standin_startup else ""]
+    pth = root / "lib" / f"python{minor}" / "site-packages" / "tito_standins.pth"
+    pth.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _run(spec: EngineSpec, argv: list[str], python: Path, extra: dict[str, str], aim: str) -> None:
+    env = supervised.environment(python, extra)
+    answer = subprocess.run(argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    if answer.returncode != 0:
+        lines = (answer.stdout + answer.stderr).strip().splitlines()[-15:]
+        raise InstallFailed(
+            f"{spec.title} could not {aim}: `{' '.join(argv[:3])} ...` ended with status {answer.returncode}. "
+            "Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+        )

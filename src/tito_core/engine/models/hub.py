@@ -1,0 +1,49 @@
+"""Models of a Hugging Face hub: its cache on this machine first, then the hub itself where it can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from tito_core.engine.models.errors import ModelUnavailable
+from tito_core.engine.models.once import Say
+
+TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt")
+MODEL_FILES = (*TOKENIZER_FILES, "*.json", "*.safetensors")
+
+
+def cached(repo: str, is_enough: Callable[[Path], bool]) -> Path | None:
+    """The newest snapshot of `org/name` in the hub's cache, or None where it is absent or lacks what is needed."""
+    try:
+        found = Path(snapshot_download(repo, local_files_only=True))
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
+    return found if is_enough(found) else None
+
+
+def download(repo: str, patterns: tuple[str, ...], say: Say) -> Path:
+    """Fetch the files of `org/name` that match; raises ModelUnavailable with the reason where it cannot be done."""
+    say(f"asking the model hub for {repo}")
+    try:
+        return Path(snapshot_download(repo, allow_patterns=list(patterns)))
+    except RepositoryNotFoundError as error:
+        raise ModelUnavailable(f"the hub has no model {repo!r}, or not for you; log in with `hf auth login`") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
+        raise ModelUnavailable(
+            f"{repo} is not in the Hugging Face cache and the hub cannot be reached "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}). "
+            "Give the path of a directory that holds the model, or one of the names that are built here."
+        ) from error
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a snapshot holds enough to load a tokenizer."""
+    return (directory / "tokenizer_config.json").is_file()
+
+
+def has_model(directory: Path) -> bool:
+    """Whether a snapshot holds a whole model: its configuration, weights and tokenizer."""
+    return (directory / "config.json").is_file() and has_tokenizer(directory) and any(directory.glob("*.safetensors"))

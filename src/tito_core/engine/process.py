@@ -1,0 +1,216 @@
+"""Start a server, wait until it is healthy, and stop it with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tito_core.engine import supervised
+from tito_core.engine.errors import Cancelled, StartFailed
+from tito_core.engine.install import EngineEnv
+from tito_core.engine.locations import logs_dir
+from tito_core.engine.progress import Say, silent
+from tito_core.engine.spec import Launch
+
+HOST = "127.0.0.1"
+GRACE_S = 8.0
+"""How long a server may take to end by itself before it is killed."""
+KEPT_LOGS = 20
+
+HINTS = (
+    (r"[Aa]ddress already in use", "The port is taken: choose another with --port, or none for a free one."),
+    (r"No space left on device", "Free some disk space, then try again."),
+    (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "There is too little free memory: close something."),
+    (r"unrecognized arguments|invalid choice", "One of the server arguments is not known to this version."),
+    (
+        r"config\.json|Repo id must be|not a valid model|Unrecognized model|no such file.*model",
+        "The model was not read: --model takes a name of ours or a folder in Hugging Face layout.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """A healthy server. It holds itself and its children only through its supervisor: stop it with `stop`."""
+
+    name: str
+    url: str
+    model: str
+    """What the server calls the model."""
+    port: int
+    log: Path
+    pid: int
+    """Of the supervisor, the root of all its processes."""
+    created: float
+    """When that process started, in seconds since the epoch: with the pid, its identity."""
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
+
+
+def start(
+    env: EngineEnv,
+    model_path: Path,
+    *,
+    model_name: str | None = None,
+    port: int | None = None,
+    server_args: Sequence[str] = (),
+    dev_mode: bool = False,
+    timeout_s: float | None = None,
+    detached: bool = False,
+    progress: Say | None = None,
+    cancel: threading.Event | None = None,
+) -> RunningEngine:
+    """Start the server on 127.0.0.1 and return when it answers its health check.
+
+    `model_name` is what requests call the model (the folder's name by default), `port` a free one by default,
+    `timeout_s` the engine's own limit by default. The server ends with this process, unless `detached`.
+    Raises StartFailed with the last lines of the log, Cancelled when `cancel` is set; nothing is left running then.
+    """
+    spec, say, cancel = env.spec, progress or silent, cancel or threading.Event()
+    chosen = free_port() if port is None else _check_port(spec.name, port)
+    launch = Launch(env.python, model_path, model_name or model_path.name, HOST, chosen, tuple(server_args), dev_mode)
+    log = _new_log(spec.name, launch)
+    with log.open("wb") as out:
+        variables = supervised.environment(env.python, spec.env(launch))
+        process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=GRACE_S)
+    engine = RunningEngine(
+        spec.name, f"http://{HOST}:{chosen}", launch.model_name, chosen, log,
+        process.pid, psutil.Process(process.pid).create_time(), process,
+    )  # fmt: skip
+    try:
+        _wait_until_healthy(engine, spec.health_path, timeout_s or spec.ready_timeout_s, say, cancel)
+    except BaseException:
+        stop(engine)
+        raise
+    return engine
+
+
+def stop(engine: RunningEngine) -> bool:
+    """End the server and all its processes; returns when none is left. False where it had ended before."""
+    root = find_process(engine.pid, engine.created)
+    if root is None:
+        _forget(engine)
+        return False
+    below = root.children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root.terminate()  # the supervisor ends the rest, politely first
+    _, left = psutil.wait_procs([root, *below], timeout=GRACE_S + 6)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left, timeout=5)
+    _forget(engine)
+    return True
+
+
+def is_running(engine: RunningEngine) -> bool:
+    """Whether its supervisor is alive."""
+    return find_process(engine.pid, engine.created) is not None
+
+
+def find_process(pid: int, created: float) -> psutil.Process | None:
+    """The live process of that pid, if it is the same one: pids are used again."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return None
+    return process if same else None
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """The log's last lines, indented, or a note that it is empty."""
+    try:
+        found = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        found = []
+    return "\n".join(f"  {line}" for line in found) or "  (nothing)"
+
+
+def _check_port(name: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise StartFailed(
+                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): choose another port, or none for a free one."
+            ) from None
+    return port
+
+
+def _new_log(name: str, launch: Launch) -> Path:
+    folder = logs_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in sorted(folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
+        old.unlink(missing_ok=True)
+    model = re.sub(r"[^\w.-]+", "-", launch.model_name)
+    return folder / f"{name}-{model}-{launch.port}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+
+def _wait_until_healthy(
+    engine: RunningEngine, health_path: str, limit: float, say: Say, cancel: threading.Event
+) -> None:
+    began = time.monotonic()
+    assert engine._process is not None
+    with httpx.Client(trust_env=False, timeout=2.0) as client:  # a proxy has no part in reaching this machine
+        while True:
+            elapsed = time.monotonic() - began
+            status = engine._process.poll()
+            if status is not None:
+                raise StartFailed(_explain(engine, f"its process ended with {_status(status)} after {elapsed:.0f} s"))
+            if cancel.is_set():
+                raise Cancelled(f"The start of {engine.name} was cancelled after {elapsed:.0f} s.")
+            if elapsed > limit:
+                raise StartFailed(_explain(engine, f"it was not healthy within {limit:.0f} s and was stopped"))
+            if _is_healthy(client, engine.url + health_path):
+                say(f"{engine.name}: ready after {elapsed:.0f} s at {engine.url}", 1.0)
+                return
+            say(f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)")
+            cancel.wait(0.3)
+
+
+def _is_healthy(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(url).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _status(status: int) -> str:
+    if status <= 128:
+        return f"status {status}"
+    return f"signal {status - 128}" + (" (killed, which is what a machine out of memory does)" if status == 137 else "")
+
+
+def _explain(engine: RunningEngine, what: str) -> str:
+    shown = tail(engine.log)
+    general = f"Read the whole log, or try another model; a damaged environment is made anew once it is removed."
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
+    return f"{engine.name} did not start: {what}. {hint} The last lines of {engine.log}:\n{shown}"
+
+
+def _forget(engine: RunningEngine) -> None:
+    """Collect the exit status, so that no zombie stays."""
+    if engine._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine._process.wait(timeout=5)
+        if engine._process.stdin is not None:
+            engine._process.stdin.close()

@@ -1,0 +1,272 @@
+"""`TITOModel`: the Strands model provider in which the tokens a policy samples are the tokens it is trained on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from pydantic import BaseModel
+from strands.models.model import BaseModelConfig, Model
+from strands.types.content import Messages, SystemContentBlock
+from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+from strands.types.streaming import StreamEvent
+from strands.types.tools import ToolChoice, ToolSpec
+
+from tito_core import turns
+from tito_core.backend.errors import ContextLengthError, ThrottledError
+from tito_core.backend.protocol import Backend
+from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.history import remember
+from tito_core.ledger.invariants import check_draft
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.trajectory import Trajectory
+from tito_core.policy import Policy
+from tito_core.view import events, stop_reason
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class TITOConfig(BaseModelConfig, total=False):
+    """What Strands and tracing read of the model.
+
+    Attributes:
+        model_id: Name under which the server takes requests.
+        backend: Name of the backend.
+        sampling: Sampling parameters, as set.
+    """
+
+    model_id: str
+    backend: str
+    sampling: dict[str, Any]
+
+
+class SeveralTrajectoriesError(LookupError):
+    """The ledger holds no trajectory, or several."""
+
+
+class TITOModel(Model):
+    """A Strands model over one policy, with a ledger of every token.
+
+    Args:
+        backend: "vllm", "sglang", another installed backend's name, or a backend object.
+        base_url: Address of the server, such as "http://localhost:8000".
+        tokenizer: Name or folder of the model's tokenizer, or the object.
+        model_id: Name of the model on the server; its first one when None.
+        sampling: Sampling parameters of all turns.
+        parser: Name of the tool-call format.
+        template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
+        ledger: The ledger to write to; a new one when None.
+        context_window_limit: Tokens of context to use; the server's own length when None.
+        **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
+    """
+
+    # Strands then keeps the tool list as it is and lets us constrain the answer by the model's JSON schema.
+    _supports_structured_output = True
+
+    def __init__(
+        self,
+        *,
+        backend: str | Backend,
+        base_url: str = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        model_id: str | None = None,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        parser: str = "hermes",
+        template_arguments: Mapping[str, Any] | None = None,
+        ledger: Ledger | None = None,
+        context_window_limit: int | None = None,
+        **options: Any,
+    ) -> None:
+        checked = _sampling(sampling)  # before the server is asked: bad input gets its error first
+        if model_id is not None:
+            options["model"] = model_id
+        policy = Policy.connect(
+            backend=backend,
+            base_url=base_url,
+            tokenizer=tokenizer,
+            parser=parser,
+            template_arguments=template_arguments,
+            **options,
+        )
+        self._begin(policy, checked, ledger, context_window_limit)
+
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        *,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        ledger: Ledger | None = None,
+        context_window_limit: int | None = None,
+    ) -> TITOModel:
+        """Make the model of one rollout from a shared policy."""
+        model = cls.__new__(cls)
+        model._begin(policy, _sampling(sampling), ledger, context_window_limit)
+        return model
+
+    def _begin(self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None) -> None:
+        self.policy = policy
+        self.ledger = ledger or Ledger()
+        self._sampling = sampling
+        self._limit = limit if limit is not None else policy.info.max_model_len
+
+    @property
+    def config(self) -> TITOConfig:
+        """The configuration, as Strands' tracer reads it."""
+        return {
+            "model_id": self.policy.info.model,
+            "backend": self.policy.info.backend,
+            "context_window_limit": self._limit,
+            "sampling": self._sampling.model_dump(),
+        }
+
+    def get_config(self) -> TITOConfig:
+        """Give the configuration."""
+        return self.config
+
+    def update_config(self, **model_config: Any) -> None:
+        """Change sampling parameters by name, all of them by `sampling`, or `context_window_limit`.
+
+        Raises:
+            pydantic.ValidationError: An unknown name or a bad value; nothing is changed.
+        """
+        limit = model_config.pop("context_window_limit", self._limit)
+        base = _sampling(model_config.pop("sampling", self._sampling))
+        self._sampling = _sampling({**base.model_dump(), **model_config})
+        self._limit = limit
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Every root-to-leaf path of the ledger; each sampled token is trained in exactly one."""
+        return self.ledger.trajectories()
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The ledger's only trajectory.
+
+        Raises:
+            SeveralTrajectoriesError: There is none yet, or several; the message lists them.
+        """
+        found = self.trajectories
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
+        branches = "; ".join(f"turns {'-'.join(map(str, t.turns))} ({len(t)} tokens)" for t in found)
+        raise SeveralTrajectoriesError(
+            f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared: {branches}. "
+            "Use model.trajectories."
+        )
+
+    def reset(self) -> Ledger:
+        """Seal the ledger, start the next one, and give the sealed one."""
+        sealed, self.ledger = self.ledger, Ledger()
+        return sealed
+
+    async def stream(  # type: ignore[override]
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None = None,
+        system_prompt: str | None = None,
+        *,
+        tool_choice: ToolChoice | None = None,
+        system_prompt_content: list[SystemContentBlock] | None = None,
+        cancel_signal: threading.Event | None = None,
+        structured_output_model: type[BaseModel] | None = None,
+        model_state: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> AsyncGenerator[StreamEvent]:
+        """Run one turn: prepare, generate, yield its events, and commit it once they have all been taken.
+
+        Raises:
+            ContextWindowOverflowException: The history does not fit.
+            ModelThrottledException: The engine stayed overloaded through every retry.
+            BackendError: Anything else of the engine's; the ledger is then as before the turn.
+        """
+        _refuse_reserved_name(tool_specs)
+        ledger = self.ledger  # a reset meanwhile seals it, and this turn still belongs to it
+        system = _system_text(system_prompt, system_prompt_content)
+        sampling = self._turn_sampling(tool_choice, structured_output_model)
+        try:
+            prepared = turns.prepare(
+                self.policy, ledger, messages, system, tool_specs, model_state, sampling, self._limit
+            )
+            response = await turns.generate(self.policy, prepared.request, cancel_signal)
+        except turns.CancelledBySignal:
+            return  # without messageStop, which is how Strands recognises a provider that was cancelled
+        except ContextLengthError as error:
+            raise ContextWindowOverflowException(str(error)) from error
+        except ThrottledError as error:
+            raise ModelThrottledException(str(error)) from error
+        message, draft = turns.read(self.policy, prepared, response, ledger.next_call_id)
+        check_draft(draft, path_length=ledger.path_length(draft.parent), turn=len(ledger))
+        for event in events(message, stop_reason(message, response), response):
+            yield event
+        # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
+        turn = ledger.commit(draft)
+        remember(model_state, ledger, turn.index)
+
+    async def count_tokens(
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None = None,
+        system_prompt: str | None = None,
+        system_prompt_content: list[SystemContentBlock] | None = None,
+    ) -> int:
+        """Count the tokens of a history with the policy's own template and tokenizer."""
+        system = _system_text(system_prompt, system_prompt_content)
+        return self.policy.template.count_tokens(messages, system, tool_specs)
+
+    async def structured_output(  # type: ignore[override]
+        self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
+    ) -> AsyncGenerator[dict[str, M | Any]]:
+        """Sample a JSON object under the model's schema; its tokens are `CONSTRAINED`.
+
+        Yields:
+            The stream's events, and last {"output": the validated object}.
+        """
+        texts: list[str] = []
+        async for event in self.stream(prompt, None, system_prompt, structured_output_model=output_model, **kwargs):
+            texts.append(cast(dict[str, Any], event).get("contentBlockDelta", {}).get("delta", {}).get("text", ""))
+            yield cast(dict[str, Any], event)
+        yield {"output": output_model.model_validate_json("".join(texts))}
+
+    def _turn_sampling(self, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None) -> SamplingParams:
+        if output_model is not None:
+            schema = json.dumps(output_model.model_json_schema())
+            return self._sampling.model_copy(update={"grammar": Grammar(kind="json_schema", value=schema)})
+        if tool_choice is not None and "auto" not in tool_choice:
+            raise UnsupportedToolChoiceError(
+                f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice to "
+                "the policy, or set sampling.grammar."
+            )
+        return self._sampling
+
+
+class UnsupportedToolChoiceError(ValueError):
+    """A tool call cannot be forced with this parser."""
+
+
+def _sampling(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    return given if isinstance(given, SamplingParams) else SamplingParams.model_validate(dict(given or {}))
+
+
+def _system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
+    """Give the system prompt as text; its blocks are joined by newlines, as Strands joins them."""
+    if system_prompt is not None or not content:
+        return system_prompt
+    return "\n".join(block["text"] for block in content if "text" in block) or None
+
+
+def _refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
+    for spec in tool_specs or ():
+        if spec["name"] == MALFORMED_CALL:
+            raise ValueError(
+                f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it."
+            )

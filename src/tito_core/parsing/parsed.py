@@ -1,0 +1,56 @@
+"""What a completion says: reasoning, text and tool calls, with the tokens of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class CallStatus(StrEnum):
+    """How well a tool call is formed."""
+
+    OK = "ok"
+    MALFORMED = "malformed"  # what a lenient parser would repair; never executed
+    TRUNCATED = "truncated"  # the engine stopped for length inside it
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """One tool call as the tokens say it (law 9).
+
+    Attributes:
+        status: See `CallStatus`.
+        name: The tool's name; None where the tokens do not say it for certain.
+        arguments: The decoded arguments of an "ok" call, else None.
+        raw: The call's text as sampled, markup included.
+        start: First token of the call, markup included, as an offset within the completion.
+        stop: One past its last token.
+        reason: Why it is not "ok", as a sentence for the policy to read; empty otherwise.
+    """
+
+    status: CallStatus
+    name: str | None
+    arguments: Mapping[str, Any] | None
+    raw: str
+    start: int
+    stop: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A whole completion, parsed.
+
+    Attributes:
+        reasoning: Text of the reasoning block, without its markup.
+        text: What remains beside reasoning and calls, in order.
+        calls: Tool calls, in order.
+        reasoning_closed: False when the completion ended inside a reasoning block; then it holds no calls.
+    """
+
+    reasoning: str
+    text: str
+    calls: tuple[ParsedCall, ...]
+    reasoning_closed: bool = True

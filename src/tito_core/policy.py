@@ -1,0 +1,122 @@
+"""What all rollouts of one policy share: the backend, the tokenizer, the chat template, the parser."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.registry import create_backend
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import measure_processing
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.parsing.registry import ToolParser, get_tool_parser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tito_core.ledger.ledger import Ledger
+    from tito_core.model import TITOModel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The heavy, shared parts. Make one with `Policy.connect` and a model a rollout with `policy.model()`.
+
+    Attributes:
+        backend: The connected backend.
+        info: What the server said of itself, and what was measured.
+        tokenizer: The policy's tokenizer.
+        template: Its certified chat template.
+        parser: Reads reasoning and calls out of completions.
+        stop_token_ids: Ends of a turn: the template's closer and the tokenizer's end of sequence.
+    """
+
+    backend: Backend
+    info: EngineInfo
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    parser: ToolParser
+    stop_token_ids: tuple[int, ...]
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        parser: str = "hermes",
+        template_arguments: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Policy:
+        """Load the tokenizer, check its template, and ask the server what it is.
+
+        Args:
+            backend: A name such as "vllm" or "sglang", or a backend object.
+            base_url: Address of the server, such as "http://localhost:8000".
+            tokenizer: Name or folder of the model's tokenizer, or the object.
+            parser: Name of the tool-call format.
+            template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
+            **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
+
+        Raises:
+            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, BackendError: Each a sentence.
+        """
+        loaded = load_tokenizer(tokenizer)
+        template = ChatTemplate.of(loaded, **(template_arguments or {}))
+        engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
+        chosen = get_tool_parser(parser, loaded)
+        stops = {template.closer_id, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
+        probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
+        info = run_blocking(_introduce(engine, probe.ids))
+        return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)))
+
+    def model(
+        self,
+        *,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        ledger: Ledger | None = None,
+        context_window_limit: int | None = None,
+    ) -> TITOModel:
+        """Make the Strands model of one rollout."""
+        from tito_core.model import TITOModel
+
+        return TITOModel.of(self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit)
+
+    def sampling(self, given: SamplingParams) -> SamplingParams:
+        """Add the policy's own stops to a user's sampling parameters."""
+        stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
+        return given.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
+async def _introduce(backend: Backend, probe_ids: np.ndarray) -> EngineInfo:
+    info = await backend.connect()
+    return replace(info, processed_logprobs=await measure_processing(backend, info, probe_ids))
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own."""
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="tito-connect")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,148 @@
+"""One turn, aside from the ledger: prepare a request, generate, read the answer into a draft. Nothing is committed here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from strands.types.content import Message, Messages
+from strands.types.tools import ToolSpec
+
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.chat.encoder import EncodedText
+from tito_core.history import Place, extended_key, find_place, opening_key
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
+from tito_core.parsing.parsed import ParsedTurn
+from tito_core.policy import Policy
+from tito_core.view import assistant_message
+
+CANCEL_POLL_S = 0.05
+"""How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
+PROMPT_TAIL = 32
+"""Prompt ids in which a parser looks for a reasoning block that the template opened."""
+
+
+class CancelledBySignal(Exception):
+    """The agent's cancel signal was set while the engine was working."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A turn that is ready to send.
+
+    Attributes:
+        place: Where it continues the ledger.
+        delta: Its own prompt tokens.
+        request: The whole prompt and its parameters.
+    """
+
+    place: Place
+    delta: EncodedText
+    request: TokenRequest
+
+
+def prepare(
+    policy: Policy,
+    ledger: Ledger,
+    messages: Messages,
+    system_prompt: str | None,
+    tool_specs: Sequence[ToolSpec] | None,
+    state: Mapping[str, Any] | None,
+    sampling: SamplingParams,
+    context_limit: int | None,
+) -> Prepared:
+    """Find where a history continues, render what is new, and check it all before it leaves.
+
+    Raises:
+        TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        ContextLengthError: They leave no room to answer.
+    """
+    opening = opening_key(system_prompt, tool_specs, policy.template.fingerprint)
+    place = find_place(ledger, opening, messages, state)
+    if place.parent is None:
+        delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
+    else:
+        output = ledger[place.parent].draft.output_ids
+        last = int(output[-1]) if len(output) else None
+        delta = policy.template.delta(messages[place.answered - 1], messages[place.answered :], last)
+    check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
+    input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
+    room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
+    complete = policy.sampling(sampling).model_copy(update={"max_new_tokens": room})
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex))
+
+
+async def generate(policy: Policy, request: TokenRequest, cancel: threading.Event | None) -> TokenResponse:
+    """Generate, watching the agent's cancel signal; whatever way it is lost, the engine is told to stop.
+
+    Raises:
+        CancelledBySignal: The signal was set first.
+        BackendError: The engine failed.
+    """
+    task = asyncio.ensure_future(policy.backend.generate(request))
+    try:
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=CANCEL_POLL_S if cancel is not None else None)
+            if done:
+                return task.result()
+            if cancel is not None and cancel.is_set():
+                raise CancelledBySignal
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
+    """Read reasoning, text and calls out of the sampled ids."""
+    session = policy.parser.start(prepared.request.input_ids[-PROMPT_TAIL:].tolist())
+    session.feed(response.output_ids.tolist())
+    return session.finish(truncated=response.finish == Finish.LENGTH)
+
+
+def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
+    """Put one answered turn together, ready to commit."""
+    request = prepared.request
+    return Draft(
+        parent=prepared.place.parent,
+        prompt_ids=prepared.delta.ids,
+        prompt_provenance=prepared.delta.provenance,
+        output_ids=response.output_ids,
+        logprobs=response.logprobs,
+        constrained=request.sampling.grammar is not None,
+        prompt_length=response.prompt_length,
+        finish=response.finish,
+        stop=response.stop,
+        fingerprint=extended_key(prepared.place.key, message),
+        sampling=request.sampling.model_dump(mode="json"),
+        calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
+        engine=EngineRecord(
+            backend=policy.backend.name,
+            model=policy.info.model,
+            request_id=response.request_id,
+            latency_s=response.latency_s,
+            cached_tokens=response.cached_tokens,
+            semantics=semantics_of(policy.info, request.sampling),
+            versions=response.versions,
+        ),
+    )
+
+
+def read(
+    policy: Policy, prepared: Prepared, response: TokenResponse, next_call_id: Callable[[], str]
+) -> tuple[Message, Draft]:
+    """Turn an answer into the message that Strands will store and the draft of the turn."""
+    parsed = parse(policy, prepared, response)
+    message = assistant_message(parsed, response.finish, next_call_id)
+    return message, draft(policy, prepared, response, message, parsed)

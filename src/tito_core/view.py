@@ -1,0 +1,81 @@
+"""What Strands sees of a turn: its message, stop reason and events. The view never changes the ledger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from strands.types.content import ContentBlock, Message
+from strands.types.streaming import StopReason, StreamEvent
+
+from tito_core.backend.protocol import TokenResponse
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger.turn import Finish
+from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
+
+
+def assistant_message(parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str]) -> Message:
+    """Build the message that Strands will store.
+
+    Blank text is left out: Strands drops or rewrites it. After a length finish, calls stay text, since Strands would
+    rewrite them, and none of them may run.
+    """
+    content: list[ContentBlock] = []
+    if parsed.reasoning.strip():
+        content.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
+    text = parsed.text
+    if finish == Finish.LENGTH:
+        text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
+    if text.strip():
+        content.append({"text": text})
+    if finish != Finish.LENGTH:
+        content += [_tool_use(call, next_call_id()) for call in parsed.calls]
+    return {"role": "assistant", "content": content}
+
+
+def stop_reason(message: Message, response: TokenResponse) -> StopReason:
+    """Give Strands' stop reason; a stop string beside a call is still `tool_use`, or the call would dangle."""
+    if response.finish == Finish.LENGTH:
+        return "max_tokens"
+    if any("toolUse" in block for block in message["content"]):
+        return "tool_use"
+    return "stop_sequence" if isinstance(response.stop, str) else "end_turn"
+
+
+def events(message: Message, reason: StopReason, response: TokenResponse) -> Iterator[StreamEvent]:
+    """Yield the well-formed events of one answer, ending in usage and latency."""
+    yield {"messageStart": {"role": "assistant"}}
+    for block in message["content"]:
+        start, delta = _block_events(block)
+        yield {"contentBlockStart": {"start": start}}
+        yield {"contentBlockDelta": {"delta": delta}}
+        yield {"contentBlockStop": {}}
+    yield {"messageStop": {"stopReason": reason}}
+    sampled = len(response.output_ids)
+    usage: dict[str, int] = {
+        "inputTokens": response.prompt_length,
+        "outputTokens": sampled,
+        "totalTokens": response.prompt_length + sampled,
+    }
+    if response.cached_tokens is not None:
+        usage["cacheReadInputTokens"] = response.cached_tokens
+    metrics = {"latencyMs": round(response.latency_s * 1000)}
+    yield {"metadata": {"usage": usage, "metrics": metrics}}  # type: ignore[typeddict-item]
+
+
+def _block_events(block: ContentBlock) -> tuple[Any, Any]:
+    if "toolUse" in block:
+        use = block["toolUse"]
+        start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
+        return start, {"toolUse": {"input": json.dumps(use["input"], ensure_ascii=False)}}
+    if "reasoningContent" in block:
+        return {}, {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
+    return {}, {"text": block["text"]}
+
+
+def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
+    if call.status == CallStatus.OK and call.name is not None:
+        return {"toolUse": {"toolUseId": call_id, "name": call.name, "input": dict(call.arguments or {})}}
+    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs.
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": {"reason": call.reason}}}

@@ -1,0 +1,62 @@
+"""SGLang on a CPU: how it is installed and started. Facts were measured with `sglang` 0.5.23.
+
+The wheel imports CUDA-only packages; `standins/README.md` explains what we put in their place.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from tito_core.engine.spec import EngineSpec, Launch
+
+_LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11",)}
+
+ENV = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def command(launch: Launch) -> list[str]:
+    """The server's command line. Without `--sleep-on-idle` an idle server keeps a core busy."""
+    return [
+        str(launch.python), "-m", "sglang.launch_server",
+        "--model-path", str(launch.model_path),
+        "--served-model-name", launch.model_name,
+        "--host", launch.host,
+        "--port", str(launch.port),
+        "--device", "cpu",
+        "--attention-backend", "torch_native",
+        "--sampling-backend", "pytorch",
+        "--disable-cuda-graph",
+        "--disable-overlap-schedule",
+        "--dtype", "float32",
+        "--max-total-tokens", "20000",
+        "--max-running-requests", "16",
+        "--sleep-on-idle",
+        *launch.server_args,
+    ]  # fmt: skip
+
+
+def env(launch: Launch) -> dict[str, str]:
+    """The same for every start: SGLang keeps its pause and weight endpoints open in any mode."""
+    return ENV
+
+
+SPEC = EngineSpec(
+    name="sglang",
+    title="SGLang 0.5.23",
+    locks={
+        minor: (files("tito_sglang") / "locks" / name).read_text(encoding="utf-8") for minor, name in _LOCKS.items()
+    },
+    command=command,
+    env=env,
+    import_check="import sglang.launch_server, sglang.srt.entrypoints.http_server",
+    check_env=ENV,
+    standins=Path(str(files("tito_sglang") / "standins")),
+    standin_startup="tito_torchvision_ops",
+)
