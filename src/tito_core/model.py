@@ -112,7 +112,7 @@ class TITOModel(Model):
 
     def _begin(self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None) -> None:
         self.policy = policy
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger if ledger is not None else Ledger()  # an empty ledger is falsy
         self._sampling = sampling
         self._limit = limit if limit is not None else policy.info.max_model_len
 
@@ -169,7 +169,7 @@ class TITOModel(Model):
         sealed, self.ledger = self.ledger, Ledger()
         return sealed
 
-    async def stream(  # type: ignore[override]
+    async def stream(
         self,
         messages: Messages,
         tool_specs: list[ToolSpec] | None = None,
@@ -223,7 +223,7 @@ class TITOModel(Model):
         system = _system_text(system_prompt, system_prompt_content)
         return self.policy.template.count_tokens(messages, system, tool_specs)
 
-    async def structured_output(  # type: ignore[override]
+    async def structured_output(
         self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
     ) -> AsyncGenerator[dict[str, M | Any]]:
         """Sample a JSON object under the model's schema; its tokens are `CONSTRAINED`.
@@ -243,8 +243,8 @@ class TITOModel(Model):
             return self._sampling.model_copy(update={"grammar": Grammar(kind="json_schema", value=schema)})
         if tool_choice is not None and "auto" not in tool_choice:
             raise UnsupportedToolChoiceError(
-                f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice to "
-                "the policy, or set sampling.grammar."
+                f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "
+                "to the policy, or set sampling.grammar."
             )
         return self._sampling
 

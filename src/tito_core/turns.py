@@ -1,4 +1,4 @@
-"""One turn, aside from the ledger: prepare a request, generate, read the answer into a draft. Nothing is committed here."""
+"""One turn, aside from the ledger: prepare a request, generate, read the answer into a draft; commit nothing."""
 
 from __future__ import annotations
 

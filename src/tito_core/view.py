@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from strands.types.content import ContentBlock, Message
-from strands.types.streaming import StopReason, StreamEvent
+from strands.types.event_loop import StopReason
+from strands.types.streaming import StreamEvent
 
 from tito_core.backend.protocol import TokenResponse
 from tito_core.chat.messages import MALFORMED_CALL

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tito_core.engine.spec import EngineSpec, Launch
 
-_LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11",)}
+_LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12", "3.13")}
 
 ENV = {
     "TORCHDYNAMO_DISABLE": "1",
@@ -59,4 +59,5 @@ SPEC = EngineSpec(
     check_env=ENV,
     standins=Path(str(files("tito_sglang") / "standins")),
     standin_startup="tito_torchvision_ops",
+    grace_s=2.0,  # asked to end, it looks only every 5 s whether it was, and has nothing to save
 )

@@ -87,9 +87,9 @@ class EngineHttp:
         self._max_attempts = max_attempts
         self._api_key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE)
         self._factory = http_transport or _aiohttp_transport
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[AsyncGenerator, httpx.AsyncClient]] = (
-            WeakKeyDictionary()
-        )
+        self._clients: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[AsyncGenerator[httpx.AsyncClient], httpx.AsyncClient]
+        ] = WeakKeyDictionary()
 
     async def get(self, path: str, *, request_id: str | None = None) -> bytes:
         """GET with retries; the body of a 200."""
@@ -190,7 +190,7 @@ def _aiohttp_transport() -> httpx.AsyncBaseTransport:
     return AiohttpTransport(trust_env=False, limits=httpx.Limits(max_connections=None), retries=0)
 
 
-_backoff = wait_exponential_jitter(initial=0.25, max=8.0, jitter=0.25)
+_backoff = wait_exponential_jitter(multiplier=0.25, max=8.0, jitter=0.25)
 
 
 def _wait(state: RetryCallState) -> float:

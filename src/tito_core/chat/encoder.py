@@ -8,21 +8,26 @@ text into the real thing.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from tito_core.chat.plain import without_added_tokens
 from tito_core.chat.traced import Span, Traced
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.turn import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_SPACES = re.compile(r"\s*")
+_HALF_PAIRS = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair is no character: no tokenizer takes one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +44,9 @@ class ContentSafeEncoder:
     Args:
         tokenizer: A fast Hugging Face tokenizer.
 
+    Attributes:
+        added: Ids of the tokenizer's added tokens by their text.
+
     Raises:
         TypeError: The tokenizer has no `tokenizers` backend to copy.
     """
@@ -50,51 +58,77 @@ class ContentSafeEncoder:
                 f"{type(tokenizer).__name__} is not a fast tokenizer, and token-exact prompts need one: "
                 "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
-        self.added = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
-        self._plain = _without_added_tokens(backend)
+        tokens = backend.get_added_tokens_decoder()
+        self.added = {token.content: index for index, token in tokens.items()}
+        self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
+        self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
+        self._plain = without_added_tokens(backend, str(tokenizer.chat_template or ""))
         longest_first = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: Traced) -> EncodedText:
         """Encode rendered text: control ids where the scaffold wrote them, ordinary ids everywhere else."""
         ids: list[int] = []
-        provenance: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        controls: list[int] = []
         at = 0
         for start, stop, token in self._controls(text):
-            self._encode_stretch(text, at, start, ids, provenance)
+            self._encode_stretch(text, at, start, ids, offsets)
+            controls.append(len(ids))
             ids.append(token)
-            provenance.append(Provenance.SCAFFOLD)
+            offsets.append((start, stop))
             at = stop
-        self._encode_stretch(text, at, len(text), ids, provenance)
-        return EncodedText(np.array(ids, np.int32), np.array(provenance, np.uint8))
+        self._encode_stretch(text, at, len(text), ids, offsets)
+        touches = _touches(np.array(offsets, np.int64).reshape(-1, 2), text.spans, len(text))
+        touches[controls] = False  # the scaffold wrote it, even where it swallows blanks of content
+        provenance = np.where(touches, Provenance.PROMPT, Provenance.SCAFFOLD).astype(np.uint8)
+        return EncodedText(np.array(ids, np.int32), provenance)
 
     def controls(self, text: Traced) -> list[tuple[int, int, int]]:
-        """List the added tokens the scaffold wrote: (start, stop, id) in characters."""
+        """List the added tokens the scaffold wrote: (start, stop, id) in characters, with the blanks they swallow."""
         return list(self._controls(text))
 
     def _controls(self, text: Traced) -> Iterator[tuple[int, int, int]]:
         plain = str.__str__(text)
-        for start, stop in _gaps(text.spans, len(text)):
-            for match in self._pattern.finditer(plain, start, stop):
-                yield match.start(), match.end(), self.added[match.group()]
+        at = 0
+        for gap_start, gap_stop in _gaps(text.spans, len(text)):
+            for match in self._pattern.finditer(plain, gap_start, gap_stop):
+                token, start, stop = self.added[match.group()], match.start(), match.end()
+                if start < at:
+                    continue
+                if token in self._eats_left:
+                    start = at + len(plain[at:start].rstrip())
+                if token in self._eats_right and (blanks := _SPACES.match(plain, stop)):
+                    stop = blanks.end()
+                yield start, stop, token
+                at = stop
 
-    def _encode_stretch(self, text: Traced, start: int, stop: int, ids: list[int], provenance: list[int]) -> None:
+    def _encode_stretch(
+        self, text: Traced, start: int, stop: int, ids: list[int], offsets: list[tuple[int, int]]
+    ) -> None:
         if start >= stop:
             return
-        encoding = self._plain.encode(str.__getitem__(text, slice(start, stop)), add_special_tokens=False)
+        stretch = str.__getitem__(text, slice(start, stop))
+        if not stretch.isascii():
+            stretch = _HALF_PAIRS.sub("\ufffd", stretch)
+        encoding = self._plain.encode(stretch, add_special_tokens=False)
         ids += encoding.ids
-        spans = [(a - start, b - start) for a, b, _ in text.spans if b > start and a < stop]
-        provenance += _provenance(encoding.offsets, spans)
+        offsets += [(a + start, b + start) for a, b in encoding.offsets]
 
 
-def _provenance(offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> Iterator[int]:
-    """Give `PROMPT` to each token that holds any character of content, else `SCAFFOLD` (both lists are sorted)."""
-    at = 0
-    for start, stop in offsets:
-        while at < len(spans) and spans[at][1] <= start:
-            at += 1
-        touches = at < len(spans) and spans[at][0] < stop
-        yield Provenance.PROMPT if touches else Provenance.SCAFFOLD
+def _touches(offsets: npt.NDArray[np.int64], spans: tuple[Span, ...], length: int) -> npt.NDArray[np.bool_]:
+    """Tell which tokens hold any character of content.
+
+    A normaliser that composes characters reports only the first of them, so that a token reaches up to the next one.
+    """
+    content = np.zeros(length + 1, np.int64)
+    for start, stop, _ in spans:
+        content[start + 1 : stop + 1] = 1
+    before = np.cumsum(content)
+    starts = offsets[:, 0]
+    following = np.append(starts, length)[np.searchsorted(starts, starts, side="right")]
+    touches: npt.NDArray[np.bool_] = before[np.maximum(offsets[:, 1], following)] > before[starts]
+    return touches
 
 
 def _gaps(spans: tuple[Span, ...], length: int) -> Iterator[tuple[int, int]]:
@@ -106,12 +140,3 @@ def _gaps(spans: tuple[Span, ...], length: int) -> Iterator[tuple[int, int]]:
         at = stop
     if at < length:
         yield at, length
-
-
-def _without_added_tokens(backend: Tokenizer) -> Tokenizer:
-    """Copy the tokenizer without added tokens and without the specials its post-processor would put around."""
-    definition = json.loads(backend.to_str())
-    definition["added_tokens"] = []
-    definition["post_processor"] = None
-    definition["truncation"] = definition["padding"] = None
-    return Tokenizer.from_str(json.dumps(definition))

@@ -9,7 +9,7 @@ from typing import Any
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
-from tito_core.chat.traced import Traced, join, trace
+from tito_core.chat.traced import Traced, join
 
 SYSTEM_SOURCE = -2
 """Trace source of the system prompt."""
@@ -69,6 +69,20 @@ def template_tools(tool_specs: Sequence[ToolSpec] | None) -> list[dict[str, Any]
         }
         for spec in tool_specs
     ]
+
+
+def trace(value: Any, source: int) -> Any:
+    """Copy a JSON-like value with every string in it, keys too, marked as content of `source`.
+
+    Numbers, booleans and null stay as they are: they spell no markup.
+    """
+    if isinstance(value, str):
+        return Traced.content(value, source)
+    if isinstance(value, Mapping):
+        return {trace(key, source): trace(item, source) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [trace(item, source) for item in value]
+    return value
 
 
 def _schema(spec: ToolSpec) -> Any:

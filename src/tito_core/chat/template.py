@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
+from jinja2 import TemplateSyntaxError
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.environment import compile_template, render
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
-from tito_core.chat.traced import Traced
+from tito_core.chat.traced import UNKNOWN, Traced, sources
 from tito_core.ledger.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ _CALLED: Message = {
 _RETURNED: Message = {
     "role": "user",
     "content": [{"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "seen"}]}}],
+}
+_LOOK: ToolSpec = {
+    "name": "look",
+    "description": "Look at a place.",
+    "inputSchema": {"json": {"type": "object", "properties": {"at": {"type": "string"}}}},
 }
 
 
@@ -67,15 +72,22 @@ class ChatTemplate:
         """
         source = tokenizer.chat_template
         if not isinstance(source, str):
+            has = f"several chat templates ({', '.join(sorted(source))})" if source else "no chat template"
             raise TemplateError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so messages cannot become tokens: "
-                "set tokenizer.chat_template, or load the model's instruct version."
+                f"The tokenizer {tokenizer.name_or_path!r} has {has}, so messages cannot become tokens: "
+                "set tokenizer.chat_template to one, or load the model's instruct version."
             )
         encoder = ContentSafeEncoder(tokenizer)
         variables = {**tokenizer.special_tokens_map, **arguments}
-        compiled = compile_template(source)
+        try:
+            compiled = compile_template(source)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
         text = _render(compiled, variables, template_messages([_ASKED, _ANSWERED, _ASKED]), None, False)
-        digest = hashlib.sha256(repr((source, sorted(encoder.added.items()), sorted(arguments.items()))).encode())
+        _check_encoding(encoder, tokenizer, text)
+        # The probe's text shows what else a template writes, such as the date.
+        fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), str.__str__(text))
+        digest = hashlib.sha256(repr(fixed).encode())
         template = cls(encoder, variables, _closer(encoder, text, 1), digest.hexdigest(), compiled)
         template._check_deltas()
         return template
@@ -124,18 +136,23 @@ class ChatTemplate:
 
     def _check_deltas(self) -> None:
         """Compare deltas with the template's own rendering of a longer conversation, and refuse on a difference."""
-        for answered, new in ((_CALLED, [_RETURNED]), (_ANSWERED, [_ASKED]), (_CALLED, [_RETURNED, _ASKED])):
-            try:
-                whole = self._render(template_messages([_ASKED, _ANSWERED, _ASKED, answered, *new]), None, True)
-            except TemplateError:
-                continue  # a template without tools, or one that wants roles to alternate, refuses by itself in use
-            expected = _cut(whole, _closer_end(self.encoder, whole, 3, self.closer_id), len(whole))
-            found = self._after_answer(answered, new)
-            if str.__ne__(expected, found):
-                raise TemplateError(
-                    "The chat template renders a message differently after a longer history, so a turn's prompt cannot "
-                    f"extend the turn before it: expected {str.__str__(expected)!r}, got {str.__str__(found)!r}."
-                )
+        for answered, new in ((_ANSWERED, [_ASKED]), (_CALLED, [_RETURNED]), (_CALLED, [_RETURNED, _ASKED])):
+            for system, tools in ((None, None), ("Look.", [_LOOK])):
+                history = template_messages([_ASKED, _ANSWERED, _ASKED, answered, *new], system)
+                try:
+                    whole = self._render(history, template_tools(tools), True)
+                    expected = _cut(whole, _closer_end(self.encoder, whole, 3, self.closer_id), len(whole))
+                except TemplateError:
+                    if answered is _ANSWERED and system is None:
+                        raise
+                    continue  # a template without tools, or without a system prompt, refuses by itself in use
+                found = self._after_answer(answered, new)
+                if str.__ne__(expected, found):
+                    raise TemplateError(
+                        "The chat template renders a message differently after a longer history, so a turn's prompt "
+                        f"cannot extend the turn before it: expected {str.__str__(expected)!r}, "
+                        f"got {str.__str__(found)!r}."
+                    )
 
 
 def _render(
@@ -146,11 +163,30 @@ def _render(
     generation_prompt: bool,
 ) -> Traced:
     values = {**variables, "messages": messages, "tools": tools, "documents": None}
+    roles = [message["role"] for message in messages]
     try:
-        return render(compiled, {**values, "add_generation_prompt": generation_prompt})
-    except (jinja2.TemplateError, TypeError) as error:
-        roles = [message["role"] for message in messages]
+        text = render(compiled, {**values, "add_generation_prompt": generation_prompt})
+    except Exception as error:  # a template is a program: it raises whatever its author made it raise
         raise TemplateError(f"The chat template refused messages with roles {roles}: {error}") from error
+    shown = {origin for _, _, origin in text.spans}
+    for position, message in enumerate(messages):
+        if message["content"].strip() and shown.isdisjoint({UNKNOWN, *sources(message["content"])}):
+            raise TemplateError(
+                f"The chat template leaves out message {position} of those with roles {roles}: use one that renders "
+                f"the role {message['role']!r}."
+            )
+    return text
+
+
+def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
+    """Refuse a tokenizer that, on harmless text, gives other ids than the encoder."""
+    expected: list[int] = tokenizer.backend_tokenizer.encode(str.__str__(text), add_special_tokens=False).ids
+    found = encoder.encode(text).ids.tolist()
+    if found != expected:
+        raise TemplateError(
+            f"The tokenizer {tokenizer.name_or_path!r} cannot be followed with its control tokens apart from content: "
+            f"for {str.__str__(text)!r} it gives {expected}, and in parts {found}."
+        )
 
 
 def _cut(text: Traced, start: int, stop: int) -> Traced:
@@ -170,7 +206,7 @@ def _closer(encoder: ContentSafeEncoder, text: Traced, source: int) -> int:
 def _closer_end(encoder: ContentSafeEncoder, text: Traced, source: int, closer_id: int) -> int:
     """Find the character after the closer of message `source`, which later messages may quote."""
     following = min((start for start, _, origin in text.spans if origin > source), default=len(text))
-    own = max((stop for _, stop, origin in text.spans if origin == source and stop <= following), default=0)
+    own = max((stop for _, stop, origin in text.spans if origin == source and stop <= following), default=len(text))
     for start, stop, token in encoder.controls(text):
         if start >= own and token == closer_id:
             return stop

@@ -11,9 +11,11 @@ content can never become a control token.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, ValuesView
 from typing import Any, SupportsIndex
+
+from jinja2 import Undefined
 
 Span = tuple[int, int, int]
 """Characters `start` to `stop` came from source `source` (a message's index, or a reserved number)."""
@@ -55,10 +57,10 @@ class Traced(str):
         return str.__eq__(self, other)
 
     def __add__(self, other: str) -> str:
-        return concat((self, other))
+        return concat((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: str) -> str:
-        return concat((other, self))
+        return concat((other, self)) if isinstance(other, str) else NotImplemented
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
@@ -78,33 +80,52 @@ class Traced(str):
         return Traced.of(str.__getitem__(self, slice(start, stop)), (span for span in inside if span[0] < span[1]))
 
     def strip(self, chars: str | None = None, /) -> str:
+        """Strip both ends; see `str.strip`."""
         start = len(self) - len(str.lstrip(self, chars))
         return self._cut(start, max(start, len(str.rstrip(self, chars))))
 
     def lstrip(self, chars: str | None = None, /) -> str:
+        """Strip the left end."""
         return self._cut(len(self) - len(str.lstrip(self, chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> str:
+        """Strip the right end."""
         return self._cut(0, len(str.rstrip(self, chars)))
 
     def removeprefix(self, prefix: str, /) -> str:
+        """Remove a prefix."""
         return self._cut(len(prefix), len(self)) if prefix and str.startswith(self, prefix) else self
 
     def removesuffix(self, suffix: str, /) -> str:
+        """Remove a suffix."""
         return self._cut(0, len(self) - len(suffix)) if suffix and str.endswith(self, suffix) else self
 
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:  # type: ignore[override]
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """Split, each piece with its own spans."""
         return self._located(str.split(self, sep, maxsplit), 0 if sep is None else len(sep))
 
-    def splitlines(self, keepends: bool = False) -> list[str]:  # type: ignore[override]
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        """Split from the right, each piece with its own spans."""
+        end = len(self)
+        located: list[str] = []
+        for piece in reversed(str.rsplit(self, sep, maxsplit)):
+            start = str.rfind(self, piece, 0, end)
+            located.append(self._cut(start, start + len(piece)))
+            end = start - (0 if sep is None else len(sep))
+        return located[::-1]
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        """Split into lines, each with its own spans."""
         return self._located(str.splitlines(self, keepends), 0)
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
+        """Split around the first separator."""
         head, middle, _ = str.partition(self, sep)
         a, b = len(head), len(head) + len(middle)
         return self._cut(0, a), self._cut(a, b), self._cut(b, len(self))
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        """Split around the last separator."""
         _, middle, tail = str.rpartition(self, sep)
         b = len(self) - len(tail)
         a = b - len(middle)
@@ -119,7 +140,8 @@ class Traced(str):
             at += len(piece) + separator
         return list(located)
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:  # type: ignore[override]
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        """Replace, keeping the spans around and inside what is put in."""
         if not old:
             return mark(str.replace(self, old, new, count), self, new)
         parts: list[str] = []
@@ -130,15 +152,18 @@ class Traced(str):
         return concat((*parts, self._cut(at, len(self))))
 
     def lower(self) -> str:
+        """Lower the case."""
         return self._same_length(str.lower(self))
 
     def upper(self) -> str:
+        """Raise the case."""
         return self._same_length(str.upper(self))
 
     def _same_length(self, text: str) -> str:
         return Traced.of(text, self.spans) if len(text) == len(self) else mark(text, self)
 
     def join(self, items: Iterable[str], /) -> str:
+        """Join, carrying the spans."""
         return join(self, items)
 
 
@@ -163,71 +188,68 @@ def join(separator: str, items: Iterable[str]) -> str:
 
 
 def sources(value: object) -> Iterator[int]:
-    """Yield the content sources in a string, or anywhere inside a list, tuple or mapping."""
+    """Yield the content sources in a string, or anywhere inside a list, tuple, set, mapping or view of one.
+
+    An object of which nothing is known (bytes, a namespace, ...) may hold content: it yields `UNKNOWN`.
+    """
     if isinstance(value, Traced):
         yield from (source for _, _, source in value.spans)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from sources(key)
             yield from sources(item)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | Set | ValuesView):
         for item in value:
             yield from sources(item)
+    elif not isinstance(value, str | int | float | Undefined | None):
+        yield UNKNOWN
 
 
 def mark(text: str, *origins: object) -> str:
     """Mark a whole string as content when anything it was made of is."""
     source = max((source for origin in origins for source in sources(origin)), default=None)
-    return text if source is None else Traced.content(text, source)
+    return str.__str__(text) if source is None else Traced.content(text, source)
 
 
-def trace(value: Any, source: int) -> Any:
-    """Copy a JSON-like value with every string in it, keys too, marked as content of `source`."""
-    if isinstance(value, str):
-        return Traced.content(value, source)
-    if isinstance(value, Mapping):
-        return {trace(key, source): trace(item, source) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [trace(item, source) for item in value]
-    return value
+def as_text(value: object) -> str:
+    """Do `str(value)`; a list or mapping that holds content becomes content from end to end."""
+    return value if isinstance(value, str) else mark(str(value), value)
 
 
-def conservative(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a Jinja filter or `str` method: a plain string made from content counts as content throughout."""
+def conservative(function: Callable[..., Any], skip: int = 0) -> Callable[..., Any]:
+    """Wrap a Jinja filter or `str` method: a string made from content counts as content throughout.
 
+    So does a string in which some characters still have their trace, since others may have lost theirs.
+
+    Args:
+        function: Returns a string, a list of strings, or anything that is not text.
+        skip: Number of leading arguments that are Jinja's own.
+    """
+
+    @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return mark_result(function(*args, **kwargs), (args, kwargs))
+        return mark_result(function(*args, **kwargs), (args[skip:], kwargs))
 
-    if hasattr(function, "jinja_pass_arg"):  # tells Jinja to pass its context or environment first
-        wrapped.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
     return wrapped
 
 
 def mark_result(result: Any, origins: tuple[Any, ...]) -> Any:
-    """Mark every plain string of a result as content when anything it was made of is."""
-    if isinstance(result, Traced):
-        return result
+    """Mark every string of a result as content when anything it was made of is."""
     if isinstance(result, str):
-        return mark(result, *origins)
+        return mark(result, result, *origins)
     if isinstance(result, list):
         return [mark_result(item, origins) for item in result]
     return result
 
 
-def to_json(value: Any, **options: Any) -> str:
-    """Do `json.dumps`, all of it content when any string in it is (brackets stand for the content's own shape)."""
-    return mark(json.dumps(value, **options), value)
-
-
 def _follow_remaining_str_methods() -> None:
     """Give every `str` method that is not followed precisely the safe behaviour."""
     names = (
-        "capitalize casefold center expandtabs ljust rjust rsplit swapcase title translate "
-        "zfill __mod__ __rmod__ __mul__ __rmul__"
+        "capitalize casefold center expandtabs ljust rjust swapcase title translate "
+        "zfill __format__ __mod__ __rmod__ __mul__ __rmul__"
     )
     for name in names.split():
-        plain = getattr(str, name)
-        setattr(Traced, name, conservative(plain))
+        setattr(Traced, name, conservative(getattr(str, name)))
 
 
 _follow_remaining_str_methods()

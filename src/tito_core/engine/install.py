@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,13 +100,16 @@ def _install(
     began = time.monotonic()
     python = root / "bin" / "python"
     say(f"{spec.name}: making an environment with Python {interpreter.minor}")
-    _run(spec, [str(interpreter.path), "-m", "venv", str(root)], interpreter.path, {}, "make its environment")
+    make = [str(interpreter.path), "-m", "venv", str(root)]
+    if not pip_run.pins(spec.locks[interpreter.minor]):
+        make.append("--without-pip")
+    _run(spec, make, interpreter.path, {}, cancel, "make its environment")
     lock = root / "requirements.txt"
     lock.write_text(spec.locks[interpreter.minor], encoding="utf-8")
     pip_run.install(spec, python, lock, index, say, cancel)
     _add_standins(spec, root, interpreter.minor)
     say(f"{spec.name}: checking that it can be imported")
-    _run(spec, [str(python), "-c", spec.import_check], python, spec.check_env, "be imported after the installation")
+    _run(spec, [str(python), "-c", spec.import_check], python, spec.check_env, cancel, "be imported once installed")
     marker = {"engine": spec.title, "recipe": RECIPE, "python": interpreter.minor, "seconds": time.monotonic() - began}
     aside = root / f"{MARKER}.part"
     aside.write_text(json.dumps(marker) + "\n", encoding="utf-8")
@@ -127,12 +130,13 @@ def _add_standins(spec: EngineSpec, root: Path, minor: str) -> None:
     pth.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _run(spec: EngineSpec, argv: list[str], python: Path, extra: dict[str, str], aim: str) -> None:
-    env = supervised.environment(python, extra)
-    answer = subprocess.run(argv, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if answer.returncode != 0:
-        lines = (answer.stdout + answer.stderr).strip().splitlines()[-15:]
+def _run(
+    spec: EngineSpec, argv: list[str], python: Path, extra: Mapping[str, str], cancel: threading.Event, aim: str
+) -> None:
+    said: list[str] = []
+    status = supervised.run(argv, supervised.environment(python, extra), said.append, cancel)
+    if status != 0:
+        shown = "\n".join([f"  {line}" for line in said if line][-15:])
         raise InstallFailed(
-            f"{spec.title} could not {aim}: `{' '.join(argv[:3])} ...` ended with status {answer.returncode}. "
-            "Its last lines:\n" + "\n".join(f"  {line}" for line in lines)
+            f"{spec.title} could not {aim}: {argv[0]} ended with status {status}. Its last lines:\n{shown}"
         )

@@ -59,10 +59,12 @@ def check_machine(spec: EngineSpec) -> None:
     """Raise CannotInstall unless the engine has builds for this system, processor and C library."""
     system, machine = platform.system(), platform.machine()
     runs_on = " or ".join(f"{s} on {m}" for s, m in sorted(spec.systems))
-    if (system, machine) not in spec.systems:
-        raise CannotInstall(f"{spec.title} is installed here for {runs_on}, and this is {system} on {machine}. {ANY_SERVER}")
-    if system == "Linux" and platform.libc_ver()[0] != "glibc":
-        raise CannotInstall(f"{spec.title} has builds for Linux with glibc only, and this one has another C library. {ANY_SERVER}")
+    here = f"{system} on {machine}"
+    if (system, machine) in spec.systems:
+        if system != "Linux" or platform.libc_ver()[0] == "glibc":
+            return
+        here += " without glibc"
+    raise CannotInstall(f"{spec.title} is installed here for {runs_on}, and this is {here}. {ANY_SERVER}")
 
 
 def _versions(spec: EngineSpec) -> str:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import re
-import subprocess
+import shutil
 import threading
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from tito_core.engine import supervised
-from tito_core.engine.errors import Cancelled, InstallFailed
+from tito_core.engine.errors import InstallFailed
 from tito_core.engine.progress import Say
 from tito_core.engine.spec import EngineSpec
 
 _LINE_OF_LOCK = re.compile(r"^(?:Collecting|Processing) (\S+).*\(line (\d+)\)")
-_FETCHED = re.compile(r"(?:Downloading|Using cached) (\S+) \(([\d.]+) ?(bytes|kB|MB|GB)\)")
-_MEGABYTES = {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 _TOTAL = re.compile(r"^# download: (\d+) MB", re.MULTILINE)
 
 HINTS = (
@@ -43,102 +39,96 @@ HINTS = (
 
 @dataclass
 class Tally:
-    """How far pip is, read off its output."""
+    """How far pip is: read off its output, and off the folders that it fills."""
 
+    name: str
     packages: int
     total_megabytes: float | None
+    downloads: Path
+    """Where pip's temporary files are, the archives that it fetches among them."""
+    site: Path
+    """`lib` of the environment."""
     seen: set[int] = field(default_factory=set)
-    megabytes: float = 0.0
+    local_megabytes: float = 0.0
     current: str = ""
-    installing: bool = False
+    before: int | None = None
+    """How many packages there were when pip began to install, or None while it fetches."""
 
     def take(self, line: str) -> None:
         """Count one line of pip's output."""
         if found := _LINE_OF_LOCK.match(line):
             self.seen.add(int(found[2]))
             self.current = Path(found[1]).name
-            if Path(found[1]).is_file():  # from a local folder: pip names the file and not its size
-                self.megabytes += Path(found[1]).stat().st_size / 1e6
-        elif found := _FETCHED.search(line):
-            self.megabytes += float(found[2]) * _MEGABYTES[found[3]]
+            if Path(found[1]).is_file():  # pip uses a file of a local folder where it is
+                self.local_megabytes += Path(found[1]).stat().st_size / 1e6
         elif line.startswith("Installing collected packages"):
-            self.installing = True
+            self.before = self._present()
 
-    def say(self, name: str, present: int, say: Say) -> None:
-        """Tell it. `present` counts the packages that are in the environment."""
-        if self.installing:
-            done = min(present, self.packages)
-            say(f"{name}: installing package {done} of {self.packages}", done / self.packages)
+    def say(self, say: Say) -> None:
+        """Tell it."""
+        if self.before is not None:
+            done = min(self._present() - self.before, self.packages)
+            say(f"{self.name}: installing package {done} of {self.packages}", done / self.packages)
             return
+        megabytes = self.local_megabytes + megabytes_below(self.downloads)
         of = f" of about {self.total_megabytes:.0f}" if self.total_megabytes else ""
-        text = f"{name}: fetching package {len(self.seen)} of {self.packages}, {self.megabytes:.0f}{of} MB ({self.current})"
-        size = self.megabytes / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
-        say(text, min(size, 1.0))
+        part = megabytes / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
+        packages = f"{len(self.seen)} of {self.packages}"
+        say(f"{self.name}: fetching package {packages}, {megabytes:.0f}{of} MB ({self.current})", min(part, 1.0))
+
+    def _present(self) -> int:
+        return sum(1 for _ in self.site.glob("*/site-packages/*.dist-info"))
 
 
-def install(
-    spec: EngineSpec, python: Path, lock: Path, index: str | None, say: Say, cancel: threading.Event
-) -> None:
-    """`pip install --no-deps -r lock` in `python`'s environment. Raises InstallFailed with pip's last lines, Cancelled."""
+def install(spec: EngineSpec, python: Path, lock: Path, index: str | None, say: Say, cancel: threading.Event) -> None:
+    """`pip install --no-deps -r lock` in `python`'s environment, which `lock` lies at the root of.
+
+    Raises InstallFailed with pip's last lines, Cancelled.
+    """
     text = lock.read_text(encoding="utf-8")
-    pins = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if not pins:
+    wanted = pins(text)
+    if not wanted:
         return
-    total = _TOTAL.search(text)
-    tally = Tally(len(pins), float(total[1]) if total else None)
+    # Byte code is left to the first import: a server needs a third of what is installed, and pip compiles all of it.
     argv = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check",
-            "--progress-bar", "off", "-r", str(lock)]  # fmt: skip
+            "--no-compile", "--progress-bar", "off", "-r", str(lock)]  # fmt: skip
     if index:
         argv += ["--extra-index-url", index]
+    downloads = lock.parent / "downloads"
+    downloads.mkdir()
+    total = _TOTAL.search(text)
+    tally = Tally(spec.name, len(wanted), float(total[1]) if total else None, downloads, lock.parent / "lib")
     last: deque[str] = deque(maxlen=200)
-    site = lock.parent / "lib"
-    already = _count(site)
-    process = supervised.popen(argv, supervised.environment(python, {}), subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        for line in _lines(process.stdout):
-            if cancel.is_set():
-                raise Cancelled(f"The installation of {spec.name} was cancelled.")
-            if line:
-                last.append(line)
-                tally.take(line)
-            tally.say(spec.name, _count(site) - already if tally.installing else 0, say)
-        status = process.wait()
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close() if process.stdout else None
-        process.stdin.close() if process.stdin else None
+
+    def on_line(line: str) -> None:
+        if line:
+            last.append(line)
+            tally.take(line)
+        tally.say(say)
+
+    env = supervised.environment(python, {"TMPDIR": str(downloads)})
+    status = supervised.run(argv, env, on_line, cancel)
     if status != 0:
-        raise InstallFailed(_explain(spec, status, list(last)))
+        raise InstallFailed(explain(spec, status, list(last)))
+    shutil.rmtree(downloads, ignore_errors=True)
 
 
-def _count(site: Path) -> int:
-    return sum(1 for _ in site.glob("*/site-packages/*.dist-info"))
+def pins(lock: str) -> list[str]:
+    """The requirements of a lock's text, one a line."""
+    return [line for line in lock.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """The stream's lines as they come, and an empty one for each half second without."""
-    arrived: queue.Queue[bytes | None] = queue.Queue()
-
-    def read() -> None:
-        for line in stream:
-            arrived.put(line)
-        arrived.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        try:
-            line = arrived.get(timeout=0.5)
-        except queue.Empty:
-            yield ""
-            continue
-        if line is None:
-            return
-        yield line.decode(errors="replace").rstrip()
+def megabytes_below(folder: Path) -> float:
+    """The size of the files in it; 0 where there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # pip removes its temporary files while we look
+            total += path.stat().st_size
+    return total / 1e6
 
 
-def _explain(spec: EngineSpec, status: int, lines: list[str]) -> str:
+def explain(spec: EngineSpec, status: int, lines: list[str]) -> str:
+    """What to do about a failed installation, and pip's last lines."""
     text = "\n".join(lines)
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "Try again; what pip fetched is kept.")
     shown = "\n".join(f"  {line}" for line in lines[-12:])

@@ -8,8 +8,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -23,8 +23,6 @@ from tito_core.engine.progress import Say, silent
 from tito_core.engine.spec import Launch
 
 HOST = "127.0.0.1"
-GRACE_S = 8.0
-"""How long a server may take to end by itself before it is killed."""
 KEPT_LOGS = 20
 
 HINTS = (
@@ -53,6 +51,8 @@ class RunningEngine:
     """Of the supervisor, the root of all its processes."""
     created: float
     """When that process started, in seconds since the epoch: with the pid, its identity."""
+    grace_s: float
+    """How long the server may take to end by itself."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
 
@@ -81,16 +81,20 @@ def start(
     log = _new_log(spec.name, launch)
     with log.open("wb") as out:
         variables = supervised.environment(env.python, spec.env(launch))
-        process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=GRACE_S)
+        process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{chosen}", launch.model_name, chosen, log,
-        process.pid, psutil.Process(process.pid).create_time(), process,
+        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, process,
     )  # fmt: skip
     try:
-        _wait_until_healthy(engine, spec.health_path, timeout_s or spec.ready_timeout_s, say, cancel)
+        warm_up = spec.warm_up(launch) if spec.warm_up else None
+        _wait_until_ready(engine, spec.health_path, warm_up, timeout_s or spec.ready_timeout_s, say, cancel)
     except BaseException:
         stop(engine)
         raise
+    if detached:
+        process.returncode = 0  # it outlives this object, which need not warn of it
+        return replace(engine, _process=None)
     return engine
 
 
@@ -103,7 +107,7 @@ def stop(engine: RunningEngine) -> bool:
     below = root.children(recursive=True)
     with contextlib.suppress(psutil.NoSuchProcess):
         root.terminate()  # the supervisor ends the rest, politely first
-    _, left = psutil.wait_procs([root, *below], timeout=GRACE_S + 6)
+    _, left = psutil.wait_procs([root, *below], timeout=engine.grace_s + 6)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -151,7 +155,8 @@ def _check_port(name: str, port: int) -> int:
             probe.bind((HOST, port))
         except OSError as error:
             raise StartFailed(
-                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): choose another port, or none for a free one."
+                f"{name} cannot listen on {HOST}:{port} ({error.strerror}): "
+                "choose another port, or none for a free one."
             ) from None
     return port
 
@@ -165,8 +170,13 @@ def _new_log(name: str, launch: Launch) -> Path:
     return folder / f"{name}-{model}-{launch.port}-{time.strftime('%Y%m%d-%H%M%S')}.log"
 
 
-def _wait_until_healthy(
-    engine: RunningEngine, health_path: str, limit: float, say: Say, cancel: threading.Event
+def _wait_until_ready(
+    engine: RunningEngine,
+    health_path: str,
+    warm_up: tuple[str, Mapping[str, object]] | None,
+    limit: float,
+    say: Say,
+    cancel: threading.Event,
 ) -> None:
     began = time.monotonic()
     assert engine._process is not None
@@ -180,16 +190,18 @@ def _wait_until_healthy(
                 raise Cancelled(f"The start of {engine.name} was cancelled after {elapsed:.0f} s.")
             if elapsed > limit:
                 raise StartFailed(_explain(engine, f"it was not healthy within {limit:.0f} s and was stopped"))
-            if _is_healthy(client, engine.url + health_path):
-                say(f"{engine.name}: ready after {elapsed:.0f} s at {engine.url}", 1.0)
-                return
-            say(f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)")
+            if _answers(client, "GET", engine.url + health_path, None, 2.0):
+                break
+            say(f"{engine.name}: starting with {engine.model}, {elapsed:.0f} s (limit {limit:.0f} s)", elapsed / limit)
             cancel.wait(0.3)
+        if warm_up is not None:
+            _answers(client, "POST", engine.url + warm_up[0], warm_up[1], max(limit - elapsed, 10.0))
+    say(f"{engine.name}: ready after {time.monotonic() - began:.0f} s at {engine.url}", 1.0)
 
 
-def _is_healthy(client: httpx.Client, url: str) -> bool:
+def _answers(client: httpx.Client, method: str, url: str, body: Mapping[str, object] | None, timeout_s: float) -> bool:
     try:
-        return client.get(url).status_code == 200
+        return client.request(method, url, json=body, timeout=timeout_s).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -202,7 +214,7 @@ def _status(status: int) -> str:
 
 def _explain(engine: RunningEngine, what: str) -> str:
     shown = tail(engine.log)
-    general = f"Read the whole log, or try another model; a damaged environment is made anew once it is removed."
+    general = "Read the whole log, or try another model; a damaged environment is made anew once it is removed."
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
     return f"{engine.name} did not start: {what}. {hint} The last lines of {engine.log}:\n{shown}"
 

@@ -52,6 +52,6 @@ class _Lines:
 
     def __call__(self, text: str, fraction: float | None = None, /) -> None:
         topic, now = " ".join(text.split()[:2]), time.monotonic()
-        if topic != self._topic or now - self._last >= QUIET_S or fraction == 1.0:
+        if topic != self._topic or now - self._last >= QUIET_S:
             self._topic, self._last = topic, now
             print(text, file=sys.stderr, flush=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tito_core.engine import install, process
-from tito_core.engine.progress import Say, silent
 from tito_core.engine.process import RunningEngine
+from tito_core.engine.progress import Say, silent
 from tito_core.engine.spec import EngineSpec, find
 
 _T = TypeVar("_T")

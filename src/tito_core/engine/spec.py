@@ -63,7 +63,11 @@ class EngineSpec:
     systems: frozenset[tuple[str, str]] = frozenset({("Linux", "x86_64")})
     """(system, machine) pairs as `platform` names them."""
     health_path: str = "/health"
+    warm_up: Callable[[Launch], tuple[str, Mapping[str, object]]] | None = None
+    """Path and JSON body of a POST sent once the server is healthy, so that the first real request is not slow."""
     ready_timeout_s: float = 300.0
+    grace_s: float = 8.0
+    """How long the server may take to end by itself before it is killed."""
 
     def key(self, minor: str) -> str:
         """Twelve hex digits that name the environment for that Python: equal exactly when its contents would be."""

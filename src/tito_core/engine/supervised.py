@@ -1,14 +1,18 @@
-"""Start a command that cannot outlive us, or one that is meant to."""
+"""Run a command that cannot outlive us, or one that is meant to."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from tito_core.engine.errors import Cancelled
 
 SCRIPT = Path(__file__).with_name("supervisor.py")
 
@@ -22,6 +26,7 @@ def environment(python: Path, extra: Mapping[str, str]) -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
     for name in ("NO_PROXY", "no_proxy"):  # engines call themselves while they warm up
         env[name] = ",".join(filter(None, [env.get(name), "127.0.0.1", "localhost"]))
+    env["PYTHONSAFEPATH"] = "1"  # a folder named like a package, where we happen to be, is not that package
     return env | dict(extra)
 
 
@@ -45,3 +50,47 @@ def popen(
     if detached:
         process.stdin.close()
     return process
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None], cancel: threading.Event) -> int:
+    """Run `argv` to its end, as a child that cannot outlive us, and return its exit status.
+
+    `on_line` gets each line of its output as it comes, and an empty string for each half second without one.
+    Raises Cancelled, after ending the command, when `cancel` is set.
+    """
+    process = popen(argv, env, subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    arrived: queue.Queue[bytes | None] = queue.Queue()
+    reader = threading.Thread(target=_read, args=(process.stdout, arrived), daemon=True)
+    reader.start()
+    try:
+        for line in _lines(arrived):
+            if cancel.is_set():
+                raise Cancelled(f"`{' '.join(argv[:4])} ...` was cancelled.")
+            on_line(line)
+        return process.wait()
+    finally:
+        process.terminate()
+        process.wait()
+        reader.join()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _read(stream: IO[bytes], arrived: queue.Queue[bytes | None]) -> None:
+    for line in stream:
+        arrived.put(line)
+    arrived.put(None)
+
+
+def _lines(arrived: queue.Queue[bytes | None]) -> Iterator[str]:
+    while True:
+        try:
+            line = arrived.get(timeout=0.5)
+        except queue.Empty:
+            yield ""
+            continue
+        if line is None:
+            return
+        yield line.decode(errors="replace").rstrip()

@@ -10,6 +10,7 @@ still found below it. It exits with the command's status, or 128 + the signal's 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -33,7 +34,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _read_order() -> dict[str, object]:
-    """The first line of standard input, byte by byte: what follows is watched with `select`, so no buffer may take it."""
+    """The first line of standard input, byte by byte: the rest is watched with `select`, so no buffer may take it."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -114,10 +115,8 @@ class Supervisor:
 
     @staticmethod
     def _signal(pid: int, number: signal.Signals) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def main() -> int:

@@ -6,12 +6,16 @@ import threading
 import uuid as uuid_module
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.ledger import invariants
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, TokenIds, Turn
+
+G = TypeVar("G", bound=np.generic)
 
 
 class Ledger:
@@ -102,12 +106,16 @@ class Ledger:
 
 def _frozen(draft: Draft) -> Draft:
     """Copy the draft with arrays of the ledger's dtypes that nobody can write to."""
-    arrays = {
-        "prompt_ids": np.array(draft.prompt_ids, np.int32),
-        "prompt_provenance": np.array(draft.prompt_provenance, np.uint8),
-        "output_ids": np.array(draft.output_ids, np.int32),
-        "logprobs": np.array(draft.logprobs, np.float32),
-    }
-    for array in arrays.values():
-        array.setflags(write=False)
-    return replace(draft, **arrays)  # type: ignore[arg-type]
+    return replace(
+        draft,
+        prompt_ids=_copied(draft.prompt_ids, np.int32),
+        prompt_provenance=_copied(draft.prompt_provenance, np.uint8),
+        output_ids=_copied(draft.output_ids, np.int32),
+        logprobs=_copied(draft.logprobs, np.float32),
+    )
+
+
+def _copied(array: npt.ArrayLike, dtype: type[G]) -> npt.NDArray[G]:
+    copy = np.array(array, dtype)
+    copy.setflags(write=False)
+    return copy

@@ -31,4 +31,4 @@ def loss_mask(provenance: Provenances, *, train_constrained: bool = False) -> np
     mask = provenance == Provenance.SAMPLED
     if train_constrained:
         mask = mask | (provenance == Provenance.CONSTRAINED)
-    return mask.astype(np.uint8)
+    return np.asarray(mask, np.uint8)

@@ -115,9 +115,7 @@ def _json_end(text: str, start: int) -> int:
 
 def _unclosed(raw: str, start: int, stop: int, truncated: bool) -> ParsedCall:
     if truncated:
-        return ParsedCall(
-            CallStatus.TRUNCATED, None, None, raw, start, stop, "The call was cut off by the token limit."
-        )
+        return ParsedCall(CallStatus.TRUNCATED, None, None, raw, start, stop, "The token limit cut the call off.")
     reason = "The call has no closing </tool_call> tag."
     return ParsedCall(CallStatus.MALFORMED, None, None, raw, start, stop, reason)
 

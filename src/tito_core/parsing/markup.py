@@ -41,7 +41,7 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> tuple[list[st
     starts: list[int] = []
     at, held = 0, 0
     for position in range(1, len(ids) + 1):
-        piece = tokenizer.decode(ids[held:position], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        piece = str(tokenizer.decode(ids[held:position], skip_special_tokens=False))
         starts.append(at)
         # Four bytes make the longest UTF-8 character, so past four tokens the bytes are simply invalid.
         if piece.endswith("\ufffd") and position < len(ids) and position - held < 4:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tito_core.testing.faults import Fault, FaultPolicy
+from tito_core.testing.running import Running, TokenStream
 from tito_core.testing.script import Completion, Script, ScriptedRequest, ScriptError
 from tito_core.testing.settle import Settled, settle
-from tito_core.testing.wire import Generation, Wire, WireResponse
+from tito_core.testing.wire import SSE_HEADERS, EngineState, Generation, Wire, WireResponse
 
-_POLL = 0.005  # seconds between looks at a paused server
+_POLL = 0.005  # seconds between looks at a paused or full server
+
+_GONE = WireResponse(500, close_after=0)  # what is left of a dead server: the connection just ends
 
 Latency = float | Callable[[ScriptedRequest], float]
 """Seconds that a generation takes, spread evenly over its tokens."""
@@ -20,7 +22,7 @@ Latency = float | Callable[[ScriptedRequest], float]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One HTTP request and what came of it. `answer` holds the generations behind it, if there were any."""
+    """One HTTP request and what came of it. `answers` holds the generations behind it, if there were any."""
 
     method: str
     path: str
@@ -29,49 +31,15 @@ class Exchange:
     answers: Sequence[Settled] = ()
 
 
-@dataclass(slots=True)
-class _Running:
-    """One generation request while it is in the engine."""
-
-    requests: Sequence[ScriptedRequest]
-    loop: asyncio.AbstractEventLoop
-    stopped: asyncio.Event
-    seconds: float = 0.0
-    started: float = field(default_factory=time.monotonic)
-    held: int | None = None
-    tokens: int = 0
-    began: bool = False
-    versions: list[tuple[str, int]] = field(default_factory=list)
-
-    def emitted(self) -> int:
-        """Tokens that are out by now."""
-        if self.held is not None:
-            return self.held
-        share = (time.monotonic() - self.started) / self.seconds if self.seconds else 1.0
-        return min(self.tokens, int(share * self.tokens))
-
-    def stop(self) -> None:
-        """Ends the wait, from any thread."""
-        self.loop.call_soon_threadsafe(self.stopped.set)
-
-    async def wait(self, seconds: float | None) -> bool:
-        """Waits so long, or for ever; True when aborted meanwhile."""
-        try:
-            await asyncio.wait_for(self.stopped.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
-
-
 class ScriptedEngine:
-    """The facade over one wire and one script. Serve it with `server()` or call it through `transport()`.
+    """One wire and one script behind `handle`; `ScriptedServer` and `InProcessTransport` carry requests to it.
 
     Attributes:
         requests: every generation that was asked for, in order of arrival.
-        exchanges: every HTTP request with its response (while `record` is true).
-        aborted: server ids of generations ended by an abort call.
+        exchanges: every HTTP request with its response, in order of answering.
+        aborted: server ids of generations that an abort call ended.
         disconnected: server ids of generations whose client went away.
-        running: generations in progress.
+        peak: the most generations that ran at once.
 
     """
 
@@ -82,24 +50,34 @@ class ScriptedEngine:
         *,
         fault: FaultPolicy | None = None,
         latency: Latency = 0.0,
+        max_running: int | None = None,
+        max_queued: int | None = None,
         record: bool = True,
     ) -> None:
+        """Beyond `max_running` requests wait; beyond `max_queued` waiting ones SGLang answers 503, vLLM never does."""
         self.wire = wire
-        self.state = wire.state
         self.script = script
         self.fault = fault
         self.latency = latency
+        self.max_running = max_running
+        self.max_queued = max_queued
         self.record = record
         self.requests: list[ScriptedRequest] = []
         self.exchanges: list[Exchange] = []
         self.aborted: list[str] = []
         self.disconnected: list[str] = []
-        self._active: list[_Running] = []
+        self.peak = 0
+        self._active: list[Running] = []
         self._count = 0
         self.state.running = lambda: self.running
         self.state.abort = self._abort
         self.state.in_use = self._in_use
         self.state.version_changed = self._version_changed
+
+    @property
+    def state(self) -> EngineState:
+        """The server's settings and live state."""
+        return self.wire.state
 
     @property
     def running(self) -> int:
@@ -109,44 +87,56 @@ class ScriptedEngine:
     async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
         """One HTTP request. Cancelling this coroutine is what a client's disconnect is to a server."""
         if self.state.dead:
-            return WireResponse(500, close_after=0)
+            return _GONE
         routed = self.wire.route(method, path, headers, body)
         answers: Sequence[Settled] = ()
         if isinstance(routed, Generation):
             response, answers = await self._generate(routed)
         else:
             response = routed
+        if self.state.dead:  # killed by this request, or by another while this one ran
+            response, answers = _GONE, ()
+            for run in self._active:
+                run.stop()
         if self.record:
             self.exchanges.append(Exchange(method, path, body, response, answers))
         return response
 
     async def _generate(self, generation: Generation) -> tuple[WireResponse, Sequence[Settled]]:
-        requests = [replace(request, number=self._count + n) for n, request in enumerate(generation.requests)]
-        self._count += len(requests)
+        waiting = sum(not run.began for run in self._active)
+        full = None if self.max_queued is None or waiting < self.max_queued else self.wire.queue_full()
+        if full is not None and not self._has_room():
+            return full, ()
+        run = Running([replace(request, number=self._count + n) for n, request in enumerate(generation.requests)])
+        self._count += len(run.requests)
         if self.record:
-            self.requests += requests
-        run = _Running(requests, asyncio.get_running_loop(), asyncio.Event())
+            self.requests += run.requests
         self._active.append(run)
-        streaming = False
+        self.peak = max(self.peak, self.running)
+        complete = True
         try:
             response, answers = await self._answer(generation, run)
-            streaming = isinstance(response.body, AsyncIterator)
+            complete = not isinstance(response.body, TokenStream)
             return response, answers
         except asyncio.CancelledError:
-            self.disconnected += [request.server_id for request in requests]
+            self._leave(run, complete=False)
             raise
         finally:
-            if not streaming:
-                self._active.remove(run)
+            if complete:
+                self._leave(run, complete=True)
 
-    async def _answer(self, generation: Generation, run: _Running) -> tuple[WireResponse, Sequence[Settled]]:
+    def _leave(self, run: Running, *, complete: bool) -> None:
+        if run in self._active:
+            self._active.remove(run)
+            if not complete:
+                self.disconnected += [request.server_id for request in run.requests]
+
+    async def _answer(self, generation: Generation, run: Running) -> tuple[WireResponse, Sequence[Settled]]:
         first = run.requests[0]
         fault = (self.fault(first.number, first) if self.fault else None) or Fault()
-        if fault.delay and await run.wait(fault.delay):
-            return self._aborted_in_queue(generation, run)
-        while self.state.paused:
-            if await run.wait(_POLL):
-                return self._aborted_in_queue(generation, run)
+        if await self._queue(run, fault):
+            answers = [self._never_began(request) for request in run.requests]
+            return generation.render(answers, run.elapsed), answers
         if fault.unanswered:
             return fault.instead(), ()
         try:
@@ -154,44 +144,38 @@ class ScriptedEngine:
         except ScriptError as error:
             return self.wire.script_error(str(error)), ()
         seconds = self.latency(first) if callable(self.latency) else self.latency
-        run.began, run.started, run.seconds = True, time.monotonic(), seconds
-        run.tokens, run.held = max(len(answer.output_ids) for answer in answers), fault.emitted if fault.hang else None
-        if generation.stream and seconds and not fault.hang:
-            return WireResponse(200, {"content-type": "text/event-stream; charset=utf-8"}, self._stream(generation, run, answers), drip=fault.drip, reset_after=fault.reset_after, close_after=fault.close_after), answers
+        run.begin(max(len(a.output_ids) for a in answers), seconds, fault.emitted if fault.hang else None)
+        if generation.stream and seconds and not fault.hang and fault.edit is None:
+            return fault.spoil(self._stream(generation, run, answers)), answers
         if (fault.hang or seconds) and await run.wait(None if fault.hang else seconds):
             answers = [answer.cut(run.emitted()) for answer in answers]
-        answers = [_with_versions(answer, run.versions) for answer in answers]
-        response = generation.render(answers, time.monotonic() - run.started)
-        return fault.spoil(response), answers
+        answers = [run.spans(answer) for answer in answers]
+        return fault.spoil(generation.render(answers, run.elapsed)), answers
 
-    async def _stream(self, generation: Generation, run: _Running, answers: Sequence[Settled]) -> AsyncIterator[bytes]:
-        """Events as the tokens come; an abort ends the stream with the partial answer's last events."""
-        events = _events(generation, answers, run.seconds)
-        done, sent = False, 0
-        try:
-            gap = run.seconds / max(1, run.tokens)
-            for event in events[:-1]:
-                if await run.wait(gap):
-                    partial = [answer.cut(sent + 1) for answer in answers]
-                    events = _events(generation, partial, time.monotonic() - run.started)
-                    break
-                yield event
-                sent += 1
-            for event in events[sent:]:
-                yield event
-            done = True
-        finally:
-            if not done:
-                self.disconnected += [request.server_id for request in run.requests]
-            self._active.remove(run)
+    async def _queue(self, run: Running, fault: Fault) -> bool:
+        """Waits until the request may begin; True when it was aborted before."""
+        if fault.delay and await run.wait(fault.delay):
+            return True
+        while self.state.paused or not self._has_room():
+            if await run.wait(_POLL):
+                return True
+        return False
 
-    def _aborted_in_queue(self, generation: Generation, run: _Running) -> tuple[WireResponse, Sequence[Settled]]:
-        """Nothing was generated; the script was not asked."""
-        answers = [
-            settle(lambda _: Completion((), finish="abort"), request, self.state.decode).cut(0, queued=True)
-            for request in run.requests
-        ]
-        return generation.render(answers, time.monotonic() - run.started), answers
+    def _has_room(self) -> bool:
+        return self.max_running is None or sum(run.began for run in self._active) < self.max_running
+
+    def _never_began(self, request: ScriptedRequest) -> Settled:
+        nothing = settle(lambda _: Completion((), finish="abort"), request, self.state.decode)
+        return nothing.cut(0, queued=True)
+
+    def _stream(self, generation: Generation, run: Running, answers: Sequence[Settled]) -> WireResponse:
+        def events(partial: Sequence[Settled]) -> Sequence[bytes]:
+            body = generation.render([run.spans(answer) for answer in partial], run.elapsed).body
+            assert isinstance(body, tuple)  # a stream's body is its events
+            return body
+
+        stream = TokenStream(run, answers, events, lambda complete: self._leave(run, complete=complete))
+        return WireResponse(200, SSE_HEADERS, stream)
 
     def _abort(self, matches: Callable[[ScriptedRequest], bool]) -> int:
         found = [run for run in self._active if any(matches(request) for request in run.requests)]
@@ -205,22 +189,4 @@ class ScriptedEngine:
 
     def _version_changed(self, version: str) -> None:
         for run in self._active:
-            if run.began:
-                run.versions = run.versions or [(self.state.weight_version, 0)]
-                run.versions.append((version, run.emitted()))
-
-
-def _events(generation: Generation, answers: Sequence[Settled], seconds: float) -> Sequence[bytes]:
-    body = generation.render(answers, seconds).body
-    assert isinstance(body, tuple)  # a stream's body is its events
-    return body
-
-
-def _with_versions(answer: Settled, changes: Sequence[tuple[str, int]]) -> Settled:
-    """The spans that weight updates in mid-generation leave, unless the script gave its own."""
-    if not changes or answer.said.weight_versions is not None:
-        return answer
-    total = len(answer.output_ids)
-    ends = [*(min(start, total) for _, start in changes[1:]), total]
-    spans = [(v, start, end) for (v, start), end in zip(changes, ends, strict=True) if start < end]
-    return replace(answer, said=replace(answer.said, weight_versions=spans))
+            run.update(self.state.weight_version, version)

@@ -99,6 +99,7 @@ def at(faults: Mapping[int, Fault] | Iterable[tuple[int, Fault]]) -> FaultPolicy
     return lambda number, request: table.get(number)
 
 
-THROTTLED = Fault(status=429, headers={"retry-after": "0", "content-type": "application/json"}, body=b'{"error":"busy"}')
+THROTTLED = Fault(status=429, headers={"retry-after": "0"}, content_type="application/json", body=b'{"error":"busy"}')
+"""Too many requests; may be sent again at once."""
 UNAVAILABLE = Fault(status=503, body=b"no upstream")
 """A proxy without a server behind it: 503, and no JSON."""

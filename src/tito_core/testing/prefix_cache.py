@@ -25,8 +25,8 @@ class PrefixCache:
     def match(self, ids: Sequence[int], salt: str = "") -> int:
         """Number of leading tokens that are cached."""
         sequence = array("i", ids)
-        known, matched, other = hash(salt), 0, self._through.get(hash(salt))
-        for known, end in self._chain(sequence, known):
+        matched, other = 0, self._through.get(hash(salt))
+        for known, end in self._chain(sequence, hash(salt)):
             found = self._through.get(known)
             if found is None:
                 break

@@ -42,7 +42,7 @@ class ScriptedRequest:
     grammar: Any = None
     """The request's grammar field as sent (vLLM `structured_outputs`, SGLang `json_schema`, `regex`, ...), or None."""
     reported_temperature: float = 1.0
-    """Temperature at which this engine reports logprobs: 1.0 on vLLM (raw), the request's own on SGLang (1.0 if greedy)."""
+    """Temperature of the logprobs that this engine reports: 1.0 on vLLM (raw), the request's on SGLang (greedy 1.0)."""
     vocab_size: int = 0
     scoring: bool = False
     """The request is for prompt logprobs and wants at most one new token, which engines cannot leave out."""
@@ -69,7 +69,7 @@ class ScriptedRequest:
 class Completion:
     """What the policy says to one request.
 
-    `finish=None` means "as an engine would": the ids are cut after the first stop id, or at `max_new_tokens`. `logprobs`
+    `finish=None` means "as an engine would": the ids are cut after the first stop id, or at `max_new_tokens`. Logprobs
     of None are derived from the script's own distribution (see `Scorer`), one per output id. `weight_versions` are
     `(version, start, end)` spans over the output ids, None for one span of the engine's live version. `routed_experts`
     is the base64 text that the wire shows. `top_logprobs[i]` lists `(id, logprob)`, most likely first.

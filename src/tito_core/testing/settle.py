@@ -23,7 +23,7 @@ _DERIVED = PositionScorer()
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One finished generation, ready to be written on a wire. All per-token sequences have the length of `output_ids`."""
+    """One finished generation, ready to be written on a wire. `logprobs` has one entry per output id."""
 
     request: ScriptedRequest
     output_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ def scorer_of(script: Script) -> Scorer:
 
 
 def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
-    """Asks the script and applies what every engine applies: first stop id, stop strings, `max_new_tokens`, logprobs."""
+    """Asks the script and applies what every engine does: first stop id, stop strings, `max_new_tokens`, logprobs."""
     said = script(request) if request.max_new_tokens else Completion(())
     ids = tuple(said.output_ids)
     if bad := [i for i in ids if not 0 <= i < request.vocab_size]:
@@ -63,7 +63,7 @@ def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
     else:
         if len(said.logprobs) != len(said.output_ids):
             raise ScriptError(
-                f"the script answered {len(said.output_ids)} ids with {len(said.logprobs)} logprobs; they must be equal."
+                f"the script answered {len(said.output_ids)} ids with {len(said.logprobs)} logprobs; give as many."
             )
         logprobs = tuple(said.logprobs[: len(ids)])
     said = replace(said, weight_versions=clip_spans(said.weight_versions, len(ids)))

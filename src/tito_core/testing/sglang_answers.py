@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_core.testing.settle import Settled
-from tito_core.testing.text import deltas, said_text
+from tito_core.testing.text import prefixes, said_text
 from tito_core.testing.wire import (
     EngineState,
     WireResponse,
@@ -50,7 +50,7 @@ class GenerateAnswer:
         """Cumulative in text, ids and logprobs; the first event, every `stream_interval`-th token, and the last."""
         params = answer.request.body.get("sampling_params") or {}
         interval = params.get("stream_interval") or 1
-        texts, total, cached = deltas(self.state, answer, params), len(answer.output_ids), self._cached(answer)
+        texts, total, cached = prefixes(self.state, answer, params), len(answer.output_ids), self._cached(answer)
         for n in range(1, max(1, total) + 1):
             if n not in (1, total) and (n - 1) % interval:
                 continue
@@ -61,7 +61,7 @@ class GenerateAnswer:
                 del meta["weight_versions"], meta["e2e_latency"]
             if n == 1:
                 meta["response_sent_to_client_ts"] = time.time()
-            event = {"text": "".join(texts[:n]), "output_ids": list(part.output_ids), "meta_info": meta}
+            event = {"text": texts[n - 1] if texts else "", "output_ids": list(part.output_ids), "meta_info": meta}
             if self.state.skip_tokenizer_init:
                 del event["text"]
             if self.body.get("return_prompt_token_ids"):

@@ -27,7 +27,8 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
     Raises `Refused` (400 even for a stream), `Rejected` (400, or an error event of a stream) and `Killed`.
     """
     body = _decoded(headers, raw)
-    input_ids, params = body.get("input_ids"), body.get("sampling_params")
+    input_ids: Any = body.get("input_ids")
+    params: Any = body.get("sampling_params")
     _check_shape(input_ids, params)
     shared = params if isinstance(params, dict) else {}
     errors.check_contract(shared, input_ids)
@@ -75,6 +76,11 @@ def _check_shape(input_ids: Any, params: Any) -> None:
 
 def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any], ids: Any, batch: bool) -> None:
     """The engine's own checks, in its order; what it does not check kills it."""
+    if ids is None and body.get("text") is not None and state.skip_tokenizer_init:
+        raise Rejected(
+            "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. "
+            "Please provide input_ids or re-initialize the engine with skip_tokenizer_init=False."
+        )
     if ids is None and body.get("text") is not None:
         raise Rejected("This scripted engine has no tokenizer: send the prompt as input_ids.")
     if ids is None:
@@ -95,22 +101,23 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
     wanted = _max_new_tokens(params, 0)
     if size + wanted > limit:
         raise Rejected(
-            f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total "
-            f"of {size + wanted} tokens: {size} tokens from the input messages and {wanted} tokens for the completion. "
-            "Please reduce the number of tokens in the input messages or the completion to fit within the limit."
+            f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
+            f"You requested a total of {size + wanted} tokens: {size} tokens from the input messages and {wanted} tokens "
+            "for the completion. Please reduce the number of tokens in the input messages or the completion to fit "
+            "within the limit."
         )
     start = body.get("logprob_start_len")
     if body.get("return_logprob") and start is not None and start > size:
         raise Rejected(
-            f"req.logprob_start_len={start} is higher than the number of input tokens len(req.origin_input_ids)={size}. "
-            "Please use a smaller logprob_start_len."
+            f"req.logprob_start_len={start} is higher than the number of input tokens "
+            f"len(req.origin_input_ids)={size}. Please use a smaller logprob_start_len."
         )
     if (body.get("top_logprobs_num") or 0) > state.vocab_size or min(ids) < 0 or max(ids) >= state.vocab_size:
         raise Killed
 
 
 def _rids(state: EngineState, body: Mapping[str, Any], prompts: int, n: int, batch: bool) -> list[str]:
-    """One request id for each answer. n samples get fresh ids; a batch numbers a single rid; a rid may run only once."""
+    """One request id for each answer: n samples get fresh ones, a batch numbers a single rid, a rid may run once."""
     rid = body.get("rid")
     if rid is None or n > 1:
         return [random_id(32) for _ in range(prompts * n)]

@@ -1,4 +1,4 @@
-"""The HTTP surface of an SGLang 0.5.23 server, as recorded from a real one. Independent of `tito_sglang`: plain JSON."""
+"""The HTTP surface of an SGLang 0.5.23 server, as recorded from one. Independent of `tito_sglang`: plain JSON."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class SGLangWire:
             "/model_info": self._model_info,
             "/get_model_info": self._model_info,
             "/server_info": self._server_info,
+            "/v1/loads": self._loads,
             "/v1/models": self._models,
             "/flush_cache": self._flush,
         }
@@ -51,15 +52,14 @@ class SGLangWire:
             "/continue_generation": self._continue,
             "/update_weight_version": self._update_version,
             "/update_weights_from_disk": self._update_weights,
-            "/detokenize": lambda body: json_response({"text": state.decode(body["tokens"])}),
+            "/detokenize": self._detokenize,
         }
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """See `Wire.route`."""
         path = path.partition("?")[0]
-        if self.state.api_key is not None and not path.startswith(_OPEN):
-            if headers.get("authorization") != f"Bearer {self.state.api_key}":
-                return json_response({"error": "Unauthorized"}, 401)
+        if not path.startswith(_OPEN) and not self.state.admits(headers):
+            return json_response({"error": "Unauthorized"}, 401)
         if path != "/generate":
             return self._other(method, path, body)
         if method not in ("POST", "PUT"):
@@ -79,6 +79,10 @@ class SGLangWire:
     def script_error(self, message: str) -> WireResponse:
         """See `Wire.script_error`."""
         return errors.rejection(f"scripted engine: {message}")
+
+    def queue_full(self) -> WireResponse:
+        """See `Wire.queue_full`."""
+        return errors.queue_full()
 
     def _other(self, method: str, path: str, body: bytes) -> Answer:
         if path not in self._get and path not in self._post:
@@ -122,6 +126,10 @@ class SGLangWire:
         """The few fields that name the server; a real one lists all of its launch arguments."""
         return json_response({"model_path": self.state.model, "version": VERSION, "frontend": "python"})
 
+    def _loads(self) -> Answer:
+        """Name the version; a real server also tells each worker's queues and memory."""
+        return json_response({"version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": []})
+
     def _models(self) -> Answer:
         model = {
             "id": self.state.model,
@@ -133,6 +141,10 @@ class SGLangWire:
             "max_model_len": self.state.max_model_len,
         }
         return json_response({"object": "list", "data": [model]})
+
+    def _detokenize(self, body: dict[str, Any]) -> Answer:
+        special = self.state.eos_ids if body.get("skip_special_tokens", True) else ()
+        return json_response({"text": self.state.decode([i for i in body["tokens"] if i not in special])})
 
     def _abort(self, body: dict[str, Any]) -> Answer:
         """By exact rid, or everything; 200 also for an unknown rid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tito_core.testing.settle import Settled
@@ -23,21 +24,24 @@ def said_text(state: EngineState, answer: Settled, params: Mapping[str, Any]) ->
 
 
 def deltas(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> list[str]:
-    """The text that each token adds, for a stream. A token that ends inside a character adds nothing until it is whole."""
-    pieces, shown = [], ""
+    """The text that each token adds, for a stream; one that ends inside a character adds nothing until it is whole."""
+    texts = ["", *prefixes(state, answer, params)]
+    return [text[len(before) :] for before, text in pairwise(texts)]
+
+
+def prefixes(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> list[str]:
+    """The text after each token, for a cumulative stream; it waits for whole characters too."""
+    texts: list[str] = []
     total = len(answer.output_ids)
     for n in range(1, total + 1):
         text = _visible(state, answer, answer.output_ids[:n], params, total)
         if text.endswith(_PARTIAL) and n < total:
-            text = shown
-        pieces.append(text[len(shown) :])
-        shown = text
-    return pieces
+            text = texts[-1] if texts else ""
+        texts.append(text)
+    return texts
 
 
-def _visible(
-    state: EngineState, answer: Settled, ids: Sequence[int], params: Mapping[str, Any], total: int
-) -> str:
+def _visible(state: EngineState, answer: Settled, ids: Sequence[int], params: Mapping[str, Any], total: int) -> str:
     keep = bool(params.get("include_stop_str_in_output") or params.get("no_stop_trim"))
     stopped_at_token = answer.finish == "stop" and not isinstance(answer.stop, str)
     if stopped_at_token and not keep and len(ids) == total:

@@ -10,8 +10,9 @@ import msgspec
 
 from tito_core.testing import vllm_errors as errors
 from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.vllm_answers import CompletionsAnswer, GenerateAnswer
+from tito_core.testing.vllm_answers import CompletionsAnswer
 from tito_core.testing.vllm_errors import Refused
+from tito_core.testing.vllm_generate import GenerateAnswer
 from tito_core.testing.wire import EngineState, Generation, random_id
 
 _COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /inference/v1/generate fills the context
@@ -24,9 +25,7 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
         raise Refused(errors.missing("prompt", len(body)))
     prompts = list(_prompts(body["prompt"]))
     if body.get("stream") and body.get("prompt_logprobs") is not None:
-        raise Refused(
-            errors.bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
-        )
+        raise Refused(errors.bad_value("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs"))
     _check_model(state, body)
     logprobs, echo = body.get("logprobs"), bool(body.get("echo"))
     given = body.get("max_tokens")
@@ -107,14 +106,15 @@ def _check_model(state: EngineState, body: Mapping[str, Any]) -> None:
 
 
 def _check_length(state: EngineState, ids: Any, *, completions: bool) -> None:
-    """The two endpoints refuse a long prompt in different words; at the limit exactly, both have no room for a token."""
+    """Two endpoints, two wordings; a prompt of exactly the limit leaves no room for a token."""
     size, limit = len(ids), state.max_model_len
     if size < limit:
         return
     if completions:
         message = (
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains {size} input tokens, "
-            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {size} input "
+            "tokens, which exceeds this limit even without any output tokens. "
+            "Please reduce the length of the input prompt."
         )
         raise Refused(errors.bad_value(message, "input_tokens", size))
     hint = "Make sure that `max_model_len` is no smaller than the number of text tokens"
@@ -122,8 +122,8 @@ def _check_length(state: EngineState, ids: Any, *, completions: bool) -> None:
         message = f"The decoder prompt (length {size}) is longer than the maximum model length of {limit}. {hint}."
     else:
         message = (
-            f"The decoder prompt (length {size}) plus the number of requested output tokens (at least 1) is longer than "
-            f"the maximum model length of {limit}. {hint} (prompt + requested output tokens)."
+            f"The decoder prompt (length {size}) plus the number of requested output tokens (at least 1) is longer "
+            f"than the maximum model length of {limit}. {hint} (prompt + requested output tokens)."
         )
     raise Refused(errors.error(message))
 

@@ -53,9 +53,8 @@ class VLLMWire:
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """See `Wire.route`."""
         path, _, query = path.partition("?")
-        if self.state.api_key is not None and path.startswith(_GUARDED):
-            if headers.get("authorization") != f"Bearer {self.state.api_key}":
-                return json_response({"error": "Unauthorized"}, 401)
+        if path.startswith(_GUARDED) and not self.state.admits(headers):
+            return json_response({"error": "Unauthorized"}, 401)
         try:
             if path in ("/v1/completions", "/inference/v1/generate"):
                 if method != "POST":
@@ -69,6 +68,9 @@ class VLLMWire:
     def script_error(self, message: str) -> WireResponse:
         """See `Wire.script_error`."""
         return errors.error(f"scripted engine: {message}", kind="ScriptError")
+
+    def queue_full(self) -> None:
+        """vLLM queues without limit."""
 
     def _other(self, method: str, path: str, query: str, body: bytes) -> Answer:
         if path not in self._get and path not in self._post:
@@ -142,8 +144,11 @@ class VLLMWire:
     def _collective_rpc(self, body: dict[str, Any]) -> Answer:
         method = body.get("method")
         if method not in ("check_health", "reload_weights"):
-            words = f"Worker failed with error ''CPUWorker' object has no attribute '{method}''"
-            message = f"Call to collective_rpc method failed: {words}, please check the stack trace above for the root cause"
+            message = (
+                "Call to collective_rpc method failed: Worker failed with error "
+                f"''CPUWorker' object has no attribute '{method}'', "
+                "please check the stack trace above for the root cause"
+            )
             return errors.error(message, status=500, kind="InternalServerError")
         return json_response({"results": [None]})
 

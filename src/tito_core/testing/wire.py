@@ -26,7 +26,7 @@ def bracketed(ids: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class EngineState:
-    """A server's settings and what changes while it lives. Both wires read it; only admin calls and the engine write it."""
+    """A server's settings and what changes while it lives. Only admin calls and the engine write it."""
 
     vocab_size: int = 1000
     max_model_len: int = 4096
@@ -66,6 +66,10 @@ class EngineState:
         self.version_changed(version)
         self.weight_version = version
 
+    def admits(self, headers: Mapping[str, str]) -> bool:
+        """Whether the request brings the api key, if the server has one."""
+        return self.api_key is None or headers.get("authorization") == f"Bearer {self.api_key}"
+
     def piece(self, token_id: int) -> str:
         """The text of one token."""
         return self.decode((token_id,))
@@ -101,12 +105,20 @@ class WireResponse:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The bytes that travel, cut where the connection ends."""
         left = min((n for n in (self.reset_after, self.close_after) if n is not None), default=None)
-        async for piece in self._paced():
-            if left is not None and len(piece) >= left:
-                yield piece[:left]
-                return
-            left = None if left is None else left - len(piece)
-            yield piece
+        try:
+            async for piece in self._paced():
+                if left is not None and len(piece) >= left:
+                    yield piece[:left]
+                    return
+                left = None if left is None else left - len(piece)
+                yield piece
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Lets go of a stream that will not be read further."""
+        if isinstance(self.body, AsyncIterator) and hasattr(self.body, "aclose"):
+            await self.body.aclose()
 
     async def _paced(self) -> AsyncIterator[bytes]:
         if isinstance(self.body, AsyncIterator):
@@ -151,6 +163,9 @@ class Wire(Protocol):
 
     def script_error(self, message: str) -> WireResponse:
         """This wire's 400, for a script that cannot answer."""
+
+    def queue_full(self) -> WireResponse | None:
+        """What a server with a full queue answers; None when this kind's queue has no limit."""
 
 
 def json_response(value: Any, status: int = 200) -> WireResponse:

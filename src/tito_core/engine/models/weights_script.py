@@ -1,6 +1,6 @@
 """Write a model's weights and configuration; run as a script by the engine's own interpreter.
 
-It imports torch, transformers, gguf (through transformers) and the standard library, and nothing of ours: torch is
+It imports torch, transformers, gguf and the standard library, and nothing of ours: torch is
 not a dependency of this package, and our package is not installed in an engine's environment.
 
 Usage: `python weights_script.py SPEC.json DIRECTORY`. The spec is a JSON object with
@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
 
@@ -33,10 +34,48 @@ def fresh_model(spec: dict[str, Any]) -> transformers.PreTrainedModel:
     return cls(config).to(torch.float32).eval()
 
 
+# llama.cpp's names for the parts of a Llama block, beside transformers'.
+_BLOCK_PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_norm": "post_attention_layernorm",
+}
+_OUTER_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
 def fill_from_gguf(model: transformers.PreTrainedModel, path: Path) -> None:
-    """Copy a GGUF's weights; transformers undoes llama.cpp's permutation of the rotary halves."""
-    source = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.load_state_dict(source.state_dict(), strict=True)
+    """Dequantize a Llama GGUF into the model.
+
+    Read with the gguf package itself: transformers' own loader needs accelerate, which the engines do not.
+    """
+    config = model.config
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    state = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        name = tensor.name.removesuffix(".weight")
+        if name.startswith("blk."):
+            _, layer, part = name.split(".")
+            if part in heads:
+                values = _unpermuted(values, heads[part])
+            state[f"model.layers.{layer}.{_BLOCK_PARTS[part]}.weight"] = values
+        else:
+            state[f"{_OUTER_PARTS[name]}.weight"] = values
+    if config.tie_word_embeddings:
+        state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    model.load_state_dict(state, strict=True)
+
+
+def _unpermuted(weights: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's interleaving of each head's two rotary halves."""
+    rows, columns = weights.shape
+    return weights.reshape(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
 def fill_at_random(model: transformers.PreTrainedModel, seed: int, std: float) -> None:

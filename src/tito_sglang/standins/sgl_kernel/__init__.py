@@ -28,7 +28,7 @@ def assign_req_to_token_pool_cpu(
     taken = 0
     for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
         count = end - start
-        req_to_token[row, start:end] = out_cache_loc[taken : taken + count].to(req_to_token.dtype)
+        req_to_token[row, start:end] = out_cache_loc[taken : taken + count]
         taken += count
 
 

@@ -1,0 +1,73 @@
+# Every target does its own set-up in .venv. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BACKEND ?= vllm
+MODEL ?= smollm2
+BASE_URL ?=
+TOKENIZER ?=
+TEMPERATURE ?= 1.0
+TORCH_INDEX ?=
+TEST_ARGS ?=
+PROVE_EXAMPLES ?= 20000
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test conformance prove lint format docs bench lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(READY)  ## make .venv, with uv where it is present
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"strands-tito needs Python 3.11 to 3.13, and {sys.executable} is {v[0]}.{v[1]}: install one and run make PYTHON=python3.12, say.")'
+	@if command -v uv >/dev/null; then \
+		uv venv -q --allow-existing --python $(PYTHON) $(VENV) && \
+		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+		$(PYTHON) -m venv $(VENV) && \
+		$(BIN)/python -m pip install -q --upgrade pip 2>&1 | { grep -v '^WARNING: Location' || true; } && \
+		$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }; \
+	fi
+	@$(BIN)/python -c 'import tito_core'
+	@touch $@
+
+demo: $(READY)  ## run the main job: a real engine, an agent with a tool, rollouts that the engine confirms
+	@$(BIN)/python examples/demo.py --backend $(BACKEND) --model $(MODEL) --temperature $(TEMPERATURE) \
+		$(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
+		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+test: $(READY)  ## run every test that needs no engine
+	$(BIN)/python -m pytest -q -n 2 $(TEST_ARGS)
+
+conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
+	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
+
+prove: $(READY)  ## run the property tests with large budgets
+	TITO_EXAMPLES=$(PROVE_EXAMPLES) $(BIN)/python -m pytest -q -n 2 --timeout 0 $(TEST_ARGS)
+
+lint: $(READY)  ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .
+
+docs: $(READY)  ## build the documentation into site/
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build -q --strict
+
+bench: $(READY)  ## print the benchmark tables
+	$(BIN)/python benchmarks/turn.py
+
+lock: $(READY)  ## write constraints.txt anew from pyproject.toml
+	$(BIN)/python -m pip install -q pip-tools
+	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
+		--no-header --extra dev --extra docs --output-file constraints.txt pyproject.toml
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

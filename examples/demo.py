@@ -1,0 +1,98 @@
+"""The main job, whole: an engine, an agent with a tool, and rollouts whose every token the engine confirms.
+
+    python examples/demo.py --backend vllm
+    python examples/demo.py --backend sglang
+    python examples/demo.py --backend vllm --base-url http://localhost:8000 --tokenizer Qwen/Qwen3-4B
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from calculator import QUESTIONS, make_agent
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from strands.types.exceptions import MaxTokensReachedException
+
+from tito_core import Policy, engine, report, store
+from tito_core.engine import models
+
+console = Console()
+
+
+async def rollout(policy: Policy, question: str, sampling: dict[str, float], slots: asyncio.Semaphore) -> report.Rollout:
+    """Ask one question; the answer and the ledger of every token it took."""
+    async with slots:
+        model = policy.model(sampling=sampling)
+        agent = make_agent(model)
+        try:
+            result = await agent.invoke_async(question, limits={"turns": 6})
+            return report.Rollout(question, str(result).strip(), str(result.stop_reason), model.ledger)
+        except MaxTokensReachedException:
+            return report.Rollout(question, "", "max_tokens", model.ledger)
+
+
+async def run(policy: Policy, arguments: argparse.Namespace) -> None:
+    """Run all rollouts, several at once, then report what the ledgers and the engine say."""
+    sampling = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
+    slots = asyncio.Semaphore(arguments.concurrency)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    started = time.perf_counter()
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("rollouts", total=len(QUESTIONS))
+
+        async def counted(question: str) -> report.Rollout:
+            done = await rollout(policy, question, sampling, slots)
+            progress.advance(bar)
+            return done
+
+        rollouts = await asyncio.gather(*map(counted, QUESTIONS))
+    seconds = time.perf_counter() - started
+    await report.show(console, policy, rollouts, seconds)
+    path = Path(arguments.out) / f"demo-{policy.info.backend}-{time.strftime('%Y%m%d-%H%M%S')}.tito"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store.append(path, [done.ledger for done in rollouts])
+    console.print(f"Rollouts written to [bold]{path}[/]; read them with tito_core.store.read({str(path)!r}).")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="vllm", help="vllm, sglang or another installed backend")
+    parser.add_argument("--model", default="smollm2", help="model that a local engine runs")
+    parser.add_argument("--base-url", default="", help="a running server; without it one is started here")
+    parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
+    parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--out", default="runs")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Start what is needed, run, report; errors are one sentence."""
+    arguments = parse_arguments()
+    try:
+        with contextlib.ExitStack() as stack:
+            url = arguments.base_url
+            if not url:
+                say = stack.enter_context(engine.on_console())
+                options = {"model": arguments.model, "torch_index": arguments.torch_index, "on_progress": say}
+                url = stack.enter_context(engine.running_sync(arguments.backend, **options))
+            tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
+            policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
+            asyncio.run(run(policy, arguments))
+    except report.EXPECTED_ERRORS as error:
+        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

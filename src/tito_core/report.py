@@ -1,0 +1,120 @@
+"""Rollouts in a terminal: what each did, and what the ledgers and the engine say of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from tito_core.backend.errors import BackendError, UnknownBackendError
+from tito_core.chat.template import TemplateError
+from tito_core.chat.tokenizer import TokenizerError
+from tito_core.drift import drifted_turns
+from tito_core.engine.errors import EngineError
+from tito_core.ledger.invariants import LawViolationError, check_ledger
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.provenance import Provenance
+from tito_core.parsing.parsed import CallStatus
+from tito_core.parsing.registry import UnknownParserError
+from tito_core.policy import Policy
+from tito_core.verify import Rescored, merge, rescore
+
+EXPECTED_ERRORS = (
+    BackendError,
+    EngineError,
+    LawViolationError,
+    TemplateError,
+    TokenizerError,
+    UnknownBackendError,
+    UnknownParserError,
+)
+"""Errors whose message is a sentence for a person; anything else is a defect and keeps its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One finished rollout: what was asked, what came out, why it ended, and its ledger."""
+
+    question: str
+    answer: str
+    stop_reason: str
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of one ledger, each token and each call counted once."""
+
+    turns: int
+    prompt: int
+    inserted: int
+    sampled: int
+    good_calls: int
+    malformed_calls: int
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Counts:
+        """Count a ledger."""
+        statuses = [call.status for turn in ledger for call in turn.draft.calls]
+        delta = sum(len(turn.draft.prompt_ids) for turn in ledger)
+        inserted = sum(int((turn.draft.prompt_provenance == Provenance.INSERTED).sum()) for turn in ledger)
+        good = statuses.count(CallStatus.OK)
+        return cls(
+            turns=len(ledger),
+            prompt=delta - inserted,
+            inserted=inserted,
+            sampled=sum(len(turn.draft.output_ids) for turn in ledger),
+            good_calls=good,
+            malformed_calls=len(statuses) - good,
+        )
+
+
+def rollout_table(rollouts: Sequence[Rollout]) -> Table:
+    """Make the table with a row a rollout."""
+    table = Table(title="Rollouts", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("question")
+    for name in ("turns", "prompt", "inserted", "sampled", "calls", "malformed"):
+        table.add_column(name, justify="right")
+    table.add_column("answer", overflow="ellipsis", no_wrap=True, max_width=44)
+    for number, rollout in enumerate(rollouts, 1):
+        count = Counts.of(rollout.ledger)
+        numbers = (count.turns, count.prompt, count.inserted, count.sampled, count.good_calls, count.malformed_calls)
+        answer = " ".join(rollout.answer.split()) or f"({rollout.stop_reason})"
+        table.add_row(str(number), rollout.question, *map(str, numbers), answer)
+    return table
+
+
+async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
+    """Print every rollout and what holds over all of them.
+
+    Raises:
+        LawViolationError: A ledger breaks a law.
+    """
+    console.print(rollout_table(rollouts))
+    ledgers = [rollout.ledger for rollout in rollouts]
+    for ledger in ledgers:
+        check_ledger(ledger)
+    rescored = merge([await rescore(ledger, policy.backend) for ledger in ledgers])
+    turns = sum(len(ledger) for ledger in ledgers)
+    drifted = sum(len(drifted_turns(ledger, policy.tokenizer)) for ledger in ledgers)
+    sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
+    info = policy.info
+    console.print(f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}")
+    console.print(f"laws        1 to 4 and 10 hold on {len(ledgers)} ledgers, {turns} turns")
+    console.print(
+        f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
+        f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats"
+        f" ({rescored.not_comparable} not comparable)"
+    )
+    share = drifted / turns if turns else 0.0
+    console.print(f"drift       {drifted} of {turns} turns ({share:.0%}) would change if their text were re-tokenized")
+    console.print(f"speed       {sampled / seconds:.0f} sampled tokens/s, {turns / seconds:.2f} turns/s, {seconds:.1f} s")
+    return rescored
+
+
+def _processing(policy: Policy) -> str:
+    known = {True: "include the temperature", False: "raw", None: "of unknown processing"}
+    return f"{known[policy.info.processed_logprobs]} (measured)"

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from support.fake_engine import processes_of
+from tito_core.engine import Cancelled, EngineEnv, StartFailed, start, stop
+from tito_core.engine.process import find_process, is_running, tail
+
+
+def gone(cache: Path, within_s: float) -> bool:
+    """Whether no process of the cache's Pythons is left after at most that long."""
+    deadline = time.monotonic() + within_s
+    while processes_of(cache):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.parametrize("habits", [(), ("--stubborn",)])
+def test_a_server_is_healthy_when_start_returns_and_gone_when_stop_does(
+    fake_env: EngineEnv, model: Path, cache: Path, habits: tuple[str, ...]
+) -> None:
+    said: list[str] = []
+    engine = start(fake_env, model, server_args=habits, progress=lambda text, fraction=None: said.append(text))
+    assert httpx.get(engine.url + "/health").status_code == 200
+    assert engine.model == "tiny-model"
+    assert "warmed up with {'model': 'tiny-model'}" in engine.log.read_text()
+    assert len(processes_of(cache)) == 3  # the server, its child in another session, and the orphan
+    assert "ready" in said[-1]
+    assert stop(engine)
+    assert processes_of(cache) == []
+    assert not is_running(engine)
+    assert not stop(engine)
+
+
+def test_it_runs_on_the_port_and_under_the_name_that_were_asked_for(fake_env: EngineEnv, model: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    engine = start(fake_env, model, port=port, model_name="smol/model")
+    stop(engine)
+    assert engine.url == f"http://127.0.0.1:{port}"
+    assert engine.model == "smol/model"
+    assert engine.log.parent == Path(os.environ["TITO_CACHE_DIR"]) / "logs"
+
+
+def test_a_taken_port_is_said_before_anything_starts(fake_env: EngineEnv, model: Path, cache: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartFailed, match=rf"cannot listen on 127\.0\.0\.1:{port} .*choose another port"):
+            start(fake_env, model, port=port)
+    assert not (cache / "logs").exists()
+
+
+def test_an_early_end_is_noticed_at_once_with_its_last_lines(fake_env: EngineEnv, model: Path, cache: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(StartFailed) as caught:
+        start(fake_env, model, server_args=("--fail", "OSError: [Errno 98] Address already in use"))
+    assert time.monotonic() - began < 5
+    message = str(caught.value)
+    assert "its process ended with status 1 after" in message
+    assert "  OSError: [Errno 98] Address already in use" in message
+    assert "choose another with --port" in message
+    assert processes_of(cache) == []
+
+
+def test_a_command_that_does_not_exist(fake_env: EngineEnv, model: Path) -> None:
+    spec = replace(fake_env.spec, command=lambda launch: ["/nonexistent/engine"])
+    with pytest.raises(StartFailed, match=r"(?s)status 127.*could not be started"):
+        start(replace(fake_env, spec=spec), model)
+
+
+def test_a_server_that_is_killed_while_it_starts_says_which_signal(fake_env: EngineEnv, model: Path) -> None:
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    spec = replace(fake_env.spec, command=lambda launch: [str(launch.python), "-c", script])
+    with pytest.raises(StartFailed, match=r"ended with signal 9 .*out of memory"):
+        start(replace(fake_env, spec=spec), model)
+
+
+def test_a_server_that_is_never_healthy_is_stopped_at_the_deadline(
+    fake_env: EngineEnv, model: Path, cache: Path
+) -> None:
+    with pytest.raises(StartFailed, match=r"(?s)not healthy within 2 s and was stopped.*serving tiny-model"):
+        start(fake_env, model, server_args=("--deaf",), timeout_s=2)
+    assert processes_of(cache) == []
+
+
+def test_a_start_can_be_cancelled(fake_env: EngineEnv, model: Path, cache: Path) -> None:
+    cancel = threading.Event()
+    threading.Timer(1.0, cancel.set).start()
+    with pytest.raises(Cancelled):
+        start(fake_env, model, server_args=("--deaf",), cancel=cancel)
+    assert processes_of(cache) == []
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from support.fake_engine import FAKE
+from tito_core.engine import ensure, start
+engine = start(ensure(FAKE), Path(sys.argv[1]), server_args=["--stubborn"], detached=sys.argv[2] == "detached")
+print(engine.pid, engine.created, flush=True)
+time.sleep(600)
+"""
+
+
+def parent(model: Path, how: str) -> tuple[subprocess.Popen[str], int, float]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(model), how],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert process.stdout is not None
+    pid, created = process.stdout.readline().split()
+    process.stdout.close()
+    return process, int(pid), float(created)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_with_the_process_that_started_it(cache: Path, model: Path, number: signal.Signals) -> None:
+    process, pid, created = parent(model, "attached")
+    assert len(processes_of(cache)) == 3
+    process.send_signal(number)
+    process.wait()
+    assert gone(cache, within_s=5)
+    supervisor = find_process(pid, created)
+    if supervisor is not None:
+        supervisor.wait(timeout=2)
+
+
+def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, model: Path) -> None:
+    process, pid, created = parent(model, "detached")
+    process.kill()
+    process.wait()
+    time.sleep(1)
+    assert len(processes_of(cache)) == 3
+    supervisor = find_process(pid, created)
+    assert supervisor is not None
+    supervisor.terminate()
+    assert gone(cache, within_s=5)
+
+
+def test_the_server_ends_when_its_supervisor_is_killed(fake_env: EngineEnv, model: Path, cache: Path) -> None:
+    engine = start(fake_env, model)
+    server = psutil.Process(engine.pid).children()[0]
+    os.kill(engine.pid, signal.SIGKILL)
+    server.wait(timeout=5)
+    assert not is_running(engine)
+    stop(engine)
+    for left in processes_of(cache):  # its children are nobody's then: only the supervisor knew them
+        left.kill()
+
+
+def test_another_process_with_the_same_pid_is_not_taken_for_the_server() -> None:
+    me = psutil.Process()
+    assert find_process(me.pid, me.create_time()) is not None
+    assert find_process(me.pid, me.create_time() - 60) is None
+
+
+def test_the_tail_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert tail(log) == "  (nothing)"
+    log.write_text("".join(f"line {n}\n" for n in range(100)))
+    assert tail(log, 2) == "  line 98\n  line 99"

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.fake_engine import processes_of
+from tito_core import engine
+from tito_core.engine import EngineSpec, StartFailed, models
+
+
+async def test_a_block_has_a_server_and_leaves_none(fake: EngineSpec, model: Path, cache: Path) -> None:
+    async with engine.running(fake, model=model) as url, httpx.AsyncClient() as client:
+        assert (await client.get(url + "/health")).status_code == 200
+    assert processes_of(cache) == []
+
+
+async def test_the_loop_lives_while_a_server_starts_and_stops(fake: EngineSpec, model: Path) -> None:
+    longest, last, done = 0.0, time.monotonic(), False
+
+    async def tick() -> None:
+        nonlocal longest, last
+        while not done:
+            await asyncio.sleep(0.01)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    ticking = asyncio.create_task(tick())
+    async with engine.running(fake, model=model):
+        pass
+    done = True
+    await ticking
+    assert longest < 1.0
+
+
+async def test_an_error_in_the_block_stops_the_server(fake: EngineSpec, model: Path, cache: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with engine.running(fake, model=model):
+            raise ZeroDivisionError
+    assert processes_of(cache) == []
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.6, 1.2])
+async def test_cancelling_a_start_leaves_nothing(fake: EngineSpec, model: Path, cache: Path, after_s: float) -> None:
+    async def use() -> None:
+        async with engine.running(fake, model=model, server_args=["--deaf"]):
+            pass
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(after_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes_of(cache) == []
+
+
+async def test_cancelling_the_block_stops_the_server(fake: EngineSpec, model: Path, cache: Path) -> None:
+    inside = asyncio.Event()
+
+    async def use() -> None:
+        async with engine.running(fake, model=model):
+            inside.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(use())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes_of(cache) == []
+
+
+async def test_a_failed_start_is_one_error(fake: EngineSpec, model: Path) -> None:
+    with pytest.raises(StartFailed, match="out of ideas"):
+        async with engine.running(fake, model=model, server_args=["--fail", "out of ideas"]):
+            pass
+
+
+def test_the_same_without_a_loop(fake: EngineSpec, model: Path, cache: Path) -> None:
+    with engine.running_sync(fake, model=model) as url:
+        assert httpx.get(url + "/health").status_code == 200
+    assert processes_of(cache) == []
+
+
+def test_a_name_is_a_model_of_ours_and_goes_by_that_name(
+    fake: EngineSpec, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ensure(name: str, python: Path, *, progress: object = None) -> Path:
+        asked.append((name, python.name))
+        return model
+
+    monkeypatch.setattr(models, "ensure", ensure, raising=False)
+    up = engine.bring_up(fake, "smollm2")
+    engine.stop(up)
+    assert up.model == "smollm2"
+    assert asked == [("smollm2", "python")]

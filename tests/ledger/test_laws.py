@@ -1,0 +1,98 @@
+"""Each law catches what breaks it, and says where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.drafts import engine_record, make_draft
+
+from tito_core.ledger import Ledger, LawViolationError, VersionSpan, check_ledger
+from tito_core.ledger.invariants import check_alignment, check_trained_once
+from tito_core.ledger.trajectory import Trajectory
+
+GOOD = make_draft(None, 0, [100, 101], [200, 201, 202])
+
+
+def test_the_good_draft_is_good() -> None:
+    ledger = Ledger()
+    ledger.commit(GOOD)
+    check_ledger(ledger)
+
+
+@pytest.mark.parametrize(
+    ("change", "law", "words"),
+    [
+        ({"prompt_length": 3}, 4, "reported a prompt of 3 tokens, the ledger holds 2"),
+        ({"prompt_provenance": np.zeros(1, np.uint8)}, 2, "2 delta ids but 1 provenances"),
+        ({"prompt_provenance": np.array([0, 3], np.uint8)}, 3, "delta token 1 has provenance 3"),
+        ({"logprobs": np.array([-1, -2], np.float32)}, 2, "3 output ids but 2 logprobs"),
+        ({"logprobs": np.array([-1, np.nan, -2], np.float32)}, 4, "logprob nan at output offset 1"),
+        ({"logprobs": np.array([-1, -2, -np.inf], np.float32)}, 4, "logprob -inf at output offset 2"),
+        ({"logprobs": np.array([-9999, -2, -1], np.float32)}, 4, "logprob -9999.0 at output offset 0"),
+        ({"logprobs": np.array([-1, 0.5, -1], np.float32)}, 4, "logprob 0.5 at output offset 1"),
+        ({"output_ids": np.array([200, -1, 2], np.int32)}, 2, "output id -1 at offset 1 is negative"),
+        ({"prompt_ids": np.array([-5, 1], np.int32)}, 2, "delta id -5 at offset 0 is negative"),
+        ({"engine": engine_record(2)}, 10, "spans end at 2, the output has 3 tokens"),
+        ({"engine": engine_record(4)}, 10, "spans end at 4, the output has 3 tokens"),
+    ],
+)
+def test_a_broken_draft_is_refused_and_leaves_no_trace(change: dict[str, object], law: int, words: str) -> None:
+    ledger = Ledger()
+    with pytest.raises(LawViolationError, match=words) as caught:
+        ledger.commit(replace(GOOD, **change))
+    assert caught.value.law == law
+    assert len(ledger) == 0
+    assert ledger.matching(GOOD.fingerprint) == ()
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        (VersionSpan(0, 1, "a"), VersionSpan(2, 3, "b")),
+        (VersionSpan(0, 2, "a"), VersionSpan(1, 3, "b")),
+        (VersionSpan(1, 3, "a"),),
+        (VersionSpan(0, 3, "a"), VersionSpan(3, 2, "b")),
+    ],
+)
+def test_version_spans_must_tile_the_output(spans: tuple[VersionSpan, ...]) -> None:
+    broken = replace(GOOD, engine=replace(GOOD.engine, versions=spans))
+    with pytest.raises(LawViolationError, match="Law 10"):
+        Ledger().commit(broken)
+
+
+def test_an_unknown_parent_is_refused() -> None:
+    with pytest.raises(IndexError):
+        Ledger().commit(make_draft(3, 0, [100], [200]))
+
+
+def _trajectory() -> Trajectory:
+    ledger = Ledger()
+    ledger.commit(GOOD)
+    return ledger.trajectories()[0]
+
+
+def test_alignment_catches_a_short_column_and_a_misplaced_logprob() -> None:
+    good = _trajectory()
+    with pytest.raises(LawViolationError, match="column loss_mask has 4 entries for 5"):
+        check_alignment(replace(good, loss_mask=good.loss_mask[:4]))
+    shifted = np.roll(good.logprobs, -1)
+    with pytest.raises(LawViolationError, match="token 1 has provenance 0 and logprob -1"):
+        check_alignment(replace(good, logprobs=shifted))
+    with pytest.raises(LawViolationError, match="segments end at 2"):
+        check_alignment(replace(good, segments=good.segments[:1]))
+    with pytest.raises(LawViolationError, match="starts at 2, expected 0"):
+        check_alignment(replace(good, segments=good.segments[1:]))
+
+
+def test_training_a_token_twice_or_never_or_a_prompt_is_caught() -> None:
+    ledger = Ledger()
+    ledger.commit(GOOD)
+    good = ledger.trajectories()[0]
+    with pytest.raises(LawViolationError, match="6 of its tokens are trained, expected 3"):
+        check_trained_once(ledger, [good, good])
+    with pytest.raises(LawViolationError, match="0 of its tokens are trained"):
+        check_trained_once(ledger, [])
+    with pytest.raises(LawViolationError, match="not report as output"):
+        check_trained_once(ledger, [replace(good, loss_mask=np.ones(5, np.uint8))])

@@ -1,0 +1,235 @@
+"""Real Strands agents over scripted engines, on both wires: every token accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands import Agent, tool
+from strands.types.exceptions import MaxTokensReachedException
+from support.budget import examples
+from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
+
+from tito_core import store
+from tito_core.ledger import Finish, Ledger, Provenance, check_ledger
+
+UUID = "00000000-0000-4000-8000-000000000000"
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return str(a + b)
+
+
+def agent_of(model: Any, **options: Any) -> Agent:
+    return Agent(model=model, tools=[add], callback_handler=None, system_prompt="Be brief.", **options)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_tool_is_called_and_every_token_is_in_the_trajectory(kind: str) -> None:
+    script = Says("Let me see. " + call("add", '{"a": 2, "b": 3}'), "It is 5.")
+    model = model_of(kind, script)
+    agent = agent_of(model)
+    result = await agent.invoke_async("What is 2 + 3?")
+    assert str(result).strip() == "It is 5."
+    assert [len(turn.draft.calls) for turn in model.ledger] == [1, 0]
+    check_ledger(model.ledger)
+    trajectory = model.trajectory
+    text = tokenizer().decode(trajectory.token_ids)
+    assert text.endswith("<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\nIt is 5.<|im_end|>")
+    sampled = trajectory.token_ids[trajectory.loss_mask == 1].tolist()
+    asked = call("add", '{"a": 2, "b": 3}')
+    assert sampled == ids_of(f"Let me see. {asked}{END}") + ids_of(f"It is 5.{END}")
+    assert np.isfinite(trajectory.logprobs[trajectory.loss_mask == 1]).all()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_each_prompt_is_the_path_before_it_and_the_delta(kind: str) -> None:
+    script = Says(call("add", '{"a": 1, "b": 1}'), "Two.", "Yes.")
+    model = model_of(kind, script)
+    agent = agent_of(model)
+    await agent.invoke_async("1 + 1?")
+    await agent.invoke_async("Sure?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1]
+    for turn, request in zip(model.ledger, script.requests, strict=True):
+        before = model.ledger.path_ids(turn.parent).tolist()
+        assert list(request.prompt_ids) == before + turn.draft.prompt_ids.tolist()
+
+
+async def test_the_same_conversation_gives_byte_equal_ledgers_on_both_backends() -> None:
+    records = []
+    for kind in BACKENDS:
+        script = Says(call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 2}') + call("nope", "{}"), "It is 5.", "Ok.")
+        model = model_of(kind, script, ledger=Ledger(UUID))
+        agent = agent_of(model)
+        await agent.invoke_async("What is 2 + 3?")
+        await agent.invoke_async("Thanks 🦉")
+        assert len(model.ledger) == 4
+        records.append(store.encode(model.ledger, engine=False))
+    assert records[0] == records[1]
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(
+    words=st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4),
+    answers=st.lists(st.lists(st.integers(3, 48000), min_size=0, max_size=12), min_size=1, max_size=4),
+    cut=st.booleans(),
+)
+def test_any_conversation_of_any_ids_is_equal_on_both_and_keeps_the_laws(
+    words: list[str], answers: list[list[int]], cut: bool
+) -> None:
+    async def run(kind: str) -> bytes:
+        model = model_of(
+            kind,
+            Says(*([*ids, 2] for ids in answers)),
+            ledger=Ledger(UUID),
+            sampling={"max_new_tokens": 8 if cut else 64},
+        )
+        agent = agent_of(model)
+        for word in words:
+            try:
+                await agent.invoke_async(word, limits={"turns": 3})
+            except MaxTokensReachedException:
+                pass
+        check_ledger(model.ledger)
+        for trajectory in model.trajectories:
+            assert trajectory.loss_mask.sum() <= sum(len(turn.draft.output_ids) for turn in model.ledger)
+        assert len(model.trajectories) == 1, model.trajectories
+        return store.encode(model.ledger, engine=False)
+
+    assert asyncio.run(run("vllm")) == asyncio.run(run("sglang"))
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_malformed_call_never_runs_and_the_policy_reads_why(kind: str) -> None:
+    ran: list[str] = []
+
+    @tool
+    def wipe(path: str = "/everything") -> str:
+        """Wipe a path.
+
+        Args:
+            path: What to wipe.
+        """
+        ran.append(path)
+        return "wiped"
+
+    script = Says('<tool_call>{"name": "wipe", "arguments": {"path": }}</tool_call>', "Sorry.")
+    model = model_of(kind, script)
+    agent = Agent(model=model, tools=[wipe], callback_handler=None)
+    await agent.invoke_async("Clean up.")
+    assert ran == []
+    assert model.ledger[0].draft.calls[0].status == "malformed"
+    prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
+    assert "the tool call was malformed and was not executed. The call is not valid JSON" in prompt
+    assert "Unknown tool" not in prompt
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_cut_answer_is_closed_once_when_the_conversation_goes_on(kind: str) -> None:
+    model = model_of(kind, Says("I was about to...", "Go on, then."), sampling={"max_new_tokens": 4})
+    agent = agent_of(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("Tell me.")
+    assert model.ledger[0].draft.finish == Finish.LENGTH
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("Well?")
+    delta = model.ledger[1].draft
+    assert delta.parent == 0
+    assert delta.prompt_ids[0] == ids_of(END)[0]
+    assert delta.prompt_provenance[0] == Provenance.INSERTED
+    assert (delta.prompt_provenance[1:] != Provenance.INSERTED).all()
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_cut_call_stays_text_and_never_runs(kind: str) -> None:
+    model = model_of(kind, Says('<tool_call>{"name": "add", "argu...', "Fine."), sampling={"max_new_tokens": 12})
+    agent = agent_of(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("2 + 3?")
+    assert model.ledger[0].draft.calls[0].status == "truncated"
+    await agent.invoke_async("Well?")
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_edited_history_makes_a_branch_and_each_token_is_trained_once(kind: str) -> None:
+    model = model_of(kind, Says("One.", "Two.", "Three."))
+    agent = agent_of(model)
+    await agent.invoke_async("First?")
+    await agent.invoke_async("Second?")
+    agent.messages[0]["content"][0]["text"] = "First, redacted?"
+    await agent.invoke_async("Third?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, None]
+    assert "First, redacted?" in tokenizer().decode(model.ledger[2].draft.prompt_ids)
+    check_ledger(model.ledger)
+    with pytest.raises(LookupError, match="2 trajectories"):
+        _ = model.trajectory
+    total = sum(int(t.loss_mask.sum()) for t in model.trajectories)
+    assert total == sum(len(turn.draft.output_ids) for turn in model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_rewinding_branches_from_the_turn_it_rewinds_to(kind: str) -> None:
+    model = model_of(kind, Says("One.", "Two.", "Other."))
+    agent = agent_of(model)
+    await agent.invoke_async("First?")
+    await agent.invoke_async("Second?")
+    del agent.messages[2:]
+    await agent.invoke_async("Second, but different?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, 0]
+    assert [t.context_turns for t in model.trajectories] == [frozenset(), frozenset({0})]
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_identical_agents_sharing_one_model_stay_apart(kind: str) -> None:
+    model = model_of(kind, Says("Same."))
+    agents = [agent_of(model) for _ in range(8)]
+    for _ in range(3):
+        await asyncio.gather(*(agent.invoke_async("Hello?") for agent in agents))
+    assert len(model.ledger) == 24
+    assert len(model.trajectories) == 8
+    assert all(len(t.turns) == 3 for t in model.trajectories)
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_synchronous_api_works_again_and_again(kind: str) -> None:
+    model = model_of(kind, Says("One.", "Two."))
+    agent = agent_of(model)
+    agent("First?")
+    agent("Second?")
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_blank_and_empty_answers_are_continued(kind: str) -> None:
+    model = model_of(kind, Says("", "  \n", "Fine."))
+    agent = agent_of(model)
+    for question in ("A?", "B?", "C?"):
+        await agent.invoke_async(question)
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_reset_seals_the_ledger(kind: str) -> None:
+    model = model_of(kind, Says("One."))
+    await agent_of(model).invoke_async("Hi?")
+    sealed = model.reset()
+    assert len(sealed) == 1
+    assert len(model.ledger) == 0
+    assert model.ledger.uuid != sealed.uuid
+    with pytest.raises(LookupError, match="no turn yet"):
+        _ = model.trajectory

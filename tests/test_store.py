@@ -1,0 +1,74 @@
+"""Ledgers in files: nothing whole is lost, nothing torn is read, nothing newer is guessed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.drafts import make_draft
+
+from tito_core import store
+from tito_core.ledger import Ledger
+from tito_core.ledger.codec import SchemaError, from_record, to_record
+
+
+def ledger(number: int) -> Ledger:
+    made = Ledger(f"{number:08d}-0000-4000-8000-000000000000")
+    made.commit(make_draft(None, 0, [100, 101], [200 + number]))
+    made.commit(make_draft(0, 3, [102], [203, 204]))
+    return made
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    store.append(path, [ledger(3)])
+    assert [store.encode(found) for found in store.read(path)] == [store.encode(ledger(n)) for n in (1, 2, 3)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "rollouts.tito"
+    path.unlink(missing_ok=True)
+    ends = []
+    for number in range(3):
+        store.append(path, [ledger(number)])
+        ends.append(path.stat().st_size)
+    cut = data.draw(st.integers(0, ends[-1]))
+    path.write_bytes(path.read_bytes()[:cut])
+    whole = sum(end <= cut for end in ends)
+    if cut >= len(store.MAGIC):
+        assert [found.uuid for found in store.read(path)] == [ledger(n).uuid for n in range(whole)]
+    store.append(path, [ledger(9)])
+    assert [found.uuid for found in store.read(path)] == [ledger(n).uuid for n in [*range(whole), 9]]
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    damaged = bytearray(path.read_bytes())
+    damaged[-20] ^= 1
+    path.write_bytes(damaged)
+    assert [found.uuid for found in store.read(path)] == [ledger(1).uuid]
+
+
+def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"dear diary, today")
+    with pytest.raises(SchemaError, match="holds no rollouts"):
+        store.read(path)
+    with pytest.raises(SchemaError, match="holds no rollouts"):
+        store.append(path, [ledger(1)])
+    assert path.read_bytes() == b"dear diary, today"
+
+
+def test_a_newer_schema_is_refused() -> None:
+    record = to_record(ledger(1))
+    with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads 1"):
+        from_record({**record, "schema": 2})
+    with pytest.raises(SchemaError, match="format is 'other'"):
+        from_record({**record, "format": "other"})

@@ -1,0 +1,382 @@
+"""The same engine over a socket and in process: faults, aborts, disconnects, pauses and streams look alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Literal
+
+import httpx
+import pytest
+
+from tito_core.testing import (
+    THROTTLED,
+    UNAVAILABLE,
+    Fault,
+    HashPolicy,
+    InProcessTransport,
+    Replay,
+    ScriptedEngine,
+    ScriptedServer,
+    always,
+    at,
+    every,
+    first,
+    from_function,
+    scripted_engine,
+    scripted_server,
+)
+
+Kind = Literal["vllm", "sglang"]
+Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[httpx.AsyncClient]]
+PATHS = {"vllm": "/v1/completions", "sglang": "/generate"}
+TEN = from_function(lambda prompt: [5, 6, 7, 8, 9, 10, 11, 12, 13, 2])
+
+
+@asynccontextmanager
+async def over_socket(engine: ScriptedEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        ScriptedServer(engine) as server,
+        httpx.AsyncClient(base_url=server.base_url, timeout=5, trust_env=False) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def in_process(engine: ScriptedEngine) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=InProcessTransport(engine), base_url="http://scripted", timeout=5) as client:
+        yield client
+
+
+@pytest.fixture(params=[over_socket, in_process], ids=["socket", "in-process"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    found: Connect = request.param
+    return found
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+def made(kind: Kind, script: Any = TEN, **settings: Any) -> ScriptedEngine:
+    return scripted_engine(kind, script, eos_ids=[2], **settings)
+
+
+def fields(kind: Kind, **extra: Any) -> dict[str, Any]:
+    if kind == "vllm":
+        return {
+            "model": "scripted",
+            "prompt": [1, 3],
+            "max_tokens": 10,
+            "logprobs": 0,
+            "return_token_ids": True,
+            **extra,
+        }
+    return {"input_ids": [1, 3], "sampling_params": {"max_new_tokens": 10}, "return_logprob": True, **extra}
+
+
+def output_ids(kind: Kind, response: httpx.Response) -> list[int]:
+    value = response.json()
+    found: list[int] = value["choices"][0]["token_ids"] if kind == "vllm" else value["output_ids"]
+    return found
+
+
+def finish(kind: Kind, response: httpx.Response) -> str:
+    value = response.json()
+    return str(value["choices"][0]["finish_reason"] if kind == "vllm" else value["meta_info"]["finish_reason"]["type"])
+
+
+async def abort(kind: Kind, client: httpx.AsyncClient, request_id: str) -> None:
+    if kind == "vllm":
+        answer = await client.post("/inference/v1/abort_requests", json={"request_ids": [request_id]})
+    else:
+        answer = await client.post("/abort_request", json={"rid": request_id})
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_status_faults_and_policies(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, fault=at({0: THROTTLED, 1: UNAVAILABLE, 2: Fault(status=307, headers={"location": "/x"})}))
+    async with connect(engine) as client:
+        answers = [await client.post(PATHS[kind], json=fields(kind)) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [429, 503, 307, 200]
+    assert answers[0].headers["retry-after"] == "0"
+    assert answers[0].json() == {"error": "busy"}
+    assert answers[1].content == b"no upstream"
+    assert [request.number for request in engine.requests] == [0, 1, 2, 3]
+    assert engine.running == 0
+    calls = [every(2, UNAVAILABLE), first(1, UNAVAILABLE), always(UNAVAILABLE)]
+    decided = [[policy(n, engine.requests[0]) is not None for n in range(3)] for policy in calls]
+    assert decided == [[True, False, True], [True, False, False], [True, True, True]]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(reset_after=0), Fault(close_after=0), Fault(reset_after=20), Fault(close_after=20)]
+)
+async def test_cut_connections(kind: Kind, connect: Connect, fault: Fault) -> None:
+    script = Replay([[5, 2], [6, 2]])
+    engine = made(kind, script, fault=first(1, fault))
+    async with connect(engine) as client:
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            await client.post(PATHS[kind], json=fields(kind))
+        assert script.remaining == (2 if fault.unanswered else 1)
+        assert (await client.post(PATHS[kind], json=fields(kind))).status_code == 200
+    assert engine.running == 0
+
+
+async def test_a_cut_body_arrives_up_to_the_cut(kind: Kind, connect: Connect) -> None:
+    async with connect(made(kind, fault=always(Fault(close_after=20)))) as client:
+        async with client.stream("POST", PATHS[kind], json=fields(kind)) as response:
+            assert response.status_code == 200
+            pieces = response.aiter_raw()
+            assert len(await anext(pieces)) == 20
+            with pytest.raises(httpx.RemoteProtocolError):
+                await anext(pieces)
+
+
+async def test_spoiled_bodies(kind: Kind, connect: Connect) -> None:
+    html = Fault(body=b"<html>502</html>", content_type="text/html")
+    engine = made(kind, fault=at({0: html, 1: Fault(content_type="text/plain"), 2: Fault(drip=(50, 0.001))}))
+    async with connect(engine) as client:
+        answers = [await client.post(PATHS[kind], json=fields(kind)) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert answers[0].text == "<html>502</html>"
+    assert [answer.headers["content-type"] for answer in answers] == ["text/html", "text/plain", "application/json"]
+    assert output_ids(kind, answers[1]) == output_ids(kind, answers[2]) == [5, 6, 7, 8, 9, 10, 11, 12, 13, 2]
+
+
+async def test_planted_defects(kind: Kind, connect: Connect) -> None:
+    def shift(answer: Any) -> None:
+        if kind == "vllm":
+            table = answer["choices"][0]["logprobs"]
+            table["token_logprobs"] = [float("nan"), *table["token_logprobs"][:-1]]
+        else:
+            entries = answer["meta_info"]["output_token_logprobs"]
+            for entry, value in zip(entries, [float("nan"), *(e[0] for e in entries[:-1])], strict=True):
+                entry[0] = value
+
+    async with connect(made(kind, fault=always(Fault(edit=shift)))) as client:
+        answer = await client.post(PATHS[kind], json=fields(kind))
+    assert b"NaN" in answer.content
+    assert len(output_ids(kind, answer)) == 10
+
+
+async def test_edited_streams(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, fault=always(Fault(edit=lambda events: events[::-1])), latency=0.01)
+    async with connect(engine) as client:
+        answer = await client.post(PATHS[kind], json=fields(kind, stream=True))
+    events = [json.loads(part.removeprefix("data: ")) for part in answer.text.split("\n\n")[:-2]]
+    first_event = events[0]["choices"][0]["token_ids"] if kind == "vllm" else events[0]["output_ids"][-1:]
+    assert first_event == [2]
+    assert engine.running == 0
+
+
+async def test_abort_during_a_hang_gives_the_tokens_so_far(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, fault=first(1, Fault(hang=True, emitted=3)))
+    extra: dict[str, Any] = {"request_id": "r7"} if kind == "vllm" else {"rid": "r7"}
+    server_id = "cmpl-r7-0" if kind == "vllm" else "r7"
+    async with connect(engine) as client:
+        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra)))
+        await until(lambda: engine.running == 1)
+        assert engine.requests[0].request_id == "r7"
+        await abort(kind, client, "nobody")
+        assert engine.aborted == []
+        await abort(kind, client, server_id)
+        answer = await asked
+    assert (finish(kind, answer), output_ids(kind, answer)) == ("abort", [5, 6, 7])
+    assert (engine.aborted, engine.disconnected, engine.running) == ([server_id], [], 0)
+
+
+async def test_latency_can_be_aborted_too(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=lambda request: 20.0)
+    extra: dict[str, Any] = {} if kind == "vllm" else {"rid": "r8"}
+    async with connect(engine) as client:
+        headers = {"X-Request-Id": "r8"}
+        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra), headers=headers))
+        await until(lambda: engine.running == 1)
+        await abort(kind, client, engine.requests[0].server_id)
+        answer = await asked
+    assert (finish(kind, answer), output_ids(kind, answer)) == ("abort", [])
+
+
+@pytest.mark.parametrize("how", [Fault(hang=True), Fault(delay=30.0)], ids=["hang", "delay"])
+async def test_a_client_that_goes_away_is_noticed(kind: Kind, connect: Connect, how: Fault) -> None:
+    engine = made(kind, fault=always(how))
+    async with connect(engine) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(PATHS[kind], json=fields(kind), timeout=0.1)
+        await until(lambda: engine.running == 0)
+        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
+        await until(lambda: engine.running == 1)
+        asked.cancel()
+        await until(lambda: engine.running == 0)
+    assert engine.disconnected == [request.server_id for request in engine.requests]
+    assert (len(engine.disconnected), engine.peak) == (2, 1)
+
+
+async def test_a_stream_comes_token_by_token_and_an_abort_ends_it(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=0.2)
+    async with connect(engine) as client:
+        begun = time.monotonic()
+        events = []
+        async with client.stream("POST", PATHS[kind], json=fields(kind, stream=True)) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                if len(events) == 3:
+                    await abort(kind, client, engine.requests[0].server_id)
+        assert time.monotonic() - begun < 0.19
+    last = events[-1]
+    reason = last["choices"][0]["finish_reason"] if kind == "vllm" else last["meta_info"]["finish_reason"]["type"]
+    assert reason == "abort"
+    if kind == "vllm":
+        assert [i for event in events for i in event["choices"][0]["token_ids"]] == [5, 6, 7, 8]
+    else:
+        assert last["output_ids"] == [5, 6, 7, 8]
+    assert engine.running == 0
+
+
+async def test_leaving_a_stream_is_noticed(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=20.0)
+    async with connect(engine) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(PATHS[kind], json=fields(kind, stream=True), timeout=0.1)
+        await until(lambda: engine.running == 0)
+    assert engine.disconnected == [engine.requests[0].server_id]
+
+
+async def test_a_paused_server_makes_requests_wait(kind: Kind, connect: Connect) -> None:
+    engine = made(kind)
+    pause, resume = ("/pause?mode=keep", "/resume") if kind == "vllm" else ("/pause_generation", "/continue_generation")
+    async with connect(engine) as client:
+        assert (await client.post(pause, json={"mode": "keep" if kind == "vllm" else "in_place"})).status_code == 200
+        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
+        await until(lambda: engine.running == 1)
+        await asyncio.sleep(0.03)
+        assert not asked.done()
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.post(resume)).status_code == 200
+        assert len(output_ids(kind, await asked)) == 10
+
+
+async def test_new_weights_in_mid_generation_leave_two_spans(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=0.3)
+    path = "/inference/v1/generate" if kind == "vllm" else "/generate"
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
+    async with connect(engine) as client:
+        asked = asyncio.create_task(client.post(path, json=body))
+        await until(lambda: engine.running == 1)
+        await asyncio.sleep(0.1)
+        await client.post("/update_weight_version", json={"new_version": "v2"})
+        value = (await asked).json()
+    spans = value["choices"][0]["weight_versions"] if kind == "vllm" else value["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["default", "v2"]
+    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 10)
+    assert 0 < spans[1]["start"] < 10
+
+
+async def test_only_so_many_run_at_once(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=0.03, max_running=1, max_queued=1)
+    async with connect(engine) as client:
+        asked = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        third = await client.post(PATHS[kind], json=fields(kind))
+        statuses = {(await one).status_code for one in asked}
+    assert statuses == {200}
+    assert third.status_code == (200 if kind == "vllm" else 503)
+    if kind == "sglang":
+        full = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
+        assert third.json() == full
+
+
+async def test_the_api_key(kind: Kind, connect: Connect) -> None:
+    async with connect(made(kind, api_key="secret")) as client:
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer no"}, 401),
+            ({"Authorization": "Bearer secret"}, 200),
+        ):
+            assert (await client.post(PATHS[kind], json=fields(kind), headers=headers)).status_code == status
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_an_id_outside_the_vocabulary(connect: Connect) -> None:
+    async with connect(made("vllm")) as client:
+        answer = await client.post("/v1/completions", json=fields("vllm", prompt=[1, 1000]))
+        assert answer.json()["error"]["message"] == "Token id 1000 is out of vocabulary"
+    engine = made("sglang", fault=at({0: Fault(hang=True)}))
+    async with connect(engine) as client:
+        waiting = asyncio.create_task(client.post("/generate", json=fields("sglang")))
+        await until(lambda: engine.running == 1)
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            await client.post("/generate", json=fields("sglang", input_ids=[1, 1000]))
+        assert engine.state.dead
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health")
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            await waiting
+
+
+async def test_big_bodies_and_many_at_once(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=0.01, max_model_len=400_000)
+    prompt = "prompt" if kind == "vllm" else "input_ids"
+    async with connect(engine) as client:
+        assert (await client.post(PATHS[kind], json=fields(kind, **{prompt: [999] * 300_000}))).status_code == 200
+        answers = await asyncio.gather(*(client.post(PATHS[kind], json=fields(kind)) for _ in range(50)))
+    assert {len(output_ids(kind, answer)) for answer in answers} == {10}
+    assert engine.peak > 10
+
+
+async def test_a_record_of_every_exchange(kind: Kind, connect: Connect) -> None:
+    engine = made(kind)
+    async with connect(engine) as client:
+        await client.get("/health")
+        answer = await client.post(PATHS[kind], json=fields(kind))
+        await client.get("/nowhere")
+    assert [(e.method, e.path, e.response.status) for e in engine.exchanges] == [
+        ("GET", "/health", 200),
+        ("POST", PATHS[kind], 200),
+        ("GET", "/nowhere", 404),
+    ]
+    exchange = engine.exchanges[1]
+    assert json.loads(exchange.body) == fields(kind)
+    assert exchange.response.content == answer.content
+    assert exchange.answers[0].output_ids == (5, 6, 7, 8, 9, 10, 11, 12, 13, 2)
+
+
+async def test_nothing_is_kept_without_record(kind: Kind) -> None:
+    engine = made(kind, record=False)
+    async with in_process(engine) as client:
+        assert (await client.post(PATHS[kind], json=fields(kind))).status_code == 200
+    assert (engine.requests, engine.exchanges) == ([], [])
+
+
+def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
+    threads = threading.active_count()
+    with scripted_server(kind, HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=at({1: Fault(hang=True)})) as server:
+        with httpx.Client(base_url=server.base_url, trust_env=False) as client:
+            assert client.post(PATHS[kind], json=fields(kind)).status_code == 200
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(PATHS[kind], json=fields(kind), timeout=0.05)
+        assert len(server.engine.requests) == 2
+    assert threading.active_count() == threads
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.base_url}/health", trust_env=False)
+
+
+def test_clear_refusals() -> None:
+    with pytest.raises(ValueError, match="no scripted engine 'tgi'; choose one of vllm, sglang"):
+        scripted_engine("tgi", TEN)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="enter it with"):
+        _ = scripted_server("vllm", TEN).base_url

@@ -1,0 +1,285 @@
+"""Both wires carry the same script unchanged: ids, logprobs, stops, lengths, scores, streams, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tito_core.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
+
+Kind = Literal["vllm", "sglang"]
+KINDS: tuple[Kind, ...] = ("vllm", "sglang")
+VOCAB, EOS = 500, (2, 3)
+token_ids = st.integers(0, VOCAB - 1)
+prompts = st.lists(token_ids, min_size=1, max_size=60)
+answers = st.lists(st.integers(4, VOCAB - 1), max_size=20)
+
+
+class Said:
+    """An answer of either wire, read with nothing but `json`."""
+
+    def __init__(self, kind: Kind, content: bytes) -> None:
+        value = json.loads(content)
+        if kind == "vllm":
+            choice = value["choices"][0]
+            self.prompt, self.ids = choice["prompt_token_ids"], choice["token_ids"]
+            self.logprobs = choice["logprobs"]["token_logprobs"]
+            self.finish, self.stop, self.text = choice["finish_reason"], choice["stop_reason"], choice["text"]
+            self.prompt_tokens, self.completion_tokens = (
+                value["usage"][f"{w}_tokens"] for w in ("prompt", "completion")
+            )
+            self.cached = value["usage"]["prompt_tokens_details"]["cached_tokens"]
+        else:
+            meta = value["meta_info"]
+            self.prompt, self.ids = value["prompt_token_ids"], value["output_ids"]
+            self.logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+            assert [entry[1] for entry in meta["output_token_logprobs"]] == self.ids
+            self.finish, self.stop = meta["finish_reason"]["type"], meta["finish_reason"].get("matched")
+            self.text, self.cached = value["text"], meta["cached_tokens"]
+            self.prompt_tokens, self.completion_tokens = meta["prompt_tokens"], meta["completion_tokens"]
+
+
+def body(kind: Kind, prompt: Sequence[int], limit: int, **sampling: Any) -> dict[str, Any]:
+    """The same request in each wire's words; `sampling` are fields that both call alike."""
+    if kind == "vllm":
+        wanted = {"logprobs": 0, "return_token_ids": True, "max_tokens": limit}
+        return {"model": "scripted", "prompt": list(prompt), **wanted, **sampling}
+    params = {"max_new_tokens": limit, **sampling}
+    wanted = {"return_logprob": True, "return_prompt_token_ids": True}
+    return {"input_ids": list(prompt), "sampling_params": params, **wanted}
+
+
+async def send(engine: ScriptedEngine, fields: dict[str, Any]) -> bytes:
+    path = "/v1/completions" if engine.wire.name == "vllm" else "/generate"
+    response = await engine.handle("POST", path, {}, json.dumps(fields).encode())
+    assert response.status == 200, response.content
+    return response.content
+
+
+async def ask(engine: ScriptedEngine, prompt: Sequence[int], limit: int = 64, **sampling: Any) -> Said:
+    kind = engine.wire.name
+    assert kind in KINDS
+    return Said(kind, await send(engine, body(kind, prompt, limit, **sampling)))
+
+
+async def score(engine: ScriptedEngine, ids: Sequence[int]) -> list[float]:
+    """Teacher-forced logprobs of `ids[1:]`, as a client of each wire asks for them."""
+    if engine.wire.name == "vllm":
+        fields = {"model": "scripted", "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0}
+        found = json.loads(await send(engine, fields))["choices"][0]["prompt_logprobs"]
+        assert found[0] is None
+        assert [next(iter(entry)) for entry in found[1:]] == [str(i) for i in ids[1:]]
+        return [next(iter(entry.values()))["logprob"] for entry in found[1:]]
+    fields = {"input_ids": list(ids), "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    found = json.loads(await send(engine, {**fields, "logprob_start_len": 0}))["meta_info"]["input_token_logprobs"]
+    assert [entry[1] for entry in found] == list(ids)
+    assert found[0][0] is None
+    return [entry[0] for entry in found[1:]]
+
+
+def made(kind: Kind, script: Any, **settings: Any) -> ScriptedEngine:
+    return scripted_engine(kind, script, vocab_size=VOCAB, eos_ids=EOS, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(prompts, answers, st.sampled_from(EOS))
+async def test_ids_pass_unchanged(kind: Kind, prompt: list[int], answer: list[int], eos: int) -> None:
+    engine = made(kind, Replay([[*answer, eos]]))
+    said = await ask(engine, prompt)
+    assert said.prompt == prompt
+    assert list(engine.requests[0].prompt_ids) == prompt
+    assert said.ids == [*answer, eos]
+    assert (said.finish, len(said.logprobs)) == ("stop", len(said.ids))
+    assert said.stop == (None if kind == "vllm" and eos == EOS[0] else eos)
+    assert said.text == "".join(f"<{i}>" for i in answer)
+    assert (said.prompt_tokens, said.completion_tokens) == (len(prompt), len(said.ids))
+
+
+@given(prompts, st.integers(0, 2**31), st.sampled_from([0.0, 1.0]), st.integers(1, 40))
+async def test_both_wires_say_the_same_and_score_it_the_same(
+    prompt: list[int], seed: int, temperature: float, limit: int
+) -> None:
+    said, scores = [], []
+    for kind, seed_name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
+        engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
+        told = await ask(engine, prompt, limit, temperature=temperature, **{seed_name: seed})
+        said.append((told.ids, told.logprobs, told.finish))
+        scores.append(await score(engine, [*prompt, *told.ids]))
+        assert scores[-1][len(prompt) - 1 :] == told.logprobs
+    assert said[0] == said[1]
+    assert scores[0] == scores[1]
+
+
+@given(prompts, answers.filter(bool))
+async def test_derived_logprobs_are_the_same_everywhere(prompt: list[int], answer: list[int]) -> None:
+    told = []
+    for kind in KINDS:
+        engine = made(kind, Replay([Completion(answer, finish="stop")]))
+        said = await ask(engine, prompt)
+        assert all(-8 <= value < 0 for value in said.logprobs)
+        assert (await score(engine, [*prompt, *answer]))[len(prompt) - 1 :] == said.logprobs
+        told.append(said.logprobs)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEndings:
+    async def test_cut_after_the_first_stop_id(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 6, 2, 7, 8]]))
+        said = await ask(engine, [1])
+        assert (said.ids, said.finish) == ([5, 6, 2], "stop")
+
+    async def test_the_requests_own_stop_id(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 6, 7, 2]]))
+        said = await ask(engine, [1], stop_token_ids=[6])
+        assert (said.ids, said.finish, said.stop) == ([5, 6], "stop", 6)
+
+    async def test_eos_ignored(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 2, 6, 2]]))
+        said = await ask(engine, [1], 3, ignore_eos=True)
+        assert (said.ids, said.finish) == ([5, 2, 6], "length")
+
+    async def test_length(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 6, 7, 8, 2]]))
+        said = await ask(engine, [1], 3)
+        assert (said.ids, said.finish, said.stop) == ([5, 6, 7], "length", None)
+
+    async def test_a_stop_string_keeps_the_ids_and_cuts_the_text(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 60, 61, 7, 2]]))
+        said = await ask(engine, [1], stop=["0><6"])
+        assert (said.ids, said.finish, said.stop) == ([5, 60, 61], "stop", "0><6")
+        assert said.text == "<5><6"
+
+    async def test_a_script_without_an_end_is_told_so(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[5, 6]]))
+        path = "/v1/completions" if kind == "vllm" else "/generate"
+        response = await engine.handle("POST", path, {}, json.dumps(body(kind, [1], 9)).encode())
+        assert response.status == 400
+        assert "holds no stop id (any of [2, 3]) and does not fill max_new_tokens=9" in response.content.decode()
+
+    async def test_an_exhausted_replay_and_a_strange_id_are_told_so(self, kind: Kind) -> None:
+        engine = made(kind, Replay([[VOCAB, 2]]))
+        path = "/v1/completions" if kind == "vllm" else "/generate"
+        for words in ("outside the vocabulary of 500", "Replay holds 1 answers and request 1 asks for one more"):
+            response = await engine.handle("POST", path, {}, json.dumps(body(kind, [1], 9)).encode())
+            assert response.status == 400
+            assert words in response.content.decode()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_replay_by_prompt_repeats_itself_and_scores_use_no_answer(kind: Kind) -> None:
+    script = Replay([[5, 2], [6, 2]], by="prompt")
+    engine = made(kind, script)
+    assert (await ask(engine, [1, 1])).ids == [5, 2]
+    assert (await ask(engine, [1, 1])).ids == [5, 2]
+    await score(engine, [1, 2, 3])
+    assert script.remaining == 1
+    assert (await ask(engine, [1, 2])).ids == [6, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_told_logprobs_are_what_scoring_gives_back(kind: Kind) -> None:
+    engine = made(kind, Replay([Completion([5, 6, 2], [-0.5, -0.25, -0.125])]))
+    assert (await ask(engine, [1, 9])).logprobs == [-0.5, -0.25, -0.125]
+    assert (await score(engine, [1, 9, 5, 6, 2]))[1:] == [-0.5, -0.25, -0.125]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_from_function(kind: Kind) -> None:
+    engine = made(kind, from_function(lambda prompt: [*reversed(prompt), 2]))
+    assert (await ask(engine, [7, 8, 9])).ids == [9, 8, 7, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_prefix_cache_counts_as_the_servers_do(kind: Kind) -> None:
+    engine = made(kind, from_function(lambda prompt: [5, 2]))
+    prompt = list(range(4, 104))
+    said = [(await ask(engine, ids)).cached for ids in (prompt, prompt, [*prompt, 5, 9], [4, 5, 6, 400])]
+    assert said == ([0, 96, 96, 0] if kind == "vllm" else [0, 99, 101, 3])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_n_samples_differ_and_are_numbered(kind: Kind) -> None:
+    engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
+    value = json.loads(await send(engine, body(kind, [1, 2], 30, n=3)))
+    found = value["choices"] if kind == "vllm" else value
+    ids = [tuple(one["token_ids" if kind == "vllm" else "output_ids"]) for one in found]
+    assert len(set(ids)) == 3
+    assert [request.number for request in engine.requests] == [0, 1, 2]
+    if kind == "vllm":
+        assert value["usage"]["prompt_tokens"] == 2
+        assert value["usage"]["completion_tokens"] == sum(map(len, ids))
+
+
+@given(prompts, st.integers(0, 100))
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_adds_up_to_the_whole(kind: Kind, prompt: list[int], seed: int) -> None:
+    name = "seed" if kind == "vllm" else "sampling_seed"
+    engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
+    whole = await ask(engine, prompt, 20, **{name: seed})
+    fields = {**body(kind, prompt, 20, **{name: seed}), "stream": True}
+    raw = await send(engine, fields)
+    assert raw.endswith(b"data: [DONE]\n\n")
+    events = [json.loads(part.removeprefix(b"data: ")) for part in raw.split(b"\n\n")[:-2]]
+    if kind == "sglang":
+        last = events[-1]
+        assert (last["output_ids"], last["text"]) == (whole.ids, whole.text)
+        assert [entry[0] for entry in last["meta_info"]["output_token_logprobs"]] == whole.logprobs
+        assert [len(event["output_ids"]) for event in events] == list(range(1, len(whole.ids) + 1))
+        return
+    choices = [event["choices"][0] for event in events]
+    assert [i for choice in choices for i in choice["token_ids"]] == whole.ids
+    assert [v for choice in choices for v in choice["logprobs"]["token_logprobs"]] == whole.logprobs
+    assert "".join(choice["text"] for choice in choices) == whole.text
+    assert [choice["prompt_token_ids"] for choice in choices] == [prompt] + [None] * (len(choices) - 1)
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [whole.finish]
+
+
+async def test_generate_says_what_completions_says() -> None:
+    engine = made("vllm", HashPolicy(VOCAB, eos_ids=EOS))
+    whole = await ask(engine, [1, 2, 3], 20, seed=4)
+    params = {"max_tokens": 20, "seed": 4, "logprobs": 2}
+    for stream in (False, True):
+        fields = {"token_ids": [1, 2, 3], "sampling_params": params, "return_token_ids": True, "stream": stream}
+        response = await engine.handle("POST", "/inference/v1/generate", {}, json.dumps(fields).encode())
+        parts = response.content.split(b"\n\n")[:-2] if stream else [response.content]
+        values = [json.loads(part.removeprefix(b"data: ")) for part in parts]
+        assert values[0]["prompt_token_ids"] == [1, 2, 3]
+        choices = [value["choices"][0] for value in values]
+        assert [i for choice in choices for i in choice["token_ids"]] == whole.ids
+        content = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+        assert [entry["logprob"] for entry in content] == whole.logprobs
+        assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+        assert choices[-1]["weight_versions"] == [{"version": "default", "start": 0, "end": len(whole.ids)}]
+
+
+async def test_sglang_reports_logprobs_at_the_temperature_and_vllm_raw() -> None:
+    reported = {}
+    for kind, name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
+        engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
+        said = await ask(engine, [4, 5], 20, temperature=2.0, **{name: 8})
+        rescored = (await score(engine, [4, 5, *said.ids]))[1:]
+        reported[kind] = said.ids
+        assert (rescored == said.logprobs) is (kind == "vllm")
+    assert reported["vllm"] == reported["sglang"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_top_logprobs_hold_the_chosen_token(kind: Kind) -> None:
+    engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
+    if kind == "vllm":
+        value = json.loads(await send(engine, {**body(kind, [1, 2], 9), "logprobs": 3}))
+        table = value["choices"][0]["logprobs"]
+        for token, logprob, top in zip(*(table[k] for k in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+            assert top[token] == logprob
+            assert len(top) in (3, 4)
+    else:
+        meta = json.loads(await send(engine, {**body(kind, [1, 2], 9), "top_logprobs_num": 3}))["meta_info"]
+        for (logprob, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
+            assert len(top) == 3
+            assert [logprob, token, None] in top or logprob <= top[-1][0]
