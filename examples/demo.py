@@ -1,8 +1,8 @@
 """The main job, whole: an engine, an agent with a tool, and rollouts whose every token the engine confirms.
 
-    python examples/demo.py --backend vllm
-    python examples/demo.py --backend sglang
-    python examples/demo.py --backend vllm --base-url http://localhost:8000 --tokenizer Qwen/Qwen3-4B
+python examples/demo.py --backend vllm
+python examples/demo.py --backend sglang
+python examples/demo.py --backend vllm --base-url http://localhost:8000 --tokenizer Qwen/Qwen3-4B
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import sys
 import time
 from pathlib import Path
 
-from calculator import QUESTIONS, make_agent
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from strands.types.exceptions import MaxTokensReachedException
 
+from calculator import QUESTIONS, make_agent
 from tito_core import Policy, engine, report, store
 from tito_core.engine import models
 
 console = Console()
 
 
-async def rollout(policy: Policy, question: str, sampling: dict[str, float], slots: asyncio.Semaphore) -> report.Rollout:
+async def rollout(
+    policy: Policy, question: str, sampling: dict[str, float], slots: asyncio.Semaphore
+) -> report.Rollout:
     """Ask one question; the answer and the ledger of every token it took."""
     async with slots:
         model = policy.model(sampling=sampling)

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.drafts import make_draft
-
 from tito_core import store
 from tito_core.ledger import Ledger
 from tito_core.ledger.codec import SchemaError, from_record, to_record

@@ -8,8 +8,6 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
@@ -48,7 +46,12 @@ class Policy:
     stop_token_ids: tuple[int, ...]
 
     @classmethod
-    def connect(
+    def connect(cls, **settings: Any) -> Policy:
+        """Do `connect_async` from synchronous code. It blocks; inside a running loop, await `connect_async` instead."""
+        return run_blocking(cls.connect_async(**settings))
+
+    @classmethod
+    async def connect_async(
         cls,
         *,
         backend: str | Backend,
@@ -58,7 +61,7 @@ class Policy:
         template_arguments: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Policy:
-        """Load the tokenizer, check its template, and ask the server what it is.
+        """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
 
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
@@ -71,13 +74,14 @@ class Policy:
         Raises:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, BackendError: Each a sentence.
         """
+        engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
         template = ChatTemplate.of(loaded, **(template_arguments or {}))
-        engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         chosen = get_tool_parser(parser, loaded)
         stops = {template.closer_id, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
-        info = run_blocking(_introduce(engine, probe.ids))
+        info = await engine.connect()
+        info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
         return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)))
 
     def model(
@@ -96,11 +100,6 @@ class Policy:
         """Add the policy's own stops to a user's sampling parameters."""
         stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
         return given.model_copy(update={"stop_token_ids": tuple(stops)})
-
-
-async def _introduce(backend: Backend, probe_ids: np.ndarray) -> EngineInfo:
-    info = await backend.connect()
-    return replace(info, processed_logprobs=await measure_processing(backend, info, probe_ids))
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -104,15 +104,22 @@ async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], se
     info = policy.info
     console.print(f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}")
     console.print(f"laws        1 to 4 and 10 hold on {len(ledgers)} ledgers, {turns} turns")
-    console.print(
-        f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
-        f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats"
-        f" ({rescored.not_comparable} not comparable)"
-    )
+    console.print(rescored_line(rescored))
     share = drifted / turns if turns else 0.0
     console.print(f"drift       {drifted} of {turns} turns ({share:.0%}) would change if their text were re-tokenized")
-    console.print(f"speed       {sampled / seconds:.0f} sampled tokens/s, {turns / seconds:.2f} turns/s, {seconds:.1f} s")
+    console.print(
+        f"speed       {sampled / seconds:.0f} sampled tokens/s, {turns / seconds:.2f} turns/s, {seconds:.1f} s"
+    )
     return rescored
+
+
+def rescored_line(rescored: Rescored) -> str:
+    """Say how far the engine's own scores are from what was recorded."""
+    return (
+        f"re-scored   {len(rescored.differences)} sampled tokens, |recorded - re-scored| "
+        f"p50 {rescored.quantile(0.5):.1e}, p99 {rescored.quantile(0.99):.1e}, max {rescored.quantile(1):.1e} nats, "
+        f"{rescored.not_comparable} not comparable"
+    )
 
 
 def _processing(policy: Policy) -> str:

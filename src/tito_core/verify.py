@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tito_core.backend.protocol import Backend
+from tito_core.backend.registry import create_backend
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Logprobs
 
@@ -27,6 +28,13 @@ class Rescored:
     def quantile(self, q: float) -> float:
         """Give a quantile of the differences in nats; NaN when nothing was compared."""
         return float(np.quantile(self.differences, q)) if len(self.differences) else float("nan")
+
+
+async def connect_for_scoring(backend: str, base_url: str) -> Backend:
+    """Connect to a server that is only asked for scores, so that no tokenizer is needed."""
+    engine = create_backend(backend, base_url)
+    await engine.connect()
+    return engine
 
 
 async def rescore(ledger: Ledger, backend: Backend) -> Rescored:

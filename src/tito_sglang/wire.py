@@ -46,30 +46,34 @@ class Generation(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class Model(msgspec.Struct):
-    """One entry of `/v1/models`."""
-
-    id: str
-    max_model_len: int | None = None
-    owned_by: str | None = None
-
-
-class Models(msgspec.Struct):
-    """`/v1/models`."""
-
-    data: list[Model]
-
-
 class ModelInfo(msgspec.Struct):
     """`/model_info`."""
 
     weight_version: str | None = None
 
 
+class Load(msgspec.Struct):
+    """One worker of `/v1/loads`."""
+
+    max_total_num_tokens: int | None = None
+
+
 class Loads(msgspec.Struct):
     """`/v1/loads`, which also tells the server's version."""
 
     version: str | None = None
+    loads: list[Load] = []
+
+
+_KEPT_BACK = 2
+"""Tokens of the context that the scheduler keeps for itself: it ends a generation for length that much earlier."""
+
+
+def usable_length(context_length: int | None, loads: Loads) -> int | None:
+    """Give the tokens that prompt and completion can have together: context and key-value memory bound them."""
+    bounds = [context_length, *(load.max_total_num_tokens for load in loads.loads)]
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) - _KEPT_BACK if known else None
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
@@ -78,24 +82,13 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     `no_stop_trim` and `skip_special_tokens` keep the text whole; ids and logprobs hold the stop token anyway.
     """
     fields: dict[str, Any] = {
+        **sampling.shared_fields(),
         "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "stop": list(sampling.stop),
         "min_new_tokens": sampling.min_new_tokens,
-        "ignore_eos": sampling.ignore_eos,
         "no_stop_trim": True,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
     }
     if sampling.seed is not None:
         fields["sampling_seed"] = sampling.seed
     if sampling.grammar is not None:
         fields[sampling.grammar.kind] = sampling.grammar.value
-    return {**fields, **sampling.extra}
+    return fields

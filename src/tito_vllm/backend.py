@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
-from tito_core.backend.errors import ProtocolViolationError
-from tito_core.backend.http_backend import Answer, HttpBackend
+from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.errors import AuthenticationError, BadRequestError
+from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
-from tito_core.backend.validate import Checks
-from tito_core.ledger.turn import Finish, Logprobs
+from tito_core.ledger.turn import TokenIds
 from tito_vllm import wire
+
+_PATH = "/v1/completions"
 
 
 class VLLMBackend(HttpBackend):
@@ -22,90 +24,70 @@ class VLLMBackend(HttpBackend):
     name = "vllm"
 
     async def _discover(self) -> EngineInfo:
-        models = await self.get("/v1/models", wire.Models)
-        model = self.choose_model(models.data)
-        version = await self.get("/version", wire.Version)
-        return EngineInfo(self.name, model.id, model.max_model_len, version.version)
+        model = await self.served_model()
+        version = await self.get_if_there("/version", wire.Version)
+        return EngineInfo(self.name, model.id, model.max_model_len, version.version if version else None)
 
     async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse:
         body = msgspec.json.encode(
             {
+                **wire.sampling_fields(request.sampling),
                 "model": info.model,
                 "prompt": request.input_ids.tolist(),
                 "n": 1,
                 "stream": False,
                 "logprobs": 0,
                 "return_token_ids": True,
-                **wire.sampling_fields(request.sampling),
+                "return_tokens_as_token_ids": True,
             }
         )
-
-        def prepare(request_id: str) -> HttpRequest:
-            return HttpRequest("/v1/completions", body, {"X-Request-Id": request_id})
-
-        return self._response(request, await self.exchange(request.request_id, prepare, wire.Completion))
-
-    def _response(self, request: TokenRequest, answer: Answer[wire.Completion]) -> TokenResponse:
-        checks = Checks(self.name, request.request_id)
-        if len(answer.value.choices) != 1:
-            raise checks.violation(f"Law 4: one completion was asked for, {len(answer.value.choices)} came.")
-        choice, usage = answer.value.choices[0], answer.value.usage
-        finish = checks.finish(choice.finish_reason)
-        if choice.token_ids is None or choice.logprobs is None:
-            raise checks.violation("Law 4: the answer holds no token ids or no logprobs: this vLLM is too old.")
-        checks.echo(request.input_ids, choice.prompt_token_ids)
-        ids, logprobs = checks.output(choice.token_ids, choice.logprobs.token_logprobs, request)
-        checks.count("usage.prompt_tokens", usage.prompt_tokens, len(request.input_ids))
-        checks.count("usage.completion_tokens", usage.completion_tokens, len(ids))
-        stop = _stop(finish, choice.stop_reason, int(ids[-1]))
-        checks.finish_agrees(finish, ids, stop, request)
-        return TokenResponse(
-            output_ids=ids,
-            logprobs=logprobs,
-            finish=finish,
-            stop=stop,
-            prompt_length=usage.prompt_tokens,
+        answer = await self.exchange(request.request_id, lambda running: _post(body, running), wire.Completion)
+        checks, choices, usage = Checks(self.name, request.request_id), answer.value.choices, answer.value.usage
+        if len(choices) != 1:
+            raise checks.violation(f"Law 4: one completion was asked for, {len(choices)} came.")
+        choice, logprobs = choices[0], choices[0].logprobs
+        said = Reported(
+            finish=choice.finish_reason,
+            stop=_stop(choice),
+            output_ids=choice.token_ids,
+            logprobs=logprobs.token_logprobs if logprobs else None,
+            logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
+            echoed=choice.prompt_token_ids,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
             cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None,
-            latency_s=answer.latency_s,
-            request_id=answer.request_id,
-            versions=checks.versions((), len(ids)),  # /v1/completions does not tell weight versions
+            # /v1/completions does not tell weight versions
         )
+        return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
 
-    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+    async def _scored(
+        self, info: EngineInfo, ids: TokenIds, request_id: str
+    ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
-        info = await self.connect()
-        body = {
-            "model": info.model,
-            "prompt": [int(token) for token in token_ids],
-            "max_tokens": 1,
-            "temperature": 0.0,
-            "prompt_logprobs": 0,
-        }
-        completion = await self.post("/v1/completions", body, wire.Completion)
-        entries = completion.choices[0].prompt_logprobs or []
-        if len(entries) != len(token_ids):
-            raise ProtocolViolationError(
-                f"{len(token_ids)} ids were sent for scoring, the server scored {len(entries)}.", backend=self.name
-            )
-        scores = [_score(entry, int(token)) for entry, token in zip(entries, token_ids, strict=True)]
-        return np.array(scores, np.float32)
+        body = msgspec.json.encode(
+            {"model": info.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        )
+        answer = await self.exchange(request_id, lambda running: _post(body, running), wire.Completion)
+        entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
+        return [wire.score_of(entry) for entry in entries]
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: closing the connection, which has happened by now, is vLLM's abort for `/v1/completions`."""
+        """Abort by the server's id; an unknown id does nothing.
+
+        Only a server with `--enable-scale-out` has the call. For others a closed connection is the abort, and of a
+        lost request it has been closed by now.
+        """
+        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0"]})
+        with contextlib.suppress(AuthenticationError, BadRequestError):
+            await self.http.send_once(HttpRequest("/inference/v1/abort_requests", body))
 
 
-def _stop(finish: Finish, reason: int | str | None, last_id: int) -> int | str | None:
+def _post(body: bytes, running: str) -> HttpRequest:
+    return HttpRequest(_PATH, body, {"X-Request-Id": running})
+
+
+def _stop(choice: wire.Choice) -> int | str | None:
     """Give what stopped it: vLLM reports null for the model's own end-of-sequence token."""
-    if finish != Finish.STOP:
-        return None
-    return last_id if reason is None else reason
-
-
-def _score(entry: dict[str, wire.PromptLogprob] | None, token: int) -> float:
-    if entry is None:
-        return float("nan")
-    if str(token) not in entry:
-        raise ProtocolViolationError(
-            f"The server scored tokens {sorted(entry)} where {token} was sent.", backend=VLLMBackend.name
-        )
-    return entry[str(token)].logprob
+    if choice.stop_reason is None and choice.token_ids:
+        return choice.token_ids[-1]
+    return choice.stop_reason

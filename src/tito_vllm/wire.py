@@ -10,13 +10,17 @@ from tito_core.backend.sampling import SamplingParams
 
 
 class Logprobs(msgspec.Struct):
-    """`choices[].logprobs`; entries beside the sampled token's are not decoded."""
+    """`choices[].logprobs`; entries beside the sampled token's are not decoded.
+
+    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent.
+    """
 
     token_logprobs: list[float | None]
+    tokens: list[str]
 
 
 class PromptLogprob(msgspec.Struct):
-    """One entry of `prompt_logprobs`, keyed by the token id as a string."""
+    """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first."""
 
     logprob: float
 
@@ -29,7 +33,7 @@ class Choice(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     logprobs: Logprobs | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
 
 class PromptDetails(msgspec.Struct):
@@ -53,20 +57,6 @@ class Completion(msgspec.Struct):
     usage: Usage
 
 
-class Model(msgspec.Struct):
-    """One entry of `/v1/models`."""
-
-    id: str
-    max_model_len: int | None = None
-    owned_by: str | None = None
-
-
-class Models(msgspec.Struct):
-    """`/v1/models`."""
-
-    data: list[Model]
-
-
 class Version(msgspec.Struct):
     """`/version`."""
 
@@ -79,22 +69,22 @@ _GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Give every sampling parameter under vLLM's names, so that no server default is left to apply."""
     fields: dict[str, Any] = {
+        **sampling.shared_fields(),
         "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "stop": list(sampling.stop),
-        "seed": sampling.seed,
         "min_tokens": sampling.min_new_tokens,
-        "ignore_eos": sampling.ignore_eos,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
+        "seed": sampling.seed,
     }
     if sampling.grammar is not None:
         fields["structured_outputs"] = {_GRAMMAR_FIELD[sampling.grammar.kind]: sampling.grammar.value}
-    return {**fields, **sampling.extra}
+    return fields
+
+
+def token_of(text: str) -> int | str:
+    """Read "token_id:N"; other text is given as it is."""
+    number = text.removeprefix("token_id:")
+    return int(number) if number != text and number.isdecimal() else text
+
+
+def score_of(entry: dict[int, PromptLogprob] | None) -> tuple[int | None, float | None]:
+    """Give a prompt token's (id, logprob); the first token's entry is null and names neither."""
+    return next(((token, own.logprob) for token, own in (entry or {}).items()), (None, None))

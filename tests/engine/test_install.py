@@ -5,12 +5,13 @@ import platform
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.fake_engine import MINOR, Variant, wheel
+from support.fake_engine import MINOR, Variant, gone, processes_of, wheel
 from tito_core.engine import Cancelled, CannotInstall, EngineSpec, InstallFailed, UnknownEngine, ensure, find
 from tito_core.engine.install import MARKER, environment_dir
 
@@ -73,7 +74,8 @@ def test_the_key_follows_everything_that_is_installed(fake: EngineSpec, tmp_path
     (tmp_path / "standin.py").write_text("x = 2\n")
     keys.add(with_standin.key(MINOR))
     assert len(keys) == 5
-    assert fake.key(MINOR) == replace(fake, title="another").key(MINOR)
+    unchanged = replace(fake, title="another", locks={MINOR: "# another comment\n"})
+    assert fake.key(MINOR) == unchanged.key(MINOR)
 
 
 def test_stand_ins_are_on_the_path_of_every_python_there(variant: Variant, tmp_path: Path) -> None:
@@ -103,6 +105,32 @@ def test_an_installation_can_be_cancelled(variant: Variant) -> None:
     threading.Timer(0.7, cancel.set).start()
     with pytest.raises(Cancelled):
         ensure(spec, cancel=cancel)
+
+
+def test_a_killed_installation_leaves_no_process_and_is_redone(variant: Variant, cache: Path) -> None:
+    script = (
+        "from dataclasses import replace; from support.fake_engine import FAKE; from tito_core.engine import ensure\n"
+        "ensure(replace(FAKE, import_check='import time; time.sleep(600)'))"
+    )
+    installer = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[1])
+    while not processes_of(cache):
+        time.sleep(0.05)
+    installer.kill()
+    installer.wait()
+    assert gone(cache, within_s=8)
+    assert ensure(variant()).python.exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(variant: Variant) -> None:
+    with pytest.raises(CannotInstall, match=r"takes up to 900000000 MB, and .* has \d+ MB left"):
+        ensure(variant(locks={MINOR: "# disk: 900000000 MB\nenginea==1.0\n"}))
+
+
+def test_a_cache_that_cannot_be_made(fake: EngineSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CannotInstall, match="set TITO_CACHE_DIR to a folder of yours"):
+        ensure(fake)
 
 
 def test_another_processor_is_told_what_else_works(fake: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,19 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from support.fake_engine import processes_of
+from support.fake_engine import gone, processes_of
 from tito_core.engine import Cancelled, EngineEnv, StartFailed, start, stop
 from tito_core.engine.process import find_process, is_running, tail
-
-
-def gone(cache: Path, within_s: float) -> bool:
-    """Whether no process of the cache's Pythons is left after at most that long."""
-    deadline = time.monotonic() + within_s
-    while processes_of(cache):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 @pytest.mark.parametrize("habits", [(), ("--stubborn",)])
@@ -154,15 +144,17 @@ def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, mod
     assert gone(cache, within_s=5)
 
 
-def test_the_server_ends_when_its_supervisor_is_killed(fake_env: EngineEnv, model: Path, cache: Path) -> None:
-    engine = start(fake_env, model)
+def test_a_killed_supervisor_takes_the_server_along_and_stop_finds_the_rest(
+    fake_env: EngineEnv, model: Path, cache: Path
+) -> None:
+    engine = start(fake_env, model, server_args=("--stubborn",))
     server = psutil.Process(engine.pid).children()[0]
     os.kill(engine.pid, signal.SIGKILL)
     server.wait(timeout=5)
+    assert len(processes_of(cache)) == 2  # only the supervisor knew them
     assert not is_running(engine)
-    stop(engine)
-    for left in processes_of(cache):  # its children are nobody's then: only the supervisor knew them
-        left.kill()
+    assert stop(engine)
+    assert processes_of(cache) == []
 
 
 def test_another_process_with_the_same_pid_is_not_taken_for_the_server() -> None:

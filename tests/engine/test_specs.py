@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +17,8 @@ import pytest
 import tito_sglang.engine
 import tito_vllm.engine
 from tito_core.engine import EngineSpec, Launch, find, installed
-from tito_core.engine.pip_run import explain, pins
+from tito_core.engine.pip_run import explain, megabytes_below
+from tito_core.engine.spec import megabytes, pins
 from tito_sglang.standins import sgl_kernel
 
 SPECS = [tito_vllm.engine.SPEC, tito_sglang.engine.SPEC]
@@ -40,7 +44,10 @@ def test_every_package_is_pinned_once_and_by_version_only(spec: EngineSpec, mino
         assert name != "torch" or version.endswith("+cpu")
     assert len(names) == len(set(names))
     assert {"torch", "transformers", "tokenizers", "gguf"} <= set(names)
-    assert re.search(r"^# download: \d+ MB$", spec.locks[minor], re.MULTILINE)
+    download, disk = megabytes(spec.locks[minor], "download"), megabytes(spec.locks[minor], "disk")
+    assert download is not None
+    assert disk is not None
+    assert download < disk
 
 
 @either
@@ -150,6 +157,25 @@ def test_torchvision_operators_are_declared_before_it_is_imported(monkeypatch: p
     with pytest.raises(ModuleNotFoundError):
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
     assert declared == [("torchvision", "nms"), ("torchvision", "qnms")]
+
+
+def test_folders_may_vanish_while_their_files_are_counted(tmp_path: Path) -> None:
+    """Pip removes its temporary folders as it goes; a walk over them once died of that."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            (folder / "file").write_bytes(b"x" * 1000)
+            shutil.rmtree(folder)
+
+    busy = threading.Thread(target=churn)
+    busy.start()
+    sizes = {megabytes_below(tmp_path) for _ in range(2000)}
+    stop.set()
+    busy.join()
+    assert sizes <= {0.0, 0.001}
+    assert megabytes_below(tmp_path / "absent") == 0.0
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from support.drafts import drafts
 
+from support.drafts import drafts
 from tito_core import store
 from tito_core.ledger import Ledger, Provenance, check_ledger
 from tito_core.ledger.codec import from_record, to_record

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.drafts import engine_record, make_draft
 
-from tito_core.ledger import Ledger, LawViolationError, VersionSpan, check_ledger
+from support.drafts import engine_record, make_draft
+from tito_core.ledger import LawViolationError, Ledger, VersionSpan, check_ledger
 from tito_core.ledger.invariants import check_alignment, check_trained_once
 from tito_core.ledger.trajectory import Trajectory
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.types.exceptions import MaxTokensReachedException
+
 from support.budget import examples
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
-
 from tito_core import store
 from tito_core.ledger import Finish, Ledger, Provenance, check_ledger
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,16 @@ def processes_of(cache: Path) -> list[psutil.Process]:
         if words and words[0].startswith(str(cache)) and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
+
+
+def gone(cache: Path, within_s: float) -> bool:
+    """Whether no process of the cache's Pythons is left after at most that long."""
+    deadline = time.monotonic() + within_s
+    while processes_of(cache):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def wheel(folder: Path, name: str, version: str) -> None:

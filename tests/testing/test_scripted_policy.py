@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tito_core.testing import HashPolicy, ScriptedRequest, ScriptError
@@ -39,12 +39,14 @@ def test_scoring_a_sequence_gives_exactly_what_sampling_reported(
     assert settle(POLICY, request, bracketed).output_ids == said.output_ids
 
 
+@settings(max_examples=20)
 @given(prompts, temperatures)
 def test_the_probabilities_of_all_ids_add_up_to_one(prompt: tuple[int, ...], temperature: float) -> None:
     total = sum(math.exp(POLICY.score([*prompt, i], len(prompt), temperature)[0]) for i in range(VOCAB))
     assert total == pytest.approx(1.0, abs=1e-5)
 
 
+@settings(max_examples=20)
 @given(prompts, temperatures, st.integers(1, 20))
 def test_top_agrees_with_score(prompt: tuple[int, ...], temperature: float, k: int) -> None:
     top = POLICY.top([*prompt, 0], len(prompt), k, temperature)

@@ -127,11 +127,12 @@ async def busy(recording: Recording, rid: str, **settings: Any) -> AsyncIterator
     engine.fault = first(1, Fault(hang=True))
     for name, value in settings.items():
         setattr(engine, name, value)
-    prompt = {"prompt": [1]} if recording.kind == "vllm" else {"input_ids": [1], "rid": rid}
+    params = {"max_new_tokens": 16}
+    prompt = {"prompt": [1]} if recording.kind == "vllm" else {"input_ids": [1], "rid": rid, "sampling_params": params}
     path = "/v1/completions" if recording.kind == "vllm" else "/generate"
     running = asyncio.create_task(engine.handle("POST", path, {}, json.dumps(prompt).encode()))
-    while not engine.running:
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert engine.running == 1
     engine.script = again
     yield engine
     running.cancel()
@@ -160,8 +161,8 @@ async def test_an_abort_in_the_queue_and_a_full_queue() -> None:
     waiting, full = recorded("sglang", "q_waiting_aborted"), recorded("sglang", "q_overflow")
     async with busy(waiting, "a1", max_running=1, max_queued=1) as engine:
         asked = asyncio.create_task(replayed(engine, waiting))
-        while engine.running < 2:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert engine.running == 2
         assert await replayed(engine, full) == []
         assert await replayed(engine, recorded("sglang", "q_abort_waiting")) == []
         assert await asked == []

@@ -283,3 +283,17 @@ async def test_top_logprobs_hold_the_chosen_token(kind: Kind) -> None:
         for (logprob, token, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
             assert len(top) == 3
             assert [logprob, token, None] in top or logprob <= top[-1][0]
+
+
+async def test_engines_started_in_another_logprob_mode() -> None:
+    for kind, name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
+        engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS), raw_logprobs=kind == "sglang")
+        said = await ask(engine, [4, 5], 20, temperature=2.0, **{name: 8})
+        assert ((await score(engine, [4, 5, *said.ids]))[1:] == said.logprobs) is (kind == "sglang")
+
+
+async def test_generate_needs_scale_out() -> None:
+    engine = made("vllm", Replay([[5, 2]]), scale_out=False)
+    response = await engine.handle("POST", "/inference/v1/generate", {}, b"{}")
+    assert response.status == 403
+    assert (await ask(engine, [1])).ids == [5, 2]

@@ -30,7 +30,13 @@ class BackendError(Exception):
 
 
 class EngineConnectionError(BackendError):
-    """Nothing answers at the address, or the connection broke."""
+    """Nothing answers at the address, or the connection broke.
+
+    Attributes:
+        sent: Whether a connection stood, so that the engine may have begun to work on the request.
+    """
+
+    sent: bool = False
 
 
 class EngineTimeoutError(BackendError):
@@ -64,7 +70,7 @@ class ServerError(BackendError):
 
 
 class ProtocolViolationError(BackendError):
-    """The answer breaks law 2 or 4, or is none of the shapes that this engine speaks. Nothing is filled in."""
+    """The answer breaks law 2, 4 or 10, or is none of the shapes that this engine speaks. Nothing is filled in."""
 
 
 class GenerationAbortedError(BackendError):

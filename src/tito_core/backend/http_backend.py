@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
+from tito_core.backend.answer import Checks
 from tito_core.backend.errors import (
-    BackendError,
     BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
@@ -21,20 +23,26 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.transport import Attempt, EngineHttp, HttpRequest, HttpTransportFactory
+from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
+from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.ledger.turn import Logprobs, TokenIds
 
 T = TypeVar("T")
 ABORT_WITHIN_S = 5.0
 
 
-class ServedModel(Protocol):
-    """One entry of an OpenAI-style `/v1/models`, which both engines answer."""
+class ServedModel(msgspec.Struct):
+    """One entry of an OpenAI-style `/v1/models`. vLLM gives an adapter no length of its own."""
 
     id: str
-    owned_by: str | None
+    max_model_len: int | None = None
+    owned_by: str | None = None
 
 
-S = TypeVar("S", bound=ServedModel)
+class ServedModels(msgspec.Struct):
+    """`/v1/models`, which both engines answer."""
+
+    data: list[ServedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class HttpBackend(ABC):
         timeout_s: Longest wait for an answer, in seconds.
         max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
         http_transport: Makes the httpx transport; scripted engines put theirs here.
+        sleep: Waits between tries.
     """
 
     name: ClassVar[str]
@@ -69,6 +78,7 @@ class HttpBackend(ABC):
         timeout_s: float = 600.0,
         max_attempts: int = 4,
         http_transport: HttpTransportFactory | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.http = EngineHttp(
             self.name,
@@ -77,9 +87,11 @@ class HttpBackend(ABC):
             timeout_s=timeout_s,
             max_attempts=max_attempts,
             http_transport=http_transport,
+            sleep=sleep,
         )
         self._model = model
         self._info: EngineInfo | None = None
+        self._aborting: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is; later calls give the first answer."""
@@ -88,14 +100,30 @@ class HttpBackend(ABC):
         return self._info
 
     async def generate(self, request: TokenRequest) -> TokenResponse:
-        """Sample one completion; see `Backend.generate`."""
-        return await self._generate(await self.connect(), request)
+        """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
+        info = await self.connect()
+        ids = check_input_ids(request.input_ids, None, backend=self.name)
+        room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
+        return await self._generate(info, replace(request, input_ids=ids, sampling=request.sampling.within(room)))
+
+    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+        """Score a sequence teacher-forced; see `Backend.score`."""
+        info = await self.connect()
+        ids = check_input_ids(token_ids, None, backend=self.name)
+        request_id = uuid.uuid4().hex
+        return Checks(self.name, request_id).scores(ids, await self._scored(info, ids, request_id))
 
     @abstractmethod
     async def _discover(self) -> EngineInfo: ...
 
     @abstractmethod
     async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse: ...
+
+    @abstractmethod
+    async def _scored(
+        self, info: EngineInfo, ids: TokenIds, request_id: str
+    ) -> Sequence[tuple[int | None, float | None]]:
+        """Give (id, raw logprob) for each token of a prompt as the engine says them, None for what it leaves out."""
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:
@@ -107,57 +135,71 @@ class HttpBackend(ABC):
 
     async def get(self, path: str, kind: type[T]) -> T:
         """GET and decode."""
-        return self.decode(await self.http.get(path), kind)
+        return self.decode(await self.http.send(HttpRequest(path), method="GET"), kind)
 
-    async def post(self, path: str, body: object, kind: type[T]) -> T:
-        """POST JSON and decode."""
-        encoded = msgspec.json.encode(body)
-        return self.decode(await self.http.send(lambda attempt: HttpRequest(path, encoded)), kind)
+    async def get_if_there(self, path: str, kind: type[T]) -> T | None:
+        """GET and decode what not every version of a server tells; None where there is no such path."""
+        try:
+            return await self.get(path, kind)
+        except BadRequestError as error:
+            if error.status == 404:
+                return None
+            raise
 
     async def exchange(self, request_id: str, prepare: Callable[[str], HttpRequest], kind: type[T]) -> Answer[T]:
-        """Send a generation; whatever way it is lost, the engine is told to stop it before anything else happens.
+        """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
         Args:
             request_id: Ours.
             prepare: Builds the request for one try from that try's own id.
             kind: Type of the answer.
         """
-        running, started = request_id, time.perf_counter()
 
-        def begin(attempt: Attempt) -> HttpRequest:
-            nonlocal running, started
+        async def one_try(attempt: Attempt) -> Answer[T]:
             running, started = attempt.name(request_id), time.perf_counter()
-            return prepare(running)
+            try:
+                raw = await self.http.send_once(prepare(running), request_id=request_id)
+            except (asyncio.CancelledError, EngineTimeoutError):
+                await self._abort_quietly(running)
+                raise
+            except EngineConnectionError as error:
+                if error.sent:
+                    await self._abort_quietly(running)
+                raise
+            return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
 
-        try:
-            raw = await self.http.send(begin, request_id=request_id)
-        except (asyncio.CancelledError, GeneratorExit, EngineTimeoutError, EngineConnectionError):
-            await self._abort_quietly(running)
-            raise
-        return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
+        return await self.http.retrying(one_try)
 
-    def decode(self, raw: bytes, kind: type[T], request_id: str | None = None) -> T:
+    def decode(self, raw: HttpAnswer, kind: type[T], request_id: str | None = None) -> T:
         """Decode JSON into a wire type, which skips what it does not name.
 
         Raises:
             ProtocolViolationError: Not JSON, or not of this shape.
         """
         try:
-            return msgspec.json.decode(raw, type=kind)
+            if raw.body and raw.content_type and "json" not in raw.content_type:
+                raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
+            return msgspec.json.decode(raw.body, type=kind)
         except msgspec.DecodeError as error:
+            problem = f"but {error}" if raw.body else "but its body is empty"
+            at = re.search(r"byte (\d+)", str(error))
+            start = max(0, int(at[1]) - 40) if at else 0
+            shown = self.http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
             raise ProtocolViolationError(
-                f"{self.name} at {self.http.base_url} answered 200, but not in a shape that {self.name} speaks ({error}); "
-                f"the body starts with {raw[:80]!r}. Is this a {self.name} server, and no proxy's page?",
+                f"{self.name} at {self.http.base_url} answered 200, {problem}: it says {shown!r}. "
+                f"Is this a {self.name} server, and no proxy's page?",
                 backend=self.name,
                 status=200,
-                body=raw[:2000].decode(errors="replace"),
+                body=self.http.hide_key(raw.body[:2000].decode(errors="replace")),
                 request_id=request_id,
             ) from error
 
-    def choose_model(self, models: list[S]) -> S:
+    async def served_model(self) -> ServedModel:
         """Choose the model asked for among those served, and check that the server is of our kind."""
+        models = (await self.get("/v1/models", ServedModels)).data
+        where = f"The {self.name} server at {self.http.base_url}"
         if not models:
-            raise BackendError(f"The {self.name} server serves no model.", backend=self.name)
+            raise BadRequestError(f"{where} serves no model: start it with one.", backend=self.name)
         owner = models[0].owned_by
         if owner != self.name and owner in installed_backends():
             raise BadRequestError(
@@ -166,15 +208,23 @@ class HttpBackend(ABC):
             )
         for model in models:
             if self._model in (None, model.id):
-                return model
+                length = next((m.max_model_len for m in (model, *models) if m.max_model_len is not None), None)
+                return ServedModel(model.id, length, owner)
         raise BadRequestError(
-            f"The {self.name} server at {self.http.base_url} does not serve {self._model!r}; it serves "
+            f"{where} does not serve {self._model!r}; it serves "
             f"{', '.join(repr(model.id) for model in models)}. Give one of these as model_id, or leave it out.",
             backend=self.name,
         )
 
     async def _abort_quietly(self, request_id: str) -> None:
         # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
-        abort = asyncio.ensure_future(asyncio.wait_for(self.abort(request_id), ABORT_WITHIN_S))
-        with contextlib.suppress(BackendError, TimeoutError, asyncio.CancelledError):
-            await asyncio.shield(abort)
+        # A second cancellation goes through at once, and the abort still runs to its end.
+        async def stop() -> None:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await self.abort(request_id)
+
+        abort = asyncio.ensure_future(stop())
+        self._aborting.add(abort)
+        abort.add_done_callback(self._aborting.discard)
+        await asyncio.shield(abort)

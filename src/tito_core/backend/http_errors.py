@@ -1,11 +1,14 @@
-"""A status and a body that is not 200 -> a typed error with the server's own words."""
+"""What came instead of a 200 -> a typed error with the server's own words."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
+import httpx
 import msgspec
 
 from tito_core.backend.errors import (
@@ -14,13 +17,19 @@ from tito_core.backend.errors import (
     BadRequestError,
     ContextLengthError,
     EngineConnectionError,
+    ProtocolViolationError,
     ServerError,
     ThrottledError,
 )
 
 # Both engines speak of too long a prompt in these words (vLLM 0.32, SGLang 0.5.23); "must not exceed" of a sampling
 # parameter is something else, so it has to be the context's length.
-_TOO_LONG = re.compile(r"maximum (context|model) length|longer than the model's context length", re.IGNORECASE)
+_TOO_LONG = re.compile(
+    r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length",
+    re.IGNORECASE,
+)
+_LONGEST_WORDS = 1000
+"""Characters of a server's message that an error's sentence repeats; its `body` holds more."""
 
 
 def error_from_status(
@@ -33,7 +42,9 @@ def error_from_status(
     request_id: str | None,
 ) -> BackendError:
     """Give the error for an answer that is not a 200."""
-    said = server_words(body) or f"HTTP {status} without a message"
+    said = server_words(body)[:_LONGEST_WORDS] or f"HTTP {status} without a message"
+    if "location" in headers:
+        said = f"a redirect to {headers['location']}"
     kind, advice = _kind(status, said)
     error = kind(
         f"{backend} at {url} answered {status}: {said.rstrip('.')}. {advice}",
@@ -60,13 +71,50 @@ def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
         return BadRequestError, "The request is not sent again; mend what the server names."
     if status >= 500:
         return ServerError, "The server failed by itself; its log says more."
-    return EngineConnectionError, "Redirects are not followed; give the server's own address."
+    return (
+        ProtocolViolationError,
+        "Only a 200 is an answer, and redirects are not followed: give the server's own address.",
+    )
+
+
+def error_from_failure(
+    backend: str, failure: Exception, *, url: str, connect_timeout_s: float, request_id: str | None
+) -> BackendError:
+    """Give the error for a request that got no whole answer: nobody there, a broken connection, or no HTTP at all."""
+    # httpx-aiohttp calls a refused connection a timeout, so look at what aiohttp itself raised.
+    cause = failure.__cause__ or failure
+    said = str(cause) or type(cause).__name__
+    if isinstance(cause, aiohttp.ClientResponseError):
+        return ProtocolViolationError(
+            f"What answers at {url} speaks no HTTP ({cause.message}). Are host and port {backend}'s?",
+            backend=backend,
+            request_id=request_id,
+        )
+    if isinstance(cause, aiohttp.ConnectionTimeoutError | httpx.ConnectTimeout):
+        said = f"no answer within {connect_timeout_s:g} s"
+    elif isinstance(cause, aiohttp.ClientConnectorError):
+        said = cause.strerror or said
+    elif not isinstance(cause, httpx.ConnectError):
+        error = EngineConnectionError(
+            f"The connection to {backend} at {url} broke before its answer was whole ({said}). "
+            "Is the server still running? Its log may say why it hung up.",
+            backend=backend,
+            request_id=request_id,
+        )
+        error.sent = True
+        return error
+    return EngineConnectionError(
+        f"No connection to {backend} at {url} ({said}). Is the server running, and are host and port right?",
+        backend=backend,
+        request_id=request_id,
+    )
 
 
 def server_words(body: str) -> str:
-    """Find the message in the shapes both engines use: {"error": {"message"}}, {"error": text}, {"message"}, {"detail"}.
+    """Find the message in the shapes that both engines use.
 
-    A body that is not JSON (a proxy's page) is given as it is, shortened.
+    These are {"error": {"message"}}, {"error": text}, {"message"} and {"detail"}. A body that is not JSON (a proxy's
+    page) is given as it is, shortened.
     """
     try:
         decoded: Any = msgspec.json.decode(body)
@@ -83,6 +131,7 @@ def server_words(body: str) -> str:
 
 def _seconds(header: str | None) -> float | None:
     try:
-        return float(header) if header is not None else None
+        seconds = float(header) if header is not None else math.nan
     except ValueError:
         return None  # an HTTP date: our own backoff serves as well
+    return seconds if math.isfinite(seconds) else None

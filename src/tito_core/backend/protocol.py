@@ -16,7 +16,7 @@ class EngineInfo:
 
     Attributes:
         model: Name under which the server takes requests.
-        max_model_len: Context length in tokens, prompt and completion together; None when it does not say.
+        max_model_len: Tokens that fit, prompt and completion together; None when it does not say.
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
@@ -76,7 +76,7 @@ class TokenResponse:
 class Backend(Protocol):
     """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
 
-    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., retries=...)`.
+    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`.
     """
 
     name: str

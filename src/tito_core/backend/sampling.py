@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-OWNED_FIELDS = frozenset(
-    [
-        "n",
-        "best_of",
-        "stream",
-        "stream_options",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "echo",
-        "prompt",
-        "input_ids",
-        "token_ids",
-        "model",
-        "logprobs",
-        "top_logprobs",
-        "prompt_logprobs",
-        "return_logprob",
-        "logprob_start_len",
-        "return_prompt_token_ids",
-        "rid",
-        "request_id",
-        "return_text_in_logprobs",
-        "detokenize",
-        "skip_special_tokens",
-    ]
+_ANSWER_SHAPE = (
+    *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),
+    *("logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "logprob_start_len", "logprob_token_ids"),
+    *("return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
 )
+_PROMPT = (
+    *("prompt", "prompt_embeds", "input_ids", "token_ids", "text", "messages", "model", "rid", "request_id"),
+    *("add_special_tokens", "truncate_prompt_tokens", "truncation_side"),
+)
+_OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "sampling_seed": "seed",
+    **dict.fromkeys(("structured_outputs", "response_format", "json_schema", "regex", "ebnf"), "grammar"),
+    **dict.fromkeys(("structural_tag", "choice", "guided_json", "guided_regex", "guided_grammar"), "grammar"),
+}
+"""Engines' own names of what `SamplingParams` has: set past it, the record of the turn would not know of it."""
+OWNED_FIELDS = frozenset([*_ANSWER_SHAPE, *_PROMPT])
 """Fields that a backend sets itself; a user's `extra` may not."""
+LOWEST_TEMPERATURE = 0.01
+"""vLLM raises a lower one to this without a word, and both engines take a very low one for 0."""
 
 
 class Grammar(BaseModel):
@@ -42,7 +38,7 @@ class Grammar(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["json_schema", "regex", "ebnf"]
-    value: str
+    value: Annotated[str, Field(min_length=1)]
 
 
 class SamplingParams(BaseModel):
@@ -50,7 +46,7 @@ class SamplingParams(BaseModel):
 
     Attributes:
         max_new_tokens: Most tokens to sample in a turn; clamped to what the context leaves.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; otherwise at least 0.01.
         top_k: -1 means all.
         seed: Seed of a turn's sampling where the engine has one, None for a random one.
         extra: Further fields passed to the engine as they are, except those the backend owns.
@@ -66,9 +62,9 @@ class SamplingParams(BaseModel):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
     grammar: Grammar | None = None
@@ -91,6 +87,13 @@ class SamplingParams(BaseModel):
             raise ValueError("top_k=0 would leave nothing to sample; use -1 for all tokens or 1 for the likeliest.")
         return value
 
+    @field_validator("temperature")
+    @classmethod
+    def _temperature(cls, value: float) -> float:
+        if 0 < value < LOWEST_TEMPERATURE:
+            raise ValueError(f"temperature={value} is too low for engines to tell from 0: use 0 for greedy, or 0.01.")
+        return value
+
     @field_validator("extra")
     @classmethod
     def _not_owned(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -99,4 +102,44 @@ class SamplingParams(BaseModel):
                 f"The backend sets {', '.join(owned)} itself, since token-exact rollouts depend on it. "
                 "For n samples, make n rollouts."
             )
+        for name in value:
+            if own := name if name in cls.model_fields else _OTHER_NAMES.get(name):
+                raise ValueError(f"extra may not hold {name!r}: use the sampling parameter {own!r}, which is recorded.")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"extra cannot be sent as JSON ({error}): {value!r}.") from None
         return value
+
+    @model_validator(mode="after")
+    def _lengths(self) -> SamplingParams:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower it."
+            )
+        return self
+
+    def within(self, room: int) -> SamplingParams:
+        """Give the parameters for at most `room` new tokens."""
+        if self.max_new_tokens <= room:
+            return self
+        limits = {"max_new_tokens": room, "min_new_tokens": min(self.min_new_tokens, room)}
+        return self.model_copy(update=limits)
+
+    def shared_fields(self) -> dict[str, Any]:
+        """Give the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_token_ids": list(self.stop_token_ids),
+            "stop": list(self.stop),
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            **self.extra,
+        }

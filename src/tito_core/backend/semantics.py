@@ -14,22 +14,29 @@ _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, see
 SAME_NATS = 0.02
 """Two numbers this close, in nats, count as the same quantity: bfloat16 kernels differ by less in the median."""
 APART_NATS = 0.2
-"""Two numbers this far apart in the median are different quantities."""
+"""Two numbers this far apart in the median are different quantities; logprobs that vary less cannot tell."""
+LEAST_TOKENS = 8
+"""With fewer sampled tokens the median says too little."""
 
 
 async def measure_processing(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> bool | None:
     """Tell whether sampled logprobs include the temperature, by sampling at T = 2 and re-scoring.
 
     Returns:
-        False when they equal the raw scores, True when they clearly do not, None when it cannot be told.
+        False when they equal the raw scores, True when they clearly do not, None when it cannot be told: the context
+        is too short, or the policy so certain or so undecided that a temperature changes nothing.
     """
-    room = (info.max_model_len or 4096) - len(prompt_ids)
-    sampling = _PROBE.model_copy(update={"max_new_tokens": min(_PROBE.max_new_tokens, room)})
+    # Scoring needs room for one more token on vLLM.
+    room = _PROBE.max_new_tokens if info.max_model_len is None else info.max_model_len - len(prompt_ids) - 1
+    if room < LEAST_TOKENS:
+        return None
+    sampling = _PROBE.within(room)
     response = await backend.generate(TokenRequest(prompt_ids, sampling, uuid.uuid4().hex))
     scored = await backend.score([*prompt_ids.tolist(), *response.output_ids.tolist()])
-    difference = float(np.median(np.abs(scored[len(prompt_ids) :] - response.logprobs)))
+    raw = scored[len(prompt_ids) :]
+    difference = float(np.median(np.abs(raw - response.logprobs)))
     if difference < SAME_NATS:
-        return False
+        return False if float(np.std(raw)) > APART_NATS else None
     return True if difference > APART_NATS else None
 
 
@@ -41,7 +48,7 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
     constrained = sampling.grammar is not None  # a grammar masks the logits before raw logprobs, too
     if info.processed_logprobs is False:
         return Semantics(False, 1.0, constrained, source)
-    # A greedy request is scored at temperature 1 by SGLang; a processed mode elsewhere is not known to.
+    # Both engines compute processed logprobs of a greedy request at temperature 1.
     effective = sampling.temperature or 1.0
     adjusted = constrained or penalised or truncated or bool(sampling.extra)
     known = info.processed_logprobs is True or (sampling.temperature == 1.0 and not adjusted)

@@ -6,29 +6,38 @@ httpx's API on an aiohttp transport: at high concurrency httpx's own pool costs 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Callable, Mapping
+import functools
+import math
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from typing import TypeVar
 
 import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
-
-from tito_core.backend.errors import (
-    BackendError,
-    EngineConnectionError,
-    EngineTimeoutError,
-    ServerError,
-    ThrottledError,
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
 )
-from tito_core.backend.http_errors import error_from_status
 
+from tito_core.backend import address
+from tito_core.backend.clients import LoopClients
+from tito_core.backend.errors import EngineConnectionError, EngineTimeoutError, ServerError, ThrottledError
+from tito_core.backend.http_errors import error_from_failure, error_from_status
+
+T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
-API_KEY_VARIABLE = "TITO_API_KEY"
+Sleep = Callable[[float], Awaitable[None]]
 LONGEST_WAIT_S = 60.0
 """Bound on what a server's `Retry-After` can make us wait, in seconds."""
+KEEP_ALIVE_S = 3.0
+"""How long an idle connection is kept. Both engines close theirs after 5 s, and a request must not meet that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,14 @@ class HttpRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """The body of a 200, and what it says that it is."""
+
+    body: bytes
+    content_type: str
+
+
 class EngineHttp:
     """Sends requests to one server. Stateless but for its connections; threads and event loops may share it.
 
@@ -58,10 +75,11 @@ class EngineHttp:
         backend: Name for errors.
         base_url: Such as "http://localhost:8000".
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
-        timeout_s: Longest wait for an answer, in seconds.
+        timeout_s: Longest wait for a whole answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_attempts: Tries for connection failures, 429, 503 and other 5xx; never for another 4xx.
         http_transport: Makes the httpx transport; aiohttp's by default. Scripted engines put theirs here.
+        sleep: Waits between tries.
     """
 
     def __init__(
@@ -74,123 +92,105 @@ class EngineHttp:
         connect_timeout_s: float = 5.0,
         max_attempts: int = 4,
         http_transport: HttpTransportFactory | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
-        url = httpx.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host:
-            raise EngineConnectionError(
-                f"{base_url!r} is no server address: give one like 'http://localhost:8000'.", backend=backend
-            )
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts must be at least 1, got {max_attempts}.")
         self.backend = backend
-        self.base_url = str(url).rstrip("/")
+        self.base_url = address.server_address(base_url, backend=backend)
         self.timeout_s = timeout_s
-        self._timeout = httpx.Timeout(timeout_s, connect=connect_timeout_s, pool=None)
+        self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._max_attempts = max_attempts
-        self._api_key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE)
-        self._factory = http_transport or _aiohttp_transport
-        self._clients: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[AsyncGenerator[httpx.AsyncClient], httpx.AsyncClient]
-        ] = WeakKeyDictionary()
+        self._api_key = address.api_key(api_key, backend=backend)
+        self._clients = LoopClients(http_transport or _aiohttp_transport)
+        self._sleep = sleep
 
-    async def get(self, path: str, *, request_id: str | None = None) -> bytes:
-        """GET with retries; the body of a 200."""
-        return await self.send(lambda attempt: HttpRequest(path), method="GET", request_id=request_id)
-
-    async def send(
-        self,
-        prepare: Callable[[Attempt], HttpRequest],
-        *,
-        method: str = "POST",
-        request_id: str | None = None,
-    ) -> bytes:
-        """Send a request, built anew for each try; give the body of a 200.
+    async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
+        """Do work, again while it fails in a way that may pass.
 
         Raises:
-            BackendError: The subclass tells what happened; after the last try for what is retried.
+            BackendError: What the last try raised.
         """
-        retrying = AsyncRetrying(
+        tries = AsyncRetrying(
             retry=retry_if_exception_type((EngineConnectionError, ThrottledError, ServerError)),
             stop=stop_after_attempt(self._max_attempts),
             wait=_wait,
+            sleep=self._sleep,
             reraise=True,
         )
-        async for attempt in retrying:
+        async for attempt in tries:
             with attempt:
-                number = attempt.retry_state.attempt_number - 1
-                return await self.send_once(prepare(Attempt(number)), method=method, request_id=request_id)
+                return await work(Attempt(attempt.retry_state.attempt_number - 1))
         raise AssertionError("tenacity re-raises the last error")
 
-    async def send_once(self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None) -> bytes:
-        """Send one request without retries; give the body of a 200."""
-        client = await self._client()
+    async def send(self, request: HttpRequest, *, method: str = "POST") -> HttpAnswer:
+        """Send one request with retries; give the 200."""
+        return await self.retrying(lambda attempt: self.send_once(request, method=method))
+
+    async def send_once(
+        self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
+    ) -> HttpAnswer:
+        """Send one request without retries; give the 200.
+
+        Raises:
+            BackendError: The subclass tells what happened.
+        """
+        client = await self._clients.current()
+        url = self.base_url + request.path
         headers = {"Content-Type": "application/json", **request.headers}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
+        timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
         try:
-            response = await client.request(
-                method, self.base_url + request.path, content=request.body, headers=headers, timeout=self._timeout
-            )
-        except httpx.HTTPError as error:
-            raise self._connection_error(error, request_id) from error
+            async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
+                response = await client.request(method, url, content=request.body, headers=headers, timeout=timeout)
+        except TimeoutError:
+            raise EngineTimeoutError(
+                f"{self.backend} at {url} did not answer within {self.timeout_s:g} s. The request was given up and "
+                "the server told to abort it; raise timeout_s if answers take longer.",
+                backend=self.backend,
+                request_id=request_id,
+            ) from None
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
+            raise error_from_failure(
+                self.backend, failure, url=url, connect_timeout_s=self.connect_timeout_s, request_id=request_id
+            ) from failure
         if response.status_code == 200:
-            return response.content
+            return HttpAnswer(response.content, response.headers.get("content-type", ""))
         raise error_from_status(
             self.backend,
             response.status_code,
-            response.text,
+            self.hide_key(response.text),
             response.headers,
-            url=self.base_url + request.path,
+            url=url,
             request_id=request_id,
         )
+
+    def hide_key(self, text: str) -> str:
+        """Take the API key out of what a server said."""
+        if not self._api_key:
+            return text
+        return re.sub(rf"(?<![\w-]){re.escape(self._api_key)}(?![\w-])", "<API key>", text)
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
-        held = self._clients.pop(asyncio.get_running_loop(), None)
-        if held is not None:
-            await held[0].aclose()
+        await self._clients.aclose()
 
-    async def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        held = self._clients.get(loop)
-        if held is None:
-            holder = self._hold_client()
-            held = (holder, await anext(holder))
-            self._clients[loop] = held
-        return held[1]
 
-    async def _hold_client(self) -> AsyncGenerator[httpx.AsyncClient]:
-        # The loop closes its suspended async generators when it ends, and with this one the connections.
-        client = httpx.AsyncClient(transport=self._factory(), trust_env=False, follow_redirects=False)
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
-    def _connection_error(self, error: httpx.HTTPError, request_id: str | None) -> BackendError:
-        said = str(error) or type(error).__name__
-        # httpx-aiohttp reports a refused connection as ConnectTimeout, so look at what aiohttp itself raised.
-        refused = isinstance(error.__cause__, aiohttp.ClientConnectionError) and not isinstance(
-            error.__cause__, aiohttp.ServerTimeoutError
-        )
-        if isinstance(error, httpx.TimeoutException) and not refused:
-            return EngineTimeoutError(
-                f"{self.backend} at {self.base_url} did not answer within {self.timeout_s:g} s. "
-                "The request was given up and aborted on the server; raise timeout_s if answers take longer.",
-                backend=self.backend,
-                request_id=request_id,
-            )
-        return EngineConnectionError(
-            f"No connection to {self.backend} at {self.base_url} ({said}). Is the server running, "
-            "and are host and port right?",
-            backend=self.backend,
-            request_id=request_id,
-        )
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)  # reads the certificates: once, not for every event loop
 
 
 def _aiohttp_transport() -> httpx.AsyncBaseTransport:
-    return AiohttpTransport(trust_env=False, limits=httpx.Limits(max_connections=None), retries=0)
+    # For aiohttp 0 is no limit; None would leave its default of 100 connections.
+    limits = httpx.Limits(max_connections=0, keepalive_expiry=KEEP_ALIVE_S)
+    return AiohttpTransport(verify=_tls(), trust_env=False, limits=limits)
 
 
-_backoff = wait_exponential_jitter(multiplier=0.25, max=8.0, jitter=0.25)
+_backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
 
 
 def _wait(state: RetryCallState) -> float:

@@ -141,11 +141,11 @@ class ChatTemplate:
                 history = template_messages([_ASKED, _ANSWERED, _ASKED, answered, *new], system)
                 try:
                     whole = self._render(history, template_tools(tools), True)
-                    expected = _cut(whole, _closer_end(self.encoder, whole, 3, self.closer_id), len(whole))
                 except TemplateError:
                     if answered is _ANSWERED and system is None:
                         raise
                     continue  # a template without tools, or without a system prompt, refuses by itself in use
+                expected = _cut(whole, _closer_end(self.encoder, whole, 3, self.closer_id), len(whole))
                 found = self._after_answer(answered, new)
                 if str.__ne__(expected, found):
                     raise TemplateError(
@@ -170,7 +170,9 @@ def _render(
         raise TemplateError(f"The chat template refused messages with roles {roles}: {error}") from error
     shown = {origin for _, _, origin in text.spans}
     for position, message in enumerate(messages):
-        if message["content"].strip() and shown.isdisjoint({UNKNOWN, *sources(message["content"])}):
+        # Of an answer's text a template may show nothing, where it strips reasoning.
+        told = message.get("tool_calls") if message["role"] == "assistant" else message["content"].strip()
+        if told and shown.isdisjoint({UNKNOWN, *sources(told)}):
             raise TemplateError(
                 f"The chat template leaves out message {position} of those with roles {roles}: use one that renders "
                 f"the role {message['role']!r}."

@@ -12,6 +12,7 @@ content can never become a control token.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, ValuesView
 from typing import Any, SupportsIndex
 
@@ -64,7 +65,7 @@ class Traced(str):
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         if not isinstance(key, slice):
-            index = key.__index__()
+            index = operator.index(key)
             index += len(self) if index < 0 else 0
             return self._cut(index, index + 1) if 0 <= index < len(self) else str.__getitem__(self, key)
         start, stop, step = key.indices(len(self))

@@ -34,12 +34,14 @@ TorchIndex = Annotated[
 @contextmanager
 def _sentences() -> Iterator[Say]:
     """Progress on the terminal, and errors as what they say, with exit status 1."""
-    from tito_core.engine.models.errors import ModelUnavailable
-
     try:
         with on_console() as say:
             yield say
-    except (EngineError, ModelUnavailable) as error:
+    except RuntimeError as error:
+        from tito_core.engine.models.errors import ModelUnavailable  # loads transformers: two seconds, so only here
+
+        if not isinstance(error, EngineError | ModelUnavailable):
+            raise
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
 
@@ -66,6 +68,7 @@ def start(
     port: Annotated[int | None, typer.Option(help="A free one by default.", show_default=False)] = None,
     torch_index: TorchIndex = None,
     dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Open vLLM's pause and weight endpoints.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that it may take to be healthy.")] = None,
     arg: Annotated[list[str] | None, typer.Option(help="One more argument for the server; repeatable.")] = None,
 ) -> None:
     """Start a server that stays until `tito engine stop`. Prints its URL."""
@@ -76,8 +79,8 @@ def start(
             engine = state.load(name)
             if engine is None:
                 engine = bring_up(
-                    spec, model, port=port, torch_index=torch_index, dev_mode=dev_mode, server_args=arg or (),
-                    detached=True, on_progress=say,
+                    spec, model, port=port, torch_index=torch_index, timeout_s=timeout, dev_mode=dev_mode,
+                    server_args=arg or (), detached=True, on_progress=say,
                 )  # fmt: skip
                 state.save(engine)
             elif engine.model not in (model, Path(model).name) or port not in (None, engine.port):

@@ -14,11 +14,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from tito_core.engine import pip_run, supervised
-from tito_core.engine.errors import Cancelled, InstallFailed
+from tito_core.engine.errors import Cancelled, CannotInstall, InstallFailed
 from tito_core.engine.interpreters import Interpreter, choose
 from tito_core.engine.locations import engines_dir
 from tito_core.engine.progress import Say, silent
-from tito_core.engine.spec import RECIPE, EngineSpec, standin_files
+from tito_core.engine.spec import RECIPE, EngineSpec, megabytes, pins, standin_files
 
 MARKER = "tito_engine.json"
 """Written last: an environment without it is a half-done one."""
@@ -57,7 +57,7 @@ def ensure(
     root = environment_dir(spec, interpreter.minor)
     if is_complete(root):
         return EngineEnv(root / "bin" / "python", root, spec)
-    root.parent.mkdir(parents=True, exist_ok=True)
+    check_room(spec, interpreter.minor)
     lock = FileLock(root.parent / f".{root.name}.lock")
     _acquire(lock, spec, say, cancel)
     try:
@@ -82,6 +82,21 @@ def is_complete(root: Path) -> bool:
     return (root / MARKER).is_file() and (root / "bin" / "python").exists()
 
 
+def check_room(spec: EngineSpec, minor: str) -> None:
+    """Make the cache directory. Raises CannotInstall where that fails or the disk has too little room."""
+    folder, needed = engines_dir(), megabytes(spec.locks[minor], "disk") or 0.0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free / 1e6
+    except OSError as error:
+        raise CannotInstall(f"{folder} cannot be made ({error}): set TITO_CACHE_DIR to a folder of yours.") from None
+    if free < needed:
+        raise CannotInstall(
+            f"{spec.title} takes up to {needed:.0f} MB, and {folder} has {free:.0f} MB left: free some, or set "
+            "TITO_CACHE_DIR to a folder on another disk."
+        )
+
+
 def _acquire(lock: FileLock, spec: EngineSpec, say: Say, cancel: threading.Event) -> None:
     while True:
         try:
@@ -101,7 +116,7 @@ def _install(
     python = root / "bin" / "python"
     say(f"{spec.name}: making an environment with Python {interpreter.minor}")
     make = [str(interpreter.path), "-m", "venv", str(root)]
-    if not pip_run.pins(spec.locks[interpreter.minor]):
+    if not pins(spec.locks[interpreter.minor]):
         make.append("--without-pip")
     _run(spec, make, interpreter.path, {}, cancel, "make its environment")
     lock = root / "requirements.txt"

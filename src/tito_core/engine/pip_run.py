@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import threading
@@ -13,10 +14,9 @@ from pathlib import Path
 from tito_core.engine import supervised
 from tito_core.engine.errors import InstallFailed
 from tito_core.engine.progress import Say
-from tito_core.engine.spec import EngineSpec
+from tito_core.engine.spec import EngineSpec, megabytes, pins
 
 _LINE_OF_LOCK = re.compile(r"^(?:Collecting|Processing) (\S+).*\(line (\d+)\)")
-_TOTAL = re.compile(r"^# download: (\d+) MB", re.MULTILINE)
 
 HINTS = (
     (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
@@ -51,14 +51,14 @@ class Tally:
     seen: set[int] = field(default_factory=set)
     local_megabytes: float = 0.0
     current: str = ""
-    before: int | None = None
-    """How many packages there were when pip began to install, or None while it fetches."""
+    before: frozenset[str] | None = None
+    """The packages that were there when pip began to install, or None while it fetches."""
 
     def take(self, line: str) -> None:
         """Count one line of pip's output."""
         if found := _LINE_OF_LOCK.match(line):
             self.seen.add(int(found[2]))
-            self.current = Path(found[1]).name
+            self.current = re.split(r"==|-(?=\d)", Path(found[1]).name)[0]
             if Path(found[1]).is_file():  # pip uses a file of a local folder where it is
                 self.local_megabytes += Path(found[1]).stat().st_size / 1e6
         elif line.startswith("Installing collected packages"):
@@ -67,17 +67,17 @@ class Tally:
     def say(self, say: Say) -> None:
         """Tell it."""
         if self.before is not None:
-            done = min(self._present() - self.before, self.packages)
+            done = len(self._present() - self.before)
             say(f"{self.name}: installing package {done} of {self.packages}", done / self.packages)
             return
-        megabytes = self.local_megabytes + megabytes_below(self.downloads)
+        here = self.local_megabytes + megabytes_below(self.downloads)
         of = f" of about {self.total_megabytes:.0f}" if self.total_megabytes else ""
-        part = megabytes / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
+        part = here / self.total_megabytes if self.total_megabytes else len(self.seen) / self.packages
         packages = f"{len(self.seen)} of {self.packages}"
-        say(f"{self.name}: fetching package {packages}, {megabytes:.0f}{of} MB ({self.current})", min(part, 1.0))
+        say(f"{self.name}: fetching package {packages}, {here:.0f}{of} MB ({self.current})", min(part, 1.0))
 
-    def _present(self) -> int:
-        return sum(1 for _ in self.site.glob("*/site-packages/*.dist-info"))
+    def _present(self) -> frozenset[str]:
+        return frozenset(path.name for path in self.site.glob("*/site-packages/*.dist-info"))
 
 
 def install(spec: EngineSpec, python: Path, lock: Path, index: str | None, say: Say, cancel: threading.Event) -> None:
@@ -96,8 +96,7 @@ def install(spec: EngineSpec, python: Path, lock: Path, index: str | None, say: 
         argv += ["--extra-index-url", index]
     downloads = lock.parent / "downloads"
     downloads.mkdir()
-    total = _TOTAL.search(text)
-    tally = Tally(spec.name, len(wanted), float(total[1]) if total else None, downloads, lock.parent / "lib")
+    tally = Tally(spec.name, len(wanted), megabytes(text, "download"), downloads, lock.parent / "lib")
     last: deque[str] = deque(maxlen=200)
 
     def on_line(line: str) -> None:
@@ -113,17 +112,13 @@ def install(spec: EngineSpec, python: Path, lock: Path, index: str | None, say: 
     shutil.rmtree(downloads, ignore_errors=True)
 
 
-def pins(lock: str) -> list[str]:
-    """The requirements of a lock's text, one a line."""
-    return [line for line in lock.splitlines() if line.strip() and not line.startswith("#")]
-
-
 def megabytes_below(folder: Path) -> float:
     """The size of the files in it; 0 where there is none."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip removes its temporary files while we look
-            total += path.stat().st_size
+    for directory, _, names in os.walk(folder):  # which, unlike rglob, bears folders that vanish while it looks
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(directory, name)).st_size
     return total / 1e6
 
 

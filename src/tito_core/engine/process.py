@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from tito_core.engine.spec import Launch
 
 HOST = "127.0.0.1"
 KEPT_LOGS = 20
+MARK = "TITO_ENGINE_MARK"
+"""An environment variable, another for each start, that tells a server's processes where their parents are dead."""
 
 HINTS = (
     (r"[Aa]ddress already in use", "The port is taken: choose another with --port, or none for a free one."),
@@ -53,6 +56,8 @@ class RunningEngine:
     """When that process started, in seconds since the epoch: with the pid, its identity."""
     grace_s: float
     """How long the server may take to end by itself."""
+    mark: str
+    """The value of `MARK` in the environment of each of its processes."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False, compare=False)
 
 
@@ -78,13 +83,13 @@ def start(
     spec, say, cancel = env.spec, progress or silent, cancel or threading.Event()
     chosen = free_port() if port is None else _check_port(spec.name, port)
     launch = Launch(env.python, model_path, model_name or model_path.name, HOST, chosen, tuple(server_args), dev_mode)
-    log = _new_log(spec.name, launch)
+    log, mark = _new_log(spec.name, launch), uuid.uuid4().hex
     with log.open("wb") as out:
-        variables = supervised.environment(env.python, spec.env(launch))
+        variables = supervised.environment(env.python, {**spec.env(launch), MARK: mark})
         process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
     engine = RunningEngine(
         spec.name, f"http://{HOST}:{chosen}", launch.model_name, chosen, log,
-        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, process,
+        process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark, process,
     )  # fmt: skip
     try:
         warm_up = spec.warm_up(launch) if spec.warm_up else None
@@ -101,19 +106,31 @@ def start(
 def stop(engine: RunningEngine) -> bool:
     """End the server and all its processes; returns when none is left. False where it had ended before."""
     root = find_process(engine.pid, engine.created)
-    if root is None:
-        _forget(engine)
-        return False
-    below = root.children(recursive=True)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root.terminate()  # the supervisor ends the rest, politely first
-    _, left = psutil.wait_procs([root, *below], timeout=engine.grace_s + 6)
+    if root is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root.terminate()  # the supervisor ends the rest, politely first
+    _, hung = psutil.wait_procs([root] if root else [], timeout=engine.grace_s + 6)
+    left = hung + _marked(engine.mark)  # none, unless the supervisor was killed or hangs
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(left, timeout=5)
-    _forget(engine)
-    return True
+    if engine._process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            engine._process.wait(timeout=5)
+        if engine._process.stdin is not None:
+            engine._process.stdin.close()
+    return root is not None or bool(left)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """The live processes of one start, wherever they are in the process tree."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
 
 
 def is_running(engine: RunningEngine) -> bool:
@@ -217,12 +234,3 @@ def _explain(engine: RunningEngine, what: str) -> str:
     general = "Read the whole log, or try another model; a damaged environment is made anew once it is removed."
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, shown)), general)
     return f"{engine.name} did not start: {what}. {hint} The last lines of {engine.log}:\n{shown}"
-
-
-def _forget(engine: RunningEngine) -> None:
-    """Collect the exit status, so that no zombie stays."""
-    if engine._process is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            engine._process.wait(timeout=5)
-        if engine._process.stdin is not None:
-            engine._process.stdin.close()

@@ -6,6 +6,7 @@ A package offers an engine by naming an `EngineSpec` in the entry-point group `t
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -47,7 +48,8 @@ class EngineSpec:
     locks: Mapping[str, str]
     """Python minor version (`"3.11"`) -> lock: a requirements file that pins every package, transitive ones too.
 
-    A comment line `# download: 262 MB` says how much there is to fetch.
+    Comment lines `# download: 262 MB` and `# disk: 2000 MB` say how much there is to fetch, and how much room it all
+    takes at most.
     """
     command: Callable[[Launch], list[str]]
     env: Callable[[Launch], Mapping[str, str]]
@@ -71,10 +73,22 @@ class EngineSpec:
 
     def key(self, minor: str) -> str:
         """Twelve hex digits that name the environment for that Python: equal exactly when its contents would be."""
-        digest = hashlib.sha256(f"{RECIPE}\0{minor}\0{self.locks[minor]}\0{self.standin_startup}\0".encode())
+        lock = "\n".join(pins(self.locks[minor]))
+        digest = hashlib.sha256(f"{RECIPE}\0{minor}\0{lock}\0{self.standin_startup}\0".encode())
         for path in standin_files(self.standins):
             digest.update(f"{path.relative_to(self.standins or path)}\0".encode() + path.read_bytes() + b"\0")
         return digest.hexdigest()[:12]
+
+
+def pins(lock: str) -> list[str]:
+    """The requirements of a lock's text, one a line."""
+    return [line for line in lock.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def megabytes(lock: str, what: str) -> float | None:
+    """The figure in a lock's comment line `# what: N MB`, or None without one."""
+    found = re.search(rf"^# {what}: (\d+) MB", lock, re.MULTILINE)
+    return float(found[1]) if found else None
 
 
 def standin_files(folder: Path | None) -> list[Path]:

@@ -22,7 +22,7 @@ def save(engine: RunningEngine) -> None:
 
 
 def load(name: str) -> RunningEngine | None:
-    """The one that runs now, or None; what is said of one that has ended is removed."""
+    """The one that runs now, or None. One whose supervisor has ended is cleared up and forgotten."""
     path = _path(name)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -31,6 +31,7 @@ def load(name: str) -> RunningEngine | None:
         return None
     if process.is_running(engine):
         return engine
+    process.stop(engine)
     forget(name)
     return None
 
@@ -40,7 +41,7 @@ def forget(name: str) -> None:
     _path(name).unlink(missing_ok=True)
 
 
-_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s")
+_FIELDS = ("name", "url", "model", "port", "pid", "created", "grace_s", "mark")
 
 
 def _path(name: str) -> Path:

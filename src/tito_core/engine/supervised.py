@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -16,8 +17,19 @@ from tito_core.engine.errors import Cancelled
 
 SCRIPT = Path(__file__).with_name("supervisor.py")
 
-NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"})
-"""Variables that belong to this process's Python and would lead another environment's astray."""
+NOT_INHERITED = frozenset(
+    {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONSTARTUP",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPYCACHEPREFIX",
+        "VIRTUAL_ENV",
+        "__PYVENV_LAUNCHER__",
+    }
+)
+"""Variables that are meant for this process's Python: another environment's they would lead astray, or, without byte
+code, make start anew from source each time."""
 
 
 def environment(python: Path, extra: Mapping[str, str]) -> dict[str, str]:
@@ -45,8 +57,9 @@ def popen(
     )  # fmt: skip
     order = {"argv": list(argv), "env": dict(env), "detached": detached, "grace_s": grace_s}
     assert process.stdin is not None
-    process.stdin.write(json.dumps(order).encode() + b"\n")
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it ended at once; its status and output say why
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
     if detached:
         process.stdin.close()
     return process

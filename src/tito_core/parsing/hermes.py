@@ -1,14 +1,15 @@
 """Hermes calls (Qwen2.5, Qwen3, and the tool template of `smollm2`).
 
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, after an optional `<think>...</think>` block.
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any number of `<think>...</think>` blocks between.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
+from tito_core.parsing.decoding import decoding
+from tito_core.parsing.json_call import json_end, parse_json_call
 from tito_core.parsing.markup import DecodedIds, Tag
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.registry import register_tool_parser
@@ -22,18 +23,24 @@ class HermesParser:
     """Strict Hermes parser: what a lenient one would repair is malformed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+        self.decode = decoding(tokenizer)
         self.think, self.end_think = Tag(tokenizer, "<think>"), Tag(tokenizer, "</think>")
         self.call, self.end_call = Tag(tokenizer, "<tool_call>"), Tag(tokenizer, "</tool_call>")
-        self.special = frozenset(tokenizer.all_special_ids)
+        flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        markup = {tag.token for tag in (self.think, self.end_think, self.call, self.end_call)}
+        self.special = frozenset(flagged.union(tokenizer.all_special_ids) - markup)
 
     def start(self, prompt_tail: Sequence[int] = ()) -> HermesSession:
-        """Begin a completion; a `<think>` left open in `prompt_tail` counts."""
-        tail = DecodedIds(self.tokenizer, prompt_tail)
-        opened = self.think.find(tail, 0)
-        while opened is not None and (later := self.think.find(tail, opened + 1)) is not None:
-            opened = later
-        in_reasoning = opened is not None and self.end_think.find(tail, opened) is None
+        """Begin a completion; a `<think>` that the generation prompt left open in `prompt_tail` counts.
+
+        The generation prompt follows the last special token. What comes before it is other messages, which say
+        nothing of this one, whatever they spell.
+        """
+        header = max((i + 1 for i, token in enumerate(prompt_tail) if token in self.special), default=0)
+        tail = DecodedIds(self.decode, prompt_tail[header:])
+        in_reasoning, at = False, 0
+        while (found := (self.end_think if in_reasoning else self.think).find(tail, at)) is not None:
+            in_reasoning, at = not in_reasoning, found + 1
         return HermesSession(self, in_reasoning)
 
 
@@ -51,102 +58,81 @@ class HermesSession:
 
     def finish(self, *, truncated: bool) -> ParsedTurn:
         """Parse everything that was fed."""
-        ids = self._ids
-        while ids and ids[-1] in self._parser.special:  # the stop token is no text
-            ids = ids[:-1]
-        decoded = DecodedIds(self._parser.tokenizer, ids)
-        reasoning, at, closed = self._reasoning(decoded)
-        if not closed:
-            return ParsedTurn(reasoning, "", (), reasoning_closed=False)
-        text, calls = self._calls(decoded, at, truncated)
-        return ParsedTurn(reasoning, text, tuple(calls))
+        end = len(self._ids)
+        while end and self._ids[end - 1] in self._parser.special:  # the stop token is no text
+            end -= 1
+        reader = _Reader(self._parser, DecodedIds(self._parser.decode, self._ids[:end]), truncated)
+        reader.read(self._in_reasoning)
+        reasoning = "\n".join(filter(None, (block.strip("\n") for block in reader.reasoning)))
+        return ParsedTurn(reasoning, "".join(reader.texts).strip(), tuple(reader.calls), reader.closed)
 
-    def _reasoning(self, decoded: DecodedIds) -> tuple[str, int, bool]:
-        """Split off the reasoning block: its text, the character after it, and whether it is closed."""
-        start = 0
-        if not self._in_reasoning:
-            opened = self._parser.think.find(decoded, 0)
-            if opened is None or decoded.text[:opened].strip():
-                return "", 0, True
-            start = opened + len(self._parser.think.text)
-        end = self._parser.end_think.find(decoded, start)
-        if end is None:
-            return decoded.text[start:].strip("\n"), len(decoded.text), False
-        return decoded.text[start:end].strip("\n"), end + len(self._parser.end_think.text), True
 
-    def _calls(self, decoded: DecodedIds, at: int, truncated: bool) -> tuple[str, list[ParsedCall]]:
-        texts: list[str] = []
-        calls: list[ParsedCall] = []
-        while (opened := self._parser.call.find(decoded, at)) is not None:
-            texts.append(decoded.text[at:opened])
-            body = opened + len(self._parser.call.text)
-            end, close = self._close(decoded, body)
-            start_token, stop_token = decoded.span_of(opened, close if close is not None else end)
-            raw = decoded.text[opened : end if close is None else close]
-            if close is None:
-                calls.append(_unclosed(raw, start_token, stop_token, truncated))
+class _Reader:
+    """Walks once through a completion, from tag to tag."""
+
+    def __init__(self, parser: HermesParser, decoded: DecodedIds, truncated: bool) -> None:
+        self._parser = parser
+        self._decoded = decoded
+        self._truncated = truncated
+        self.reasoning: list[str] = []
+        self.texts: list[str] = []
+        self.calls: list[ParsedCall] = []
+        self.closed = True
+
+    def read(self, in_reasoning: bool) -> None:
+        """Sort the whole completion into reasoning, texts and calls."""
+        text, think, call = self._decoded.text, self._parser.think, self._parser.call
+        at = self._read_reasoning(0) if in_reasoning else 0
+        thought = think.find(self._decoded, at)
+        while self.closed:
+            called = call.find(self._decoded, at, thought)
+            if called is not None:
+                self.texts.append(text[at:called])
+                at = self._read_call(called)
+                if thought is not None and thought < at:
+                    thought = think.find(self._decoded, at)
+            elif thought is not None:
+                self.texts.append(text[at:thought])
+                at = self._read_reasoning(thought + len(think.text))
+                thought = think.find(self._decoded, at)
             else:
-                calls.append(_parse_call(decoded.text[body:end], raw, start_token, stop_token))
-            at = end if close is None else close
-        texts.append(decoded.text[at:])
-        return "".join(texts).strip(), calls
+                break
+        self.texts.append(text[at:])
 
-    def _close(self, decoded: DecodedIds, body: int) -> tuple[int, int | None]:
+    def _read_reasoning(self, start: int) -> int:
+        """Read reasoning from character `start`; give the character after its closing tag."""
+        decoded, tag = self._decoded, self._parser.end_think
+        end = tag.find(decoded, start)
+        self.closed = end is not None
+        stop = len(decoded.text) if end is None else end
+        self.reasoning.append(decoded.text[start:stop])
+        return stop if end is None else stop + len(tag.text)
+
+    def _read_call(self, opened: int) -> int:
+        """Read the call whose tag is at character `opened`; give the character after it."""
+        decoded = self._decoded
+        body = opened + len(self._parser.call.text)
+        end, close = self._close(body)
+        stop = end if close is None else close
+        raw, (first, last) = decoded.text[opened:stop], decoded.span_of(opened, stop)
+        if close is not None:
+            self.calls.append(parse_json_call(decoded.text[body:end], raw, first, last))
+        elif self._truncated and stop == len(decoded.text):
+            reason = "The token limit cut the call off."
+            self.calls.append(ParsedCall(CallStatus.TRUNCATED, None, None, raw, first, last, reason))
+        else:
+            reason = f"The call has no closing {self._parser.end_call.text} tag."
+            self.calls.append(ParsedCall(CallStatus.MALFORMED, None, None, raw, first, last, reason))
+        return stop
+
+    def _close(self, body: int) -> tuple[int, int | None]:
         """Find where a call's body ends, and where its closing tag ends (None when it has none)."""
-        begin = body
-        if self._parser.end_call.token is None:
+        begin, decoded, tag = body, self._decoded, self._parser.end_call
+        if tag.token is None:
             # Without control tokens a JSON string may hold the closing tag, so look for it after the JSON value.
-            begin = _json_end(decoded.text, body)
+            begin = json_end(decoded.text, body)
         next_call = self._parser.call.find(decoded, begin)
-        found = self._parser.end_call.find(decoded, begin, next_call)
+        found = tag.find(decoded, begin, next_call)
         if found is None:
             return (len(decoded.text) if next_call is None else next_call), None
-        return found, found + len(self._parser.end_call.text)
-
-
-def _json_end(text: str, start: int) -> int:
-    """Give the end of the JSON value at `start`, or `start` when there is none."""
-    begin = len(text) - len(text[start:].lstrip())
-    try:
-        return json.JSONDecoder().raw_decode(text, begin)[1]
-    except (ValueError, RecursionError):
-        return start
-
-
-def _unclosed(raw: str, start: int, stop: int, truncated: bool) -> ParsedCall:
-    if truncated:
-        return ParsedCall(CallStatus.TRUNCATED, None, None, raw, start, stop, "The token limit cut the call off.")
-    reason = "The call has no closing </tool_call> tag."
-    return ParsedCall(CallStatus.MALFORMED, None, None, raw, start, stop, reason)
-
-
-def _parse_call(body: str, raw: str, start: int, stop: int) -> ParsedCall:
-    def malformed(reason: str, name: str | None = None) -> ParsedCall:
-        return ParsedCall(CallStatus.MALFORMED, name, None, raw, start, stop, reason)
-
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        return malformed(f"The call is not valid JSON: {error}.")
-    if not isinstance(value, dict):
-        return malformed(f"The call must be a JSON object, not {type(value).__name__}.")
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        return malformed('The call has no "name" string.')
-    if not isinstance(value.get("arguments"), dict):
-        return malformed('The call has no "arguments" object.', name)
-    if extra := set(value) - {"name", "arguments"}:
-        return malformed(f"The call has unexpected keys: {', '.join(sorted(extra))}.", name)
-    return ParsedCall(CallStatus.OK, name, value["arguments"], raw, start, stop)
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} appears twice")
-    return result
+        return found, found + len(tag.text)

@@ -44,10 +44,10 @@ class ParsedTurn:
     """A whole completion, parsed.
 
     Attributes:
-        reasoning: Text of the reasoning block, without its markup.
+        reasoning: Text of the reasoning, without its markup; several blocks are joined by a newline.
         text: What remains beside reasoning and calls, in order.
         calls: Tool calls, in order.
-        reasoning_closed: False when the completion ended inside a reasoning block; then it holds no calls.
+        reasoning_closed: False when the completion ended inside a reasoning block, whatever that block held.
     """
 
     reasoning: str

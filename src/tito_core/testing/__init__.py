@@ -19,7 +19,7 @@ Nothing here imports `tito_vllm` or `tito_sglang`: what they are tested against 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from tito_core.testing.engine import Exchange, Latency, ScriptedEngine
 from tito_core.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
@@ -39,7 +39,7 @@ from tito_core.testing.server import ScriptedServer
 from tito_core.testing.settle import Decode, Settled
 from tito_core.testing.sglang_wire import SGLangWire
 from tito_core.testing.vllm_wire import VLLMWire
-from tito_core.testing.wire import EngineState, Wire, WireResponse, bracketed
+from tito_core.testing.wire import EngineState, Wire, WireResponse
 
 Kind = Literal["vllm", "sglang"]
 
@@ -57,6 +57,7 @@ __all__ = [
     "HashPolicy",
     "InProcessTransport",
     "Kind",
+    "Options",
     "Replay",
     "SGLangWire",
     "Scorer",
@@ -79,40 +80,45 @@ __all__ = [
 ]
 
 
-def scripted_engine(
-    kind: Kind,
-    script: Script,
-    *,
-    vocab_size: int = 1000,
-    max_model_len: int = 4096,
-    eos_ids: Sequence[int] = (),
-    model: str = "scripted",
-    api_key: str | None = None,
-    decode: Decode = bracketed,
-    skip_tokenizer_init: bool = False,
-    fault: FaultPolicy | None = None,
-    latency: Latency = 0.0,
-    max_running: int | None = None,
-    max_queued: int | None = None,
-    record: bool = True,
-) -> ScriptedEngine:
-    """An engine of either kind.
+class Options(TypedDict, total=False):
+    """Settings of a scripted engine, with their defaults.
 
-    Args:
-        kind: the wire to speak.
-        script: what the policy says.
-        vocab_size: ids at or past it are refused by vLLM and kill SGLang, as they do the real servers.
-        max_model_len: context length in tokens, prompt and completion together.
-        eos_ids: ids that end a generation; the first is the main one.
-        model: the served name.
-        api_key: when set, other keys get a 401.
-        decode: ids to text, for the text fields and stop strings; default shows each id as `<id>`.
-        skip_tokenizer_init: SGLang without a tokenizer: answers have no text.
-        fault: what goes wrong, by request.
-        latency: seconds that a generation takes; it can be aborted, or the weights updated, meanwhile.
-        max_running: how many generations run at once; more wait.
-        max_queued: how many may wait before SGLang answers 503.
-        record: keep requests and exchanges; False for benchmarks.
+    Keys:
+        vocab_size: 1000. Ids at or past it are refused by vLLM and kill SGLang, as they do the real servers.
+        max_model_len: 4096. Context length in tokens, prompt and completion together.
+        eos_ids: none. Ids that end a generation; the first is the main one.
+        model: "scripted". The served name.
+        api_key: None. When set, other keys get a 401.
+        decode: ids to text, for the text fields and stop strings; each id as `<id>`.
+        skip_tokenizer_init: False. SGLang without a tokenizer: answers have no text.
+        scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
+        raw_logprobs: None. What completions report: True raw (vLLM's default), False at the request's temperature
+            (SGLang's default). Prompt logprobs are always raw.
+        fault: None. What goes wrong, by request.
+        latency: 0. Seconds that a generation takes; it can be aborted, or the weights updated, meanwhile.
+        max_running: None. How many generations run at once; more wait.
+        max_queued: None. How many may wait before SGLang answers 503; vLLM queues without limit.
+        record: True. Keep requests and exchanges; False for benchmarks.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_ids: Sequence[int]
+    model: str
+    api_key: str | None
+    decode: Decode
+    skip_tokenizer_init: bool
+    scale_out: bool
+    raw_logprobs: bool | None
+    fault: FaultPolicy | None
+    latency: Latency
+    max_running: int | None
+    max_queued: int | None
+    record: bool
+
+
+def scripted_engine(kind: Kind, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
+    """An engine that speaks `kind`'s wire and says what `script` says; `options` as in `Options`.
 
     Raises:
         ValueError: an unknown kind.
@@ -121,60 +127,20 @@ def scripted_engine(
     if kind not in _WIRES:
         raise ValueError(f"There is no scripted engine {kind!r}; choose one of {', '.join(_WIRES)}.")
     wire, page = _WIRES[kind]
-    state = EngineState(
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        eos_ids=tuple(eos_ids),
-        model=model,
-        api_key=api_key,
-        decode=decode,
-        skip_tokenizer_init=skip_tokenizer_init,
-        cache=PrefixCache(page),
-    )
+    settings = {name: value for name, value in options.items() if name in EngineState.__slots__}
+    state = EngineState(cache=PrefixCache(page), **settings)  # type: ignore[arg-type]  # checked by `Options`
+    state.eos_ids = tuple(state.eos_ids)
     return ScriptedEngine(
         wire(state),
         script,
-        fault=fault,
-        latency=latency,
-        max_running=max_running,
-        max_queued=max_queued,
-        record=record,
+        fault=options.get("fault"),
+        latency=options.get("latency", 0.0),
+        max_running=options.get("max_running"),
+        max_queued=options.get("max_queued"),
+        record=options.get("record", True),
     )
 
 
-def scripted_server(
-    kind: Kind,
-    script: Script,
-    *,
-    vocab_size: int = 1000,
-    max_model_len: int = 4096,
-    eos_ids: Sequence[int] = (),
-    model: str = "scripted",
-    api_key: str | None = None,
-    decode: Decode = bracketed,
-    skip_tokenizer_init: bool = False,
-    fault: FaultPolicy | None = None,
-    latency: Latency = 0.0,
-    max_running: int | None = None,
-    max_queued: int | None = None,
-    record: bool = True,
-    port: int = 0,
-) -> ScriptedServer:
-    """The same engine behind a socket on loopback: enter it with `with` or `async with`. See `scripted_engine`."""
-    engine = scripted_engine(
-        kind,
-        script,
-        vocab_size=vocab_size,
-        max_model_len=max_model_len,
-        eos_ids=eos_ids,
-        model=model,
-        api_key=api_key,
-        decode=decode,
-        skip_tokenizer_init=skip_tokenizer_init,
-        fault=fault,
-        latency=latency,
-        max_running=max_running,
-        max_queued=max_queued,
-        record=record,
-    )
-    return ScriptedServer(engine, port=port)
+def scripted_server(kind: Kind, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
+    """The same engine behind a socket on loopback: enter it with `with` or `async with`."""
+    return ScriptedServer(scripted_engine(kind, script, **options), port=port)

@@ -40,6 +40,7 @@ class ScriptedEngine:
         aborted: server ids of generations that an abort call ended.
         disconnected: server ids of generations whose client went away.
         peak: the most generations that ran at once.
+        overrides: path (without its query) -> the response in place of the wire's, whatever is asked.
 
     """
 
@@ -67,6 +68,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.disconnected: list[str] = []
         self.peak = 0
+        self.overrides: dict[str, WireResponse] = {}
         self._active: list[Running] = []
         self._count = 0
         self.state.running = lambda: self.running
@@ -88,7 +90,8 @@ class ScriptedEngine:
         """One HTTP request. Cancelling this coroutine is what a client's disconnect is to a server."""
         if self.state.dead:
             return _GONE
-        routed = self.wire.route(method, path, headers, body)
+        override = self.overrides.get(path.partition("?")[0])
+        routed = override or self.wire.route(method, path, headers, body)
         answers: Sequence[Settled] = ()
         if isinstance(routed, Generation):
             response, answers = await self._generate(routed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _BLOCK = 32
 _CAPACITY = 4_000_000  # tokens kept before the cache starts over; a bound on memory, not a model of eviction
@@ -22,42 +22,49 @@ class PrefixCache:
         self._through: dict[int, array[int]] = {}
         self._held = 0
 
-    def match(self, ids: Sequence[int], salt: str = "") -> int:
-        """Number of leading tokens that are cached."""
-        sequence = array("i", ids)
-        matched, other = 0, self._through.get(hash(salt))
-        for known, end in self._chain(sequence, hash(salt)):
-            found = self._through.get(known)
-            if found is None:
-                break
-            matched, other = end, found
-        if other is not None:
-            stop = min(len(sequence), len(other))
-            while matched < stop and sequence[matched] == other[matched]:
-                matched += 1
-        matched = min(matched, len(sequence) - 1)
-        return max(0, matched - matched % self.page)
+    def admit(self, prompt_ids: Sequence[int], output_ids: Sequence[int], salt: str = "") -> int:
+        """Number of leading prompt tokens that were cached; the finished sequence is then cached too.
 
-    def add(self, ids: Sequence[int], salt: str = "") -> None:
-        """Remembers a finished sequence. Its last token was emitted but never computed, so it is left out."""
-        sequence = array("i", ids[:-1])
+        The last output token was emitted but never computed, so it is left out.
+        """
         if self._held > _CAPACITY:
             self.clear()
+        sequence = array("i", prompt_ids)
+        chain = list(_chain(sequence, 0, hash(salt)))
+        found = self._match(sequence, chain)
+        sequence.extend(output_ids[:-1])
         self._held += len(sequence)
-        self._through[hash(salt)] = sequence
-        for known, _ in self._chain(sequence, hash(salt)):
+        done = _BLOCK * (len(chain) - 1)
+        for known in (*chain, *_chain(sequence, done, chain[-1])):
             self._through[known] = sequence
+        return found
 
     def clear(self) -> None:
         """Forgets everything, as a flush or a pause does."""
         self._through.clear()
         self._held = 0
 
-    @staticmethod
-    def _chain(sequence: array[int], seed: int) -> list[tuple[int, int]]:
-        """(hash of all tokens up to `end`, end) for each full block."""
-        chain, known = [], seed
-        for end in range(_BLOCK, len(sequence) + 1, _BLOCK):
-            known = hash((known, sequence[end - _BLOCK : end].tobytes()))
-            chain.append((known, end))
-        return chain
+    def _match(self, prompt: array[int], chain: Sequence[int]) -> int:
+        matched, other = 0, None
+        for blocks, known in enumerate(chain):
+            found = self._through.get(known)
+            if found is None:
+                break
+            matched, other = blocks * _BLOCK, found
+        if other is not None:
+            stop = min(len(prompt), len(other))
+            while matched < stop and prompt[matched] == other[matched]:
+                matched += 1
+        matched = min(matched, len(prompt) - 1)
+        return max(0, matched - matched % self.page)
+
+
+def _chain(sequence: array[int], start: int, known: int) -> Iterator[int]:
+    """`known`, the hash of all before `start`, then for each full block after it the hash of all up to its end."""
+    if not start:
+        yield known
+    content = sequence.tobytes()
+    width = _BLOCK * sequence.itemsize
+    for end in range(start * sequence.itemsize + width, len(content) + 1, width):
+        known = hash((known, content[end - width : end]))
+        yield known

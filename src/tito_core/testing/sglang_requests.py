@@ -102,9 +102,9 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
     if size + wanted > limit:
         raise Rejected(
             f"Requested token count exceeds the model's maximum context length of {limit} tokens. "
-            f"You requested a total of {size + wanted} tokens: {size} tokens from the input messages and {wanted} tokens "
-            "for the completion. Please reduce the number of tokens in the input messages or the completion to fit "
-            "within the limit."
+            f"You requested a total of {size + wanted} tokens: {size} tokens from the input messages and "
+            f"{wanted} tokens for the completion. Please reduce the number of tokens in the input messages "
+            "or the completion to fit within the limit."
         )
     start = body.get("logprob_start_len")
     if body.get("return_logprob") and start is not None and start > size:
@@ -160,7 +160,7 @@ def _scripted(
         ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_new_tokens") or 0,
         grammar=grammar or None,
-        reported_temperature=temperature or 1.0,
+        reported_temperature=1.0 if state.raw_logprobs is True else temperature or 1.0,
         vocab_size=state.vocab_size,
         scoring=bool(body.get("return_logprob")) and (body.get("logprob_start_len") or -1) >= 0 and limit <= 1,
         request_id=rid,

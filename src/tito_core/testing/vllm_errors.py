@@ -35,6 +35,12 @@ def no_model(name: str, served: str) -> WireResponse:
     return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
 
 
+def not_enabled() -> WireResponse:
+    """403 of `/inference/v1/*` on a server that was started without `--enable-scale-out`."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    return error(message, status=403, kind="PermissionDeniedError")
+
+
 def invalid(*errors: Mapping[str, Any]) -> WireResponse:
     """A body that fails the schema. `param` is the place of the first error."""
     many = "s" if len(errors) > 1 else ""

@@ -138,13 +138,14 @@ def _scripted(
     prompt_logprobs: int | None,
 ) -> ScriptedRequest:
     """The engine-neutral request; prompt + max_tokens beyond the context is truncated, not refused."""
+    temperature = _or(params.get("temperature"), 1.0)
     room = state.max_model_len - len(ids)
     stop = params.get("stop") or ()
     limit = room if max_tokens is None else min(max_tokens, room)
     return ScriptedRequest(
         prompt_ids=ids,
         max_new_tokens=limit,
-        temperature=_or(params.get("temperature"), 1.0),
+        temperature=temperature,
         top_p=_or(params.get("top_p"), 1.0),
         top_k=max(0, params.get("top_k") or 0),
         min_p=params.get("min_p") or 0.0,
@@ -155,6 +156,7 @@ def _scripted(
         ignore_eos=bool(params.get("ignore_eos")),
         min_new_tokens=params.get("min_tokens") or 0,
         grammar=params.get("structured_outputs"),
+        reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
         vocab_size=state.vocab_size,
         scoring=prompt_logprobs is not None and limit <= 1,
         server_id=server_id,

@@ -55,6 +55,8 @@ class VLLMWire:
         path, _, query = path.partition("?")
         if path.startswith(_GUARDED) and not self.state.admits(headers):
             return json_response({"error": "Unauthorized"}, 401)
+        if path.startswith("/inference") and not self.state.scale_out:
+            return errors.not_enabled()
         try:
             if path in ("/v1/completions", "/inference/v1/generate"):
                 if method != "POST":

@@ -35,6 +35,8 @@ class EngineState:
     api_key: str | None = None
     decode: Decode = bracketed
     skip_tokenizer_init: bool = False
+    scale_out: bool = True
+    raw_logprobs: bool | None = None
     cache: PrefixCache = field(default_factory=PrefixCache)
     weight_version: str = "default"
     paused_since: float | None = None
@@ -185,9 +187,7 @@ def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
 
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
     """Prompt tokens found in the prefix cache; the finished sequence is then put there. `limit` caps the match."""
-    ids = answer.request.prompt_ids
-    found = 0 if limit == 0 else state.cache.match(ids, salt)
-    state.cache.add((*ids, *answer.output_ids), salt)
+    found = state.cache.admit(answer.request.prompt_ids, answer.output_ids, salt)
     if answer.said.cached_tokens is not None:
         return answer.said.cached_tokens
     return found if limit is None else min(found, limit)

@@ -1,0 +1,54 @@
+"""Where a server is and by which key it lets us in, checked where the user writes them."""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+
+from tito_core.backend.errors import AuthenticationError, EngineConnectionError
+
+API_KEY_VARIABLE = "TITO_API_KEY"
+_HIGHEST_PORT = 65535
+
+
+def server_address(base_url: str, *, backend: str) -> str:
+    """Check a server's address and give it without a slash at its end.
+
+    Raises:
+        EngineConnectionError: No http(s) address, or one that holds more than scheme, host, port and a path prefix.
+    """
+    try:
+        url = httpx.URL(base_url.strip())
+    except (httpx.InvalidURL, AttributeError) as error:
+        raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
+    if url.userinfo:  # not shown: it is a secret
+        raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise _no_address(f"{base_url!r} is no server address", backend)
+    if url.port is not None and not 0 < url.port <= _HIGHEST_PORT:
+        raise _no_address(f"{base_url!r} has no port between 1 and {_HIGHEST_PORT}", backend)
+    if url.query or url.fragment:
+        raise _no_address(f"{base_url!r} holds a query or a fragment", backend)
+    address = str(url).rstrip("/")
+    if address.endswith("/v1"):
+        raise _no_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
+    return address
+
+
+def _no_address(problem: str, backend: str) -> EngineConnectionError:
+    return EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
+
+
+def api_key(given: str | None, *, backend: str) -> str | None:
+    """Give the key: the argument, else the environment variable TITO_API_KEY, else None. Never shown.
+
+    Raises:
+        AuthenticationError: It holds what no HTTP header can.
+    """
+    key = (given if given is not None else os.environ.get(API_KEY_VARIABLE, "")).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise AuthenticationError(
+            "The API key holds characters that no HTTP header can: check api_key or TITO_API_KEY.", backend=backend
+        )
+    return key or None

@@ -1,0 +1,204 @@
+"""Checks of an answer: what breaks a law does not come in. The same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.ledger.invariants import LawViolationError, check_logprobs, check_versions
+from tito_core.ledger.turn import Finish, Logprobs, TokenIds, VersionSpan
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What an engine said of one generation, under one set of names and not yet believed.
+
+    Attributes:
+        finish: Its word for why sampling stopped.
+        stop: The stop token id or string that it names.
+        output_ids: Sampled ids; None where it left them out.
+        logprobs: One for each of them.
+        logprob_ids: The ids that it says the logprobs belong to.
+        echoed: The prompt ids that it says it saw.
+        prompt_tokens: Its count of them.
+        completion_tokens: Its count of sampled tokens.
+        cached_tokens: Prompt tokens from the prefix cache, or None.
+        spans: Weight-version spans (start, stop, version); empty where it does not say.
+        message: Its sentence on an abort.
+    """
+
+    finish: str | None
+    stop: int | str | None
+    output_ids: Sequence[int] | None
+    logprobs: Sequence[float | None] | None
+    logprob_ids: Sequence[int | str]
+    echoed: Sequence[int] | None
+    prompt_tokens: int | None
+    completion_tokens: int
+    cached_tokens: int | None
+    spans: Sequence[tuple[int, int, str | None]] = ()
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Checks of one answer; each failure is a `ProtocolViolationError` that carries backend and request id."""
+
+    backend: str
+    request_id: str
+
+    def response(self, said: Reported, request: TokenRequest, *, latency_s: float, running_id: str) -> TokenResponse:
+        """Check laws 2, 4 and 10 on everything that an engine said, and give it as a response.
+
+        Args:
+            said: What it said.
+            request: What was asked.
+            latency_s: How long it took, in seconds.
+            running_id: The id under which the engine ran it.
+
+        Raises:
+            GenerationAbortedError: The engine aborted; partial tokens are discarded.
+            ProtocolViolationError: Something does not agree; the sentence holds both values.
+        """
+        finish = self._finish(said)
+        self._echo(request.input_ids, said.echoed)
+        ids, logprobs = self._output(said, request)
+        self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        self._count("completion_tokens", said.completion_tokens, len(ids))
+        stop = said.stop if finish == Finish.STOP else None
+        self._end(finish, ids, stop, request)
+        return TokenResponse(
+            output_ids=ids,
+            logprobs=logprobs,
+            finish=finish,
+            stop=stop,
+            prompt_length=len(request.input_ids),
+            cached_tokens=said.cached_tokens,
+            latency_s=latency_s,
+            request_id=running_id,
+            versions=self._versions(said.spans, len(ids)),
+        )
+
+    def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
+        """Check law 4 on teacher-forced scores: these ids, each with a logprob but the first, which has none.
+
+        Args:
+            sent: The sequence.
+            scored: (id, logprob) as the engine said them; it may leave the first id out.
+
+        Returns:
+            float32, shape (len(sent),); the first is NaN.
+        """
+        if len(scored) != len(sent):
+            raise self.violation(f"Law 4: {len(sent)} ids were sent for scoring, the server scored {len(scored)}.")
+        for offset, (token, (found, logprob)) in enumerate(zip(sent.tolist(), scored, strict=True)):
+            if found not in (token, None if offset == 0 else token):
+                raise self.violation(f"Law 4: id {token} at offset {offset} was sent, the server scored {found}.")
+            if (logprob is None) != (offset == 0):
+                raise self.violation(
+                    f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first has none."
+                )
+        logprobs = np.full(len(sent), np.nan, np.float32)
+        logprobs[1:] = self._logprobs([logprob for _, logprob in scored[1:]])
+        return logprobs
+
+    def violation(self, sentence: str) -> ProtocolViolationError:
+        """Build the error for a broken law."""
+        return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
+
+    def _finish(self, said: Reported) -> Finish:
+        if said.finish in (Finish.STOP, Finish.LENGTH):
+            return Finish(said.finish)
+        if said.finish == "abort":
+            raise GenerationAbortedError(
+                f"{self.backend} aborted the generation{f' ({said.message})' if said.message else ''}; its partial "
+                "tokens were discarded and the ledger is as before. Run the turn again.",
+                backend=self.backend,
+                request_id=self.request_id,
+            )
+        raise self.violation(
+            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length'."
+        )
+
+    def _echo(self, sent: TokenIds, echoed: Sequence[int] | None) -> None:
+        if echoed is None:
+            raise self.violation(
+                "Law 4: the server did not echo the prompt ids, so nothing proves what it saw: "
+                "it is too old for token-exact rollouts, or a proxy removed the field."
+            )
+        if len(echoed) != len(sent):
+            raise self.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(echoed)}.")
+        self._same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), echoed)
+
+    def _output(self, said: Reported, request: TokenRequest) -> tuple[TokenIds, Logprobs]:
+        ids, logprobs, limit = said.output_ids, said.logprobs, request.sampling.max_new_tokens
+        if ids is None or logprobs is None:
+            missing = "output ids" if ids is None else "logprobs"
+            raise self.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
+        if len(ids) != len(logprobs):
+            raise self.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
+        if not ids:
+            raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
+        if len(ids) > limit:
+            raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
+        if min(ids) < 0 or max(ids) > _INT32_MAX:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise self.violation(f"Law 2: output id {wrong} is no token.")
+        if len(said.logprob_ids) != len(ids):
+            raise self.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(said.logprob_ids)} ids.")
+        self._same_ids("output id {} at offset {} has the logprob of {}", ids, said.logprob_ids)
+        for offset, value in enumerate(logprobs):
+            if value is None:
+                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
+        return np.asarray(ids, np.int32), self._logprobs(logprobs)
+
+    def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
+        for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one != other:
+                raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
+
+    def _logprobs(self, values: Sequence[float | None]) -> Logprobs:
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and that is refused below
+            logprobs = np.asarray(values, np.float64).astype(np.float32)
+        try:
+            check_logprobs(logprobs)
+        except LawViolationError as error:
+            raise self.violation(str(error)) from error
+        return logprobs
+
+    def _end(self, finish: Finish, output_ids: TokenIds, stop: int | str | None, request: TokenRequest) -> None:
+        """Check that a stop token is the last id and the only stop, and that a length finish used its budget."""
+        sampling = request.sampling
+        if finish == Finish.STOP and isinstance(stop, int) and int(output_ids[-1]) != stop:
+            raise self.violation(f"Law 4: stop token {stop} ended the output, whose last id is {int(output_ids[-1])}.")
+        if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
+            raise self.violation(
+                f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
+            )
+        early = np.flatnonzero(np.isin(output_ids[sampling.min_new_tokens : -1], sampling.stop_token_ids))
+        if len(early) and not sampling.ignore_eos:  # with it, SGLang lets stop ids pass
+            at = sampling.min_new_tokens + int(early[0])
+            raise self.violation(
+                f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
+                f"{len(output_ids)} tokens."
+            )
+
+    def _count(self, name: str, reported: int | None, expected: int) -> None:
+        if reported != expected:
+            raise self.violation(
+                f"Law 4: the server reported {name}={reported}, the request and answer hold {expected}."
+            )
+
+    def _versions(self, spans: Sequence[tuple[int, int, str | None]], length: int) -> tuple[VersionSpan, ...]:
+        versions = tuple(VersionSpan(*span) for span in spans) or (VersionSpan(0, length, None),)
+        try:
+            check_versions(versions, length)
+        except LawViolationError as error:
+            raise self.violation(str(error)) from error
+        return versions

@@ -1,0 +1,142 @@
+"""Token ids to text in which every token knows its first character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Tokenizer, decoders
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Decode = Callable[[Sequence[int]], tuple[str, list[int]]]
+"""Gives the text of ids, control tokens spelled out, and for each id the index of its first character.
+
+A token that begins inside a character, or that has no text, starts where the character before its end does. Ids that
+the tokenizer does not know have no text.
+"""
+
+_REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Bytes of UTF-8, and so tokens, that one character may take."""
+
+
+def decoding(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Choose how to decode for a tokenizer. What it returns is stateless and may be shared."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if isinstance(backend, Tokenizer) and isinstance(backend.decoder, decoders.ByteLevel):
+        return _ByteLevel(backend)
+    return _Windowed(tokenizer)
+
+
+class _ByteLevel:
+    """Byte-level vocabularies: each token is bytes, wherever it stands."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._bytes = _TokenBytes(backend)
+
+    def __call__(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        pieces = [self._bytes[token] for token in ids]
+        joined = b"".join(pieces)
+        try:
+            text = joined.decode()
+        except UnicodeDecodeError:
+            return _replacing(pieces)
+        starts = list(accumulate(map(len, pieces), initial=0))[:-1]
+        return text, starts if text.isascii() else _characters(joined, starts)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Bytes of token ids, found as they are asked for."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token: int) -> bytes:
+        try:
+            text = self._backend.id_to_token(token)
+        except OverflowError:
+            return b""
+        if text is None:
+            return b""
+        try:
+            found = bytes([_BYTE_OF[character] for character in text])
+        except KeyError:
+            found = text.encode()  # as the decoder itself does: such an added token stands for its own text
+        self[token] = found
+        return found
+
+
+def _byte_characters() -> dict[str, int]:
+    """Give the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
+
+
+def _characters(joined: bytes, byte_starts: list[int]) -> list[int]:
+    """Turn offsets in valid UTF-8 into indices of the characters that hold them."""
+    begins = (np.frombuffer(joined, np.uint8) & 0xC0) != 0x80
+    upto = np.cumsum(np.append(begins, True)) - 1  # the character that each byte is part of, and one past the last
+    characters: list[int] = upto[byte_starts].tolist()
+    return characters
+
+
+def _replacing(pieces: list[bytes]) -> tuple[str, list[int]]:
+    """Decode bytes that are not valid UTF-8 as a whole, with U+FFFD for what is broken."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts: list[str] = []
+    starts: list[int] = []
+    at = 0
+    for piece in pieces:
+        held = decoder.getstate()[0]
+        text = decoder.decode(piece)
+        starts.append(at + 1 if held and piece and _breaks(held, piece) else at)
+        texts.append(text)
+        at += len(text)
+    return "".join(texts) + decoder.decode(b"", final=True), starts
+
+
+def _breaks(held: bytes, piece: bytes) -> bool:
+    """Tell whether a character that lacks bytes stays incomplete because other bytes follow."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(held + piece[:1])
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+class _Windowed:
+    """Any other tokenizer: what a token adds to the text of those right before it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.added_tokens_decoder)
+
+    def __call__(self, ids: Sequence[int]) -> tuple[str, list[int]]:
+        texts: list[str] = []
+        starts: list[int] = []
+        anchor, shown, at, before = 0, 0, 0, ""
+        for stop in range(1, len(ids) + 1):
+            starts.append(at)
+            after = self._decode(ids[anchor:stop])
+            if after.endswith(_REPLACEMENT) and self._may_go_on(ids, shown, stop):
+                continue
+            texts.append(after[len(before) :])
+            at += len(texts[-1])
+            anchor, shown, before = shown, stop, self._decode(ids[shown:stop])
+        return "".join(texts), starts
+
+    def _may_go_on(self, ids: Sequence[int], shown: int, stop: int) -> bool:
+        return stop < len(ids) and stop - shown < _LONGEST_CHARACTER and ids[stop] not in self._added
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

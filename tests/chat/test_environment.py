@@ -1,0 +1,131 @@
+"""Templates over traced variables: the text of transformers' own rendering, and no content without its trace."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given, settings
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from support.origins import check_exact, check_nothing_lost, plain, strings
+from tito_core.chat.environment import compile_template, render
+from tito_core.chat.traced import Traced
+
+EXACT = [
+    "x{{ s }}y",
+    "{{ s ~ o ~ 'x' }}",
+    "{{ 'x' ~ s ~ 7 }}",
+    "{{ s + o }}{{ 'x' + s }}{{ s + 'x' }}",
+    "{{ [s, 'x', o]|join(p) }}",
+    "{{ [s, o]|join }}",
+    "{{ [{'k': s}, {'k': o}]|join(':', attribute='k') }}",
+    "{{ ':'.join([s, 'x', o]) }}",
+    "{{ p.join([s, o]) }}",
+    "{{ s|replace('x', o) }}",
+    "{{ 'xyxy'|replace('x', s, 1) }}",
+    "{{ 'xyxy'.replace('x', s) }}",
+    "{{ s.replace('x', 'y') }}",
+    "{{ s|trim }}{{ s|trim('x') }}{{ s.strip() }}{{ ' x '|trim }}",
+    "{{ s|upper }}{{ s|lower }}{{ s.upper() }}",
+    "{{ s|string }}{{ s|safe }}{{ s|default('x') }}{{ nothing|default(s) }}{{ nothing or s }}",
+    "{{ [s, o]|first }}{{ [s, o]|last }}{{ s|first|default('x') }}{{ s|list|last|default('x') }}",
+    "{{ [s, o]|map('upper')|join }}{{ [{'k': s}]|map(attribute='k')|join }}",
+    "{{ [s, 'x']|select('string')|list|join }}{{ [s, o]|reverse|join }}",
+    "{% for k, v in {'x': s, 'y': o}|dictsort %}{{ k }}{{ v }}{% endfor %}",
+    "{% for k, v in {'x': s}.items() %}{{ k }}{{ v }}{% endfor %}{% for k, v in {'x': s}|items %}{{ v }}{% endfor %}",
+    "{% for c in s %}{{ c }}:{% endfor %}{% for w in s.split() %}{{ w }}x{% endfor %}",
+    "{{ s[1:] }}{{ s[:-1] }}{{ s[0] }}{{ s[99] }}",
+    "{{ s.split('x')[-1] }}{{ s.rsplit('x', 1)[0] }}{{ s.partition('x')[2] }}",
+    "{{ 'x%sy%%:%s' % (s, o) }}{{ 'x%s' % s }}",
+    "{{ '%s:%s'|format(s, o) }}{{ '%(x)s:'|format(x=s) }}",
+    "{{ 'x{}y{}{{}}'.format(s, o)|replace('{', '')|replace('}', '') }}{{ '{x}:'.format(x=s) }}",
+    "{{ '{x}:'.format_map({'x': s}) }}",
+    "{% macro m(obj, context='y') %}x{{ obj }}{{ context }}{% endmacro %}{{ m(s) }}{{ m(obj=o, context=s) }}",
+    "{% macro m() %}x{{ caller() }}{% endmacro %}{% call m() %}{{ s }}{% endcall %}",
+    "{% set b %}x{{ s }}{% endset %}{{ b }}{{ b|trim }}",
+    "{% set n = namespace(t='x') %}{% for c in [s, o] %}{% set n.t = n.t ~ c %}{% endfor %}{{ n.t }}",
+    "{% filter upper %}x{{ s }}{% endfilter %}",
+    "{% set v = 'x' %}{% generation %}{% set v = 'y' %}{{ s }}{{ v }}{% endgeneration %}{{ v }}",
+    "{% for c in [s, o] %}{% generation %}{{ c }}{{ loop.index }}{% endgeneration %}{% endfor %}",
+    "{% for c in [s, o] %}{% if loop.last %}{% continue %}{% endif %}{{ c }}{{ loop.nextitem }}{% endfor %}",
+    "{% if s == o or s in o or s.startswith('x') %}x{% else %}{{ s }}{% endif %}",
+    "{% block b %}{{ s }}{% endblock %}{{ self.b() }}",
+    "{% with t = s %}{{ t }}{% endwith %}{% if s is string %}{{ s|length }}{% endif %}",
+    "{{ (s if s else o) }}{{ s and o }}{{ {'x': s}['x'] }}{{ {'x': s}.get('x') }}{{ nothing }}",
+    "{{ joiner(s)() }}{{ cycler(s, o).next() }}{{ dict(x=s).x }}",
+]
+CAUTIOUS = [
+    "{{ ('xxx\n' ~ s ~ '\n' ~ o)|indent(2, first=true) }}",
+    "{{ s|tojson }}{{ {'x': s}|tojson(indent=2) }}{{ [s]|tojson(separators=(',', ':'), sort_keys=true) }}",
+    "{{ {'x': s, 'y': [o]} }}{{ [s] }}{{ (s, o) }}{{ {'x': s}.values() }}{{ {'x': s}.items() }}",
+    "{{ {'x': s}|string }}{{ 'x' ~ [s] }}{{ [[s], 'x']|join }}{{ [s]|trim }}{{ [s]|upper }}",
+    "{{ s|title }}{{ s|capitalize }}{{ s|center(20) }}{{ s|wordwrap(3) }}{{ s|truncate(4, true) }}",
+    "{{ s|e }}{{ s|forceescape }}{{ s|striptags }}{{ [s]|pprint }}{{ {'x': s}|xmlattr }}{{ s|urlize }}",
+    "{{ s|reverse }}{{ s[::-1] }}{{ s[::2] }}{{ s * 2 }}{{ 2 * s }}",
+    "{{ '%5s' % s }}{{ '%r' % s }}{{ '%s' % [s] }}{{ '%-9s:'|format(s) }}",
+    "{{ '{:>9}'.format(s) }}{{ '{!r}'.format(s) }}{{ '{0[0]}'.format([s]) }}{{ '{}'.format([s]) }}",
+    "{{ (s ~ '{}').format(o) }}{{ (s ~ '%s') % o }}",
+    "{{ s.encode().decode() }}{{ s.center(30, 'x') }}{{ 'x'.center(30, ':') ~ s.title() }}",
+    "{{ s.translate({120: o}) }}{{ 'x'.translate({120: s}) }}{{ 'x'.join(s) }}{{ 'x'.ljust(4, 'y') }}",
+    "{{ [s, o]|unique|join }}{{ [s, o]|sort|join }}{{ [s, o]|max }}{{ [[s, o]|batch(1)|list] }}",
+    "{{ namespace(x=s) }}",
+]
+
+
+def both(source: str, variables: dict[str, Any]) -> tuple[Traced, str]:
+    (expected,), _ = render_jinja_template([[]], None, None, source, **plain(variables))
+    return render(compile_template(source), {"messages": [], "tools": None, **variables}), expected
+
+
+@pytest.mark.parametrize("source", EXACT)
+def test_followed_exactly(source: str) -> None:
+    @settings(deadline=None, max_examples=15)
+    @given(strings, strings, strings)
+    def check(s: str, o: str, p: str) -> None:
+        found, expected = both(source, {"s": s, "o": o, "p": p})
+        assert plain(found) == expected
+        check_exact(found)
+
+    check()
+
+
+@pytest.mark.parametrize("source", CAUTIOUS)
+def test_nothing_is_lost(source: str) -> None:
+    @settings(deadline=None, max_examples=15)
+    @given(strings, strings)
+    def check(s: str, o: str) -> None:
+        found, expected = both(source, {"s": s, "o": o})
+        assert plain(found) == expected
+        check_nothing_lost(found)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ s + 1 }}", "{{ 'x' + [s] }}", "{{ s.index('?') }}", "{{ '%d' % s }}", "{{ s.join([1]) }}", "{{ s() }}"],
+)
+def test_errors_are_those_of_plain_strings(source: str) -> None:
+    with pytest.raises(Exception) as expected:
+        both(source, {"s": "x"})
+    with pytest.raises(expected.type):
+        render(compile_template(source), {"s": Traced.content("x", 1)})
+
+
+def test_templates_have_transformers_globals() -> None:
+    with pytest.raises(jinja2.TemplateError, match="no such role"):
+        render(compile_template("{{ raise_exception('no such role') }}"), {})
+    assert both("{% for i in range(3) %}{{ i }}{% if i == 1 %}{% break %}{% endif %}{% endfor %}", {})[0] == "01"
+
+
+def test_the_date_is_frozen() -> None:
+    template = compile_template("{{ strftime_now('%d %b %Y') }}", datetime(2024, 7, 26))
+    assert render(template, {}) == "26 Jul 2024"
+
+
+def test_private_attributes_stay_out_of_reach() -> None:
+    with pytest.raises(jinja2.exceptions.SecurityError):
+        render(compile_template("{{ s.__class__.__mro__ }}"), {"s": Traced.content("x", 1)})

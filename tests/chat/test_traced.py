@@ -1,0 +1,158 @@
+"""Traced strings against plain ones. The alphabets differ, so each character says itself where it came from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.origins import check_exact, check_nothing_lost, origins, plain, strings, traced
+from tito_core.chat.traced import Traced, mark, sources
+
+numbers = st.integers(-7, 7)
+
+
+def outcome(operation: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return operation(*args)
+    except (ValueError, TypeError, IndexError) as error:
+        return type(error)
+
+
+EXACT: dict[str, Callable[..., Any]] = {
+    "add": lambda s, o, i, j: s + o,
+    "strip": lambda s, o, i, j: s.strip(),
+    "strip characters": lambda s, o, i, j: s.strip(o),
+    "lstrip": lambda s, o, i, j: s.lstrip(o),
+    "rstrip": lambda s, o, i, j: s.rstrip(),
+    "removeprefix": lambda s, o, i, j: s.removeprefix(o[:2]),
+    "removesuffix": lambda s, o, i, j: s.removesuffix(o[:2]),
+    "split": lambda s, o, i, j: s.split(),
+    "split at most": lambda s, o, i, j: s.split(None, i),
+    "split at": lambda s, o, i, j: s.split(o[:1], i),
+    "rsplit": lambda s, o, i, j: s.rsplit(maxsplit=i),
+    "rsplit at": lambda s, o, i, j: s.rsplit(o[:1], i),
+    "splitlines": lambda s, o, i, j: s.splitlines(),
+    "splitlines with ends": lambda s, o, i, j: s.splitlines(True),
+    "partition": lambda s, o, i, j: s.partition(o[:1]),
+    "rpartition": lambda s, o, i, j: s.rpartition(o[:1]),
+    "replace": lambda s, o, i, j: s.replace(o[:1] or "y", o),
+    "replace some": lambda s, o, i, j: s.replace(o[:1] or "y", o[1:], i),
+    "lower": lambda s, o, i, j: s.lower(),
+    "upper": lambda s, o, i, j: s.upper(),
+    "slice": lambda s, o, i, j: s[i:j],
+    "slice open": lambda s, o, i, j: (s[i:], s[:j]),
+    "index": lambda s, o, i, j: s[i],
+    "wrong index": lambda s, o, i, j: s["x"],
+    "iterate": lambda s, o, i, j: list(s),
+    "reversed": lambda s, o, i, j: list(reversed(s)),
+    "join": lambda s, o, i, j: s.join([o, s, o]),
+    "copy": lambda s, o, i, j: copy.deepcopy([s, copy.copy(o)]),
+}
+CAUTIOUS: dict[str, Callable[..., Any]] = {
+    "replace nothing": lambda s, o, i, j: s.replace("", o),
+    "step": lambda s, o, i, j: s[i : j : i or 1],
+    "backwards": lambda s, o, i, j: s[::-1],
+    "times": lambda s, o, i, j: (s * i, j * s),
+    "capitalize": lambda s, o, i, j: s.capitalize(),
+    "title": lambda s, o, i, j: s.title(),
+    "swapcase": lambda s, o, i, j: s.swapcase(),
+    "casefold": lambda s, o, i, j: s.casefold(),
+    "center": lambda s, o, i, j: s.center(15, ":"),
+    "justify": lambda s, o, i, j: (s.ljust(15, o[:1] or "x"), s.rjust(15)),
+    "zfill": lambda s, o, i, j: s.zfill(9),
+    "expandtabs": lambda s, o, i, j: s.expandtabs(),
+    "translate": lambda s, o, i, j: s.translate({ord("x"): o, ord("а"): "y"}),
+    "percent": lambda s, o, i, j: (s + "%s") % o,
+    "percent of": lambda s, o, i, j: "%s:" % s,  # noqa: UP031 - the operator is what is tested
+    "format": lambda s, o, i, j: format(s, ""),
+}
+SAME: dict[str, Callable[..., Any]] = {
+    "find": lambda s, o: (s.find(o), s.count(o), len(s), o in s),
+    "compare": lambda s, o: (s == o, s != o, s < o, hash(s), {s: 1}.get(o), bool(s)),
+    "affixes": lambda s, o: (s.startswith(o), s.endswith((o, "x")), s.isspace(), s.isupper(), s.encode()),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_operations_keep_the_source_of_each_character(name: str) -> None:
+    @settings(deadline=None, max_examples=60)
+    @given(traced, strings, numbers, numbers)
+    def check(s: str, o: str, i: int, j: int) -> None:
+        found = outcome(EXACT[name], s, o, i, j)
+        assert plain(found) == outcome(EXACT[name], plain(s), plain(o), i, j)
+        check_exact(found)
+
+    check()
+
+
+@pytest.mark.parametrize("name", CAUTIOUS)
+def test_other_operations_lose_no_content(name: str) -> None:
+    @settings(deadline=None, max_examples=40)
+    @given(traced, strings, numbers, numbers)
+    def check(s: str, o: str, i: int, j: int) -> None:
+        found = outcome(CAUTIOUS[name], s, o, i, j)
+        assert plain(found) == outcome(CAUTIOUS[name], plain(s), plain(o), i, j)
+        check_nothing_lost(found)
+
+    check()
+
+
+@pytest.mark.parametrize("name", SAME)
+@settings(deadline=None, max_examples=40)
+@given(s=strings, o=strings)
+def test_questions_get_the_answers_of_plain_strings(name: str, s: str, o: str) -> None:
+    assert SAME[name](s, o) == SAME[name](plain(s), plain(o))
+
+
+def test_plain_string_before_content_keeps_the_trace() -> None:
+    found = "x" + Traced.content("а", 1)
+    assert origins(found) == [None, 1]
+
+
+def test_adding_what_is_no_string_is_the_usual_error() -> None:
+    with pytest.raises(TypeError):
+        Traced.content("а", 1) + 1  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        1 + Traced.content("а", 1)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("text", ["ß", "ŉа", "İ", "ﬁ"])
+def test_case_that_changes_the_length_marks_everything(text: str) -> None:
+    mixed = "x" + Traced.content(text, 1)
+    for changed, expected in ((mixed.upper(), ("x" + text).upper()), (mixed.lower(), ("x" + text).lower())):
+        assert plain(changed) == expected
+        assert all(o is not None for o in origins(changed)[1:])
+
+
+def test_a_traced_string_without_spans_is_content() -> None:
+    assert origins(Traced("ab")) == [-1, -1]
+    assert origins(Traced.of("ab", ())) == [None, None]
+    assert Traced().spans == ()
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        [Traced.content("a", 4)],
+        (("x", [Traced.content("a", 4)]),),
+        {"x": {Traced.content("a", 4): 1}},
+        {"x": Traced.content("a", 4)}.values(),
+        {"x": Traced.content("a", 4)}.items(),
+        {Traced.content("a", 4): "x"}.keys(),
+        {Traced.content("a", 4)},
+        frozenset([Traced.content("a", 4)]),
+    ],
+)
+def test_content_is_found_anywhere_in_a_value(holder: Any) -> None:
+    assert list(sources(holder)) == [4]
+    assert origins(mark("<x>", holder)) == [4, 4, 4]
+
+
+def test_what_cannot_be_looked_into_may_hold_content() -> None:
+    assert list(sources([b"a", object()])) == [-1, -1]
+    assert list(sources(["a", 1, 2.0, True, None])) == []

@@ -1,0 +1,28 @@
+"""Real engines for the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from support.scripted import tokenizer
+from tito_core import Policy, TITOModel, engine
+
+
+@dataclass(frozen=True)
+class Served:
+    kind: str
+    url: str
+    policy: Policy
+
+    def model(self, **sampling: Any) -> TITOModel:
+        return self.policy.model(sampling=sampling)
+
+
+@contextmanager
+def serve(kind: str, name: str = "smollm2") -> Iterator[Served]:
+    with engine.running_sync(kind, model=name) as url:
+        policy = Policy.connect(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120)
+        yield Served(kind, url, policy)
