@@ -1,7 +1,7 @@
 # Every target does its own set-up in .venv. `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BACKEND ?= vllm

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from support.byte_level import MARKUP, SPECIAL, byte_level, shared, wrapped
-from support.scripted import tokenizer as real
+from support.templates import template_of, tokenizer_of
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.traced import Traced, concat
 from tito_core.ledger.provenance import Provenance
@@ -86,10 +86,11 @@ def test_harmless_content_gives_the_tokenizers_own_ids(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
 def test_real_tokenizers(name: str) -> None:
-    tokenizer = real(name)
+    tokenizer = tokenizer_of(name)
     control = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
-    encoder = ContentSafeEncoder(tokenizer)
-    spelled = st.lists(st.one_of(harmless, st.sampled_from(control)), max_size=4).map("".join)
+    encoder = template_of(name).encoder
+    # SmolLM2's vocabulary lacks some bytes (0x16, 0xF1, ...) and drops them from any text, so none of those here.
+    spelled = st.lists(st.one_of(st.text("ab é\n42", max_size=5), st.sampled_from(control)), max_size=4).map("".join)
 
     @settings(deadline=None, max_examples=60)
     @given(spelled, harmless)
@@ -112,7 +113,7 @@ def test_real_tokenizers(name: str) -> None:
 
 def test_characters_that_a_normaliser_composes_stay_content() -> None:
     # NFC makes one character of ">" and a content's combining solidus; its tokens hold content.
-    encoded = ContentSafeEncoder(real("qwen3-tiny")).encode(traced([(False, "a>"), (True, "\u0338b"), (False, "c")]))
+    encoded = template_of("qwen3-tiny").encoder.encode(traced([(False, "a>"), (True, "\u0338b"), (False, "c")]))
     assert Provenance.PROMPT in encoded.provenance[:3].tolist()
     assert encoded.provenance[1] == Provenance.PROMPT
 
@@ -181,7 +182,7 @@ def test_nothing_gives_nothing() -> None:
     assert len(encoded.ids) == len(encoded.provenance) == 0
 
 
-ENCODER = ContentSafeEncoder(shared())
+ENCODER = template_of("byte level").encoder
 SWALLOWING = {
     side: (tokenizer, ContentSafeEncoder(tokenizer))
     for side in ("lstrip", "rstrip")

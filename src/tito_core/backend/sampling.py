@@ -75,7 +75,7 @@ class SamplingParams(BaseModel):
     def _suggest(cls, data: Any) -> Any:
         for name in data if isinstance(data, dict) else ():
             if name not in cls.model_fields:
-                near = difflib.get_close_matches(str(name), cls.model_fields, n=1)
+                near = difflib.get_close_matches(str(name).lower(), cls.model_fields, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(cls.model_fields)}."
                 raise ValueError(f"There is no sampling parameter {name!r}{hint}")
         return data

@@ -135,7 +135,8 @@ def _feedback(call: Mapping[str, Any] | None) -> list[str]:
     """Give what the policy reads of its malformed call, instead of Strands' "Unknown tool"."""
     if call is None or call["name"] != MALFORMED_CALL:
         return []
-    return [f"Error: the tool call was malformed and was not executed. {call['input'].get('reason', '')}"]
+    reason = call["input"].get("reason", "") if isinstance(call["input"], Mapping) else ""
+    return [f"Error: the tool call was malformed and was not executed. {reason}".rstrip()]
 
 
 def _texts(blocks: Sequence[ContentBlock]) -> list[str]:
@@ -154,15 +155,13 @@ def _texts(blocks: Sequence[ContentBlock]) -> list[str]:
 def _result_texts(result: ToolResult) -> list[str]:
     texts = []
     for item in result["content"]:
-        if "text" in item:
-            texts.append(item["text"])
-        elif "json" in item:
-            texts.append(json.dumps(item["json"], ensure_ascii=False))
-        else:
+        try:
+            texts.append(item["text"] if "text" in item else json.dumps(item["json"], ensure_ascii=False))
+        except (KeyError, TypeError, ValueError) as error:  # no JSON block, or one that holds what JSON cannot
             raise UnsupportedContentError(
                 f"Tool result {result['toolUseId']!r} holds a {next(iter(item), 'empty')!r} block, which this provider "
-                "cannot turn into tokens: return text or JSON from the tool."
-            )
+                f"cannot turn into tokens ({error}): return text or JSON from the tool."
+            ) from error
     return texts
 
 

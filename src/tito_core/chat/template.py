@@ -167,7 +167,8 @@ def _render(
     try:
         text = render(compiled, {**values, "add_generation_prompt": generation_prompt})
     except Exception as error:  # a template is a program: it raises whatever its author made it raise
-        raise TemplateError(f"The chat template refused messages with roles {roles}: {error}") from error
+        why = str(error).rstrip(".")
+        raise TemplateError(f"The chat template refused messages with roles {roles}: {why}.") from error
     shown = {origin for _, _, origin in text.spans}
     for position, message in enumerate(messages):
         # Of an answer's text a template may show nothing, where it strips reasoning.

@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+HUB_WITHIN_S = 5.0
+"""How long a model hub may take to answer at all, in seconds."""
 
 
 class TokenizerError(ValueError):
     """The tokenizer cannot be loaded."""
 
 
-def load_tokenizer(tokenizer: str | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Give a tokenizer object: loaded by name or from a folder, or the object itself.
+def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Give a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
 
     Raises:
         TokenizerError: Nothing loads under the name.
     """
-    if not isinstance(tokenizer, str):
+    if not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
+    name = os.fspath(tokenizer)
+    if Path(name).is_dir():
+        return _load(name, local_files_only=True)
+    if os.path.isabs(name) or name.startswith((".", "~")):
+        raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from: check the path.")
+    try:
+        return _load(name, local_files_only=True)
+    except TokenizerError:
+        _expect_hub(name)
+        return _load(name, local_files_only=False)
+
+
+def _load(name: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
+    # Without torch, which rollouts do not need, transformers would say so at every start.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # takes seconds to import, and only this function needs it
 
     try:
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tokenizer)
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
     except (OSError, ValueError, KeyError) as error:
+        said = next(iter(str(error).splitlines()), repr(error))
         raise TokenizerError(
-            f"No tokenizer loads from {tokenizer!r}: give the model's name on a hub you can reach, or a folder that "
-            f"holds tokenizer.json and a chat template. ({str(error).splitlines()[0] if str(error) else error!r})"
+            f"No tokenizer loads from {name!r} ({said}): give a model's name on the hub, or a folder with tokenizer.json "
+            "and a chat template."
         ) from error
     return loaded
+
+
+def _expect_hub(name: str) -> None:
+    """Ask the hub for a sign of life once: its own client would try for most of a minute."""
+    import httpx
+    from huggingface_hub import constants
+
+    try:
+        httpx.head(constants.ENDPOINT, timeout=HUB_WITHIN_S)
+    except httpx.HTTPError as error:
+        raise TokenizerError(
+            f"The tokenizer {name!r} is in no folder and not in the model hub's cache, and the hub cannot be reached "
+            f"({error}): give a folder with tokenizer.json, or try again with a connection."
+        ) from error

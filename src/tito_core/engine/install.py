@@ -119,9 +119,7 @@ def _install(
     if not pins(spec.locks[interpreter.minor]):
         make.append("--without-pip")
     _run(spec, make, interpreter.path, {}, cancel, "make its environment")
-    lock = root / "requirements.txt"
-    lock.write_text(spec.locks[interpreter.minor], encoding="utf-8")
-    pip_run.install(spec, python, lock, index, say, cancel)
+    pip_run.install(spec, python, root / "requirements.txt", index, say, cancel, interpreter.minor)
     _add_standins(spec, root, interpreter.minor)
     say(f"{spec.name}: checking that it can be imported")
     _run(spec, [str(python), "-c", spec.import_check], python, spec.check_env, cancel, "be imported once installed")

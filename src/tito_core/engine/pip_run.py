@@ -23,7 +23,7 @@ HINTS = (
     (
         r"(?:No matching distribution found for|Could not find a version that satisfies the requirement) torch\b",
         "The configured package indexes have no CPU build of torch for this Python. Torch's own index has: give its "
-        "address with --torch-index URL or in TITO_TORCH_INDEX.",
+        "address with --torch-index URL, in TITO_TORCH_INDEX, or as `make demo TORCH_INDEX=URL`.",
     ),
     (
         r"ConnectionError|ReadTimeout|Connection broken|Temporary failure in name resolution|NewConnectionError",
@@ -80,23 +80,29 @@ class Tally:
         return frozenset(path.name for path in self.site.glob("*/site-packages/*.dist-info"))
 
 
-def install(spec: EngineSpec, python: Path, lock: Path, index: str | None, say: Say, cancel: threading.Event) -> None:
-    """`pip install --no-deps -r lock` in `python`'s environment, which `lock` lies at the root of.
+def install(
+    spec: EngineSpec, python: Path, requirements: Path, index: str | None, say: Say, cancel: threading.Event, minor: str
+) -> None:
+    """Write the lock to `requirements`, at the root of `python`'s environment, and `pip install --no-deps -r` it.
 
     Raises InstallFailed with pip's last lines, Cancelled.
     """
-    text = lock.read_text(encoding="utf-8")
-    wanted = pins(text)
+    wanted = pins(spec.locks[minor])
     if not wanted:
         return
+    # What an index may lack comes first: then that is known in a second, not after all the others are fetched.
+    wanted.sort(key=lambda pin: not pin.startswith("torch=="))
+    requirements.write_text("\n".join(wanted) + "\n", encoding="utf-8")
     # Byte code is left to the first import: a server needs a third of what is installed, and pip compiles all of it.
     argv = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check",
-            "--no-compile", "--progress-bar", "off", "-r", str(lock)]  # fmt: skip
+            "--no-compile", "--progress-bar", "off", "-r", str(requirements)]  # fmt: skip
     if index:
         argv += ["--extra-index-url", index]
-    downloads = lock.parent / "downloads"
+    downloads = requirements.parent / "downloads"
     downloads.mkdir()
-    tally = Tally(spec.name, len(wanted), megabytes(text, "download"), downloads, lock.parent / "lib")
+    tally = Tally(
+        spec.name, len(wanted), megabytes(spec.locks[minor], "download"), downloads, requirements.parent / "lib"
+    )
     last: deque[str] = deque(maxlen=200)
 
     def on_line(line: str) -> None:
@@ -126,5 +132,5 @@ def explain(spec: EngineSpec, status: int, lines: list[str]) -> str:
     """What to do about a failed installation, and pip's last lines."""
     text = "\n".join(lines)
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), "Try again; what pip fetched is kept.")
-    shown = "\n".join(f"  {line}" for line in lines[-12:])
+    shown = "\n".join([f"  {line}" for line in lines if not line.startswith("WARNING")][-12:])
     return f"pip could not install {spec.title} (status {status}). {hint} Its last lines:\n{shown}"

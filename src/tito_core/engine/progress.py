@@ -10,6 +10,7 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 QUIET_S = 5.0
 """Seconds between two lines about the same thing where there is no terminal to redraw."""
@@ -33,8 +34,10 @@ def on_console() -> Iterator[Say]:
     if not console.is_terminal:
         yield _Lines()
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as drawn:
+    shape = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    line = TextColumn("{task.description}", markup=False, table_column=shape)
+    columns = (SpinnerColumn(), BarColumn(bar_width=16), TimeElapsedColumn(), line)
+    with Progress(*columns, console=console, transient=True, expand=True) as drawn:
         task = drawn.add_task("", total=None)
 
         def say(text: str, fraction: float | None = None, /) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from tito_core.engine import install, process
 from tito_core.engine.process import RunningEngine
@@ -91,10 +91,21 @@ async def running(
         await _in_thread(lambda: process.stop(engine))
 
 
+class Options(TypedDict, total=False):
+    """What `running_sync` takes besides the engine and the model; `running` and `bring_up` take the same."""
+
+    port: int | None
+    torch_index: str | None
+    timeout_s: float | None
+    server_args: Sequence[str]
+    dev_mode: bool
+    on_progress: Say | None
+
+
 @contextmanager
-def running_sync(name: str | EngineSpec, *, model: str | Path = "smollm2", **options: object) -> Iterator[str]:
+def running_sync(name: str | EngineSpec, *, model: str | Path = "smollm2", **options: Unpack[Options]) -> Iterator[str]:
     """`running` for code without an event loop; takes the same options."""
-    engine = bring_up(name, model, **options)  # type: ignore[arg-type]
+    engine = bring_up(name, model, **options)
     try:
         yield engine.url
     finally:

@@ -119,7 +119,7 @@ class _Windowed:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._added = frozenset(tokenizer.added_tokens_decoder)
+        self._added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
 
     def __call__(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         texts: list[str] = []
@@ -131,6 +131,7 @@ class _Windowed:
             if after.endswith(_REPLACEMENT) and self._may_go_on(ids, shown, stop):
                 continue
             texts.append(after[len(before) :])
+            starts[-1] += max(0, texts[-1].find(self._added.get(ids[stop - 1], "")))  # a blank may come before a tag
             at += len(texts[-1])
             anchor, shown, before = shown, stop, self._decode(ids[shown:stop])
         return "".join(texts), starts

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 __version__ = "0.0.0"
-__path__: list[str] = []
 
 
 class _Kernel:

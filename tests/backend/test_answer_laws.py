@@ -1,0 +1,365 @@
+"""Laws 2, 4 and 10 on each answer of both wires: an answer with any planted edit does not come in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.backends import EOS, KINDS, PROMPT, Kind, answering, backend_of, choice, engine_of, request_of
+
+from tito_core.backend import GenerationAbortedError, ProtocolViolationError, TokenResponse
+from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.testing import Completion, Fault, always
+
+OUTPUT = (21, 22, 23, EOS)
+Edit = Callable[[Any], Any]
+
+
+def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **sampling: Any) -> TokenResponse:
+    """One generation whose answer, of four tokens and a stop, was edited on the way."""
+    said = said or Completion(OUTPUT)
+    engine = engine_of(kind, lambda _: said, fault=always(Fault(edit=edit)) if edit else None)
+    return asyncio.run(backend_of(engine).generate(request_of(**sampling)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_unedited_answer_passes(kind: Kind) -> None:
+    for edit in (None, lambda answer: None):
+        response = ask(kind, edit)
+        assert response.output_ids.tolist() == list(OUTPUT)
+        assert response.output_ids.dtype == np.int32
+        assert response.logprobs.dtype == np.float32
+        assert len(response.logprobs) == len(OUTPUT)
+        assert (response.finish, response.stop) == (Finish.STOP, EOS)
+        assert response.prompt_length == len(PROMPT)
+        assert response.versions == (VersionSpan(0, 4, "default" if kind == "sglang" else None),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_length_finish_passes_and_names_no_stop(kind: Kind) -> None:
+    response = ask(kind, None, Completion([5] * 8))
+    assert (response.finish, response.stop, len(response.output_ids)) == (Finish.LENGTH, None, 8)
+
+
+# What both wires have, under one name.
+
+
+def echo(answer: Any) -> list[Any]:
+    return choice(answer)["prompt_token_ids"]
+
+
+def ids(answer: Any) -> list[Any]:
+    return answer["choices"][0]["token_ids"] if "choices" in answer else answer["output_ids"]
+
+
+def set_logprob(value: Any, at: int = 1) -> Edit:
+    def edit(answer: Any) -> None:
+        if "choices" in answer:
+            answer["choices"][0]["logprobs"]["token_logprobs"][at] = value
+        else:
+            answer["meta_info"]["output_token_logprobs"][at][0] = value
+
+    return edit
+
+
+def drop_logprob(answer: Any) -> None:
+    if "choices" in answer:
+        del answer["choices"][0]["logprobs"]["token_logprobs"][-1]
+    else:
+        del answer["meta_info"]["output_token_logprobs"][-1]
+
+
+def no_logprobs(answer: Any) -> None:
+    if "choices" in answer:
+        answer["choices"][0]["logprobs"] = None
+    else:
+        del answer["meta_info"]["output_token_logprobs"]
+
+
+def set_count(name: str, value: Any) -> Edit:
+    def edit(answer: Any) -> None:
+        (answer["usage"] if "usage" in answer else answer["meta_info"])[name] = value
+
+    return edit
+
+
+def set_finish(reason: Any, stop: Any = None) -> Edit:
+    def edit(answer: Any) -> None:
+        if "choices" in answer:
+            answer["choices"][0] |= {"finish_reason": reason, "stop_reason": stop}
+        else:
+            found = {"type": reason, "matched": stop} if reason is not None else None
+            answer["meta_info"]["finish_reason"] = found
+
+    return edit
+
+
+def add_token(answer: Any, token: int = 24) -> None:
+    """One more token everywhere, consistently, before the stop."""
+    ids(answer).insert(-1, token)
+    if "choices" in answer:
+        logprobs = answer["choices"][0]["logprobs"]
+        logprobs["token_logprobs"].insert(-1, -1.0)
+        logprobs["tokens"].insert(-1, f"token_id:{token}")
+        answer["usage"]["completion_tokens"] += 1
+    else:
+        answer["meta_info"]["output_token_logprobs"].insert(-1, [-1.0, token, None])
+        answer["meta_info"]["completion_tokens"] += 1
+        answer["meta_info"]["weight_versions"][0]["end"] += 1
+
+
+def cut_stop(answer: Any) -> None:
+    """The stop token left out everywhere, consistently."""
+    ids(answer).pop()
+    if "choices" in answer:
+        logprobs = answer["choices"][0]["logprobs"]
+        logprobs["token_logprobs"].pop()
+        logprobs["tokens"].pop()
+        answer["choices"][0]["stop_reason"] = EOS
+        answer["usage"]["completion_tokens"] -= 1
+    else:
+        answer["meta_info"]["output_token_logprobs"].pop()
+        answer["meta_info"]["completion_tokens"] -= 1
+        answer["meta_info"]["weight_versions"][0]["end"] -= 1
+
+
+def set_logprob_id(answer: Any) -> None:
+    if "choices" in answer:
+        answer["choices"][0]["logprobs"]["tokens"][1] = "token_id:999"
+    else:
+        answer["meta_info"]["output_token_logprobs"][1][1] = 999
+
+
+def shift(answer: Any) -> None:
+    ids(answer).append(ids(answer).pop(0))
+
+
+def set_echo(value: Any) -> Edit:
+    return lambda answer: choice(answer).update(prompt_token_ids=value)
+
+
+def set_ids(value: Any) -> Edit:
+    return lambda answer: choice(answer).update({"token_ids" if "choices" in answer else "output_ids": value})
+
+
+def two_choices(answer: Any) -> Any:
+    if "choices" in answer:
+        answer["choices"] *= 2
+        return answer
+    return [answer, answer]
+
+
+def no_choice(answer: Any) -> Any:
+    if "choices" in answer:
+        answer["choices"] = []
+        return answer
+    return []
+
+
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "echo edited": (set_echo([11, 12, 99, 14, 15]), "prompt id 13 at offset 2 was sent, the server saw 99"),
+    "echo huge id": (set_echo([11, 12, 2**70, 14, 15]), "the server saw 1180591620717411303424"),
+    "echo missing": (set_echo(None), "did not echo"),
+    "echo short": (set_echo([11, 12, 13]), "5 prompt ids were sent, the server saw 3"),
+    "echo long": (set_echo([*PROMPT, 16]), "5 prompt ids were sent, the server saw 6"),
+    "logprobs missing": (no_logprobs, "no logprobs"),
+    "logprobs short": (drop_logprob, "4 output ids and 3 logprobs"),
+    "logprob None": (set_logprob(None), r"output token 1 has no logprob \(id 22\)"),
+    "logprob NaN": (set_logprob(float("nan")), "NaN"),
+    "logprob -inf": (set_logprob(float("-inf")), "-Infinity"),
+    "logprob +inf": (set_logprob(float("inf")), "Infinity"),
+    "logprob beyond float32": (set_logprob(-1e300), "logprob -inf at output offset 1"),
+    "logprob sentinel": (set_logprob(-9999.0), "logprob -9999.0 at output offset 1"),
+    "logprob positive": (set_logprob(0.5), "logprob 0.5 at output offset 1"),
+    "logprob text": (set_logprob("-1.0"), "Expected `float"),
+    "logprobs of another id": (set_logprob_id, "output id 22 at offset 1 has the logprob of 999"),
+    "ids shifted": (shift, r"output id 22 at offset 0 has the logprob of 21"),
+    "ids empty": (set_ids([]), "0 output ids and 4 logprobs"),
+    "id negative": (set_ids([21, -1, 23, EOS]), "output id -1 is no token"),
+    "id past int32": (set_ids([21, 2**31, 23, EOS]), "output id 2147483648 is no token"),
+    "id past int64": (set_ids([21, 2**70, 23, EOS]), "output id 1180591620717411303424 is no token"),
+    "id float": (set_ids([21, 22.0, 23, EOS]), "Expected `int`, got `float`"),
+    "id true": (set_ids([21, True, 23, EOS]), "Expected `int`, got `bool`"),
+    "prompt_tokens": (set_count("prompt_tokens", 6), "prompt_tokens=6, the request and answer hold 5"),
+    "completion_tokens": (set_count("completion_tokens", 3), "completion_tokens=3, the request and answer hold 4"),
+    "two answers": (two_choices, "one completion was asked for, 2 came|Expected `object`, got `array`"),
+    "no answer": (no_choice, "one completion was asked for, 0 came|Expected `object`, got `array`"),
+    "unknown finish": (set_finish("tool_calls"), "reason 'tool_calls'"),
+    "no finish": (set_finish(None), "reason (None|'none')"),
+    "stop of another id": (set_finish("stop", 77), "stop token 77 ended the output, whose last id is 2"),
+    "stop token dropped": (cut_stop, "stop token 2 ended the output, whose last id is 23"),
+    "length too early": (set_finish("length"), "ended for length after 4 of 8 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> None:
+    edit, sentence = PLANTED[name]
+    with pytest.raises(ProtocolViolationError, match=sentence) as caught:
+        ask(kind, edit)
+    assert caught.value.backend == kind
+    assert caught.value.request_id == "r"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_tokens_than_asked_are_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match="4 tokens were asked for, the server gave 5"):
+        ask(kind, add_token, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match="no output ids, not even a stop token"):
+        ask(kind, None, Completion([], finish="stop"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
+    def edit(answer: Any) -> None:
+        add_token(answer, EOS)
+
+    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end the output of 5"):
+        ask(kind, edit)
+    # Before min_new_tokens, or with ignore_eos, it need not end anything.
+    assert len(ask(kind, edit, min_new_tokens=4).output_ids) == 5
+    assert len(ask(kind, None, Completion([EOS] * 8, finish="length"), ignore_eos=True, stop_token_ids=()).logprobs)
+
+
+@pytest.mark.parametrize("emitted", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_is_its_own_error_and_keeps_nothing(kind: Kind, emitted: int) -> None:
+    with pytest.raises(GenerationAbortedError, match="aborted the generation") as caught:
+        ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
+    assert caught.value.request_id == "r"
+
+
+SPANS: dict[str, tuple[list[tuple[str, int, int]], str]] = {
+    "gap": ([("a", 0, 2), ("b", 3, 4)], "span 3:4 should start at output offset 2"),
+    "overlap": ([("a", 0, 2), ("b", 1, 4)], "span 1:4 should start at output offset 2"),
+    "short": ([("a", 0, 3)], "spans end at 3, the output has 4 tokens"),
+    "long": ([("a", 0, 5)], "spans end at 5, the output has 4 tokens"),
+    "backwards": ([("a", 0, 4), ("b", 4, 3)], "span 4:3"),
+    "late": ([("a", 1, 4)], "span 1:4 should start at output offset 0"),
+}
+
+
+@pytest.mark.parametrize("name", SPANS)
+def test_version_spans_that_do_not_tile_are_refused(name: str) -> None:
+    spans, sentence = SPANS[name]
+
+    def edit(answer: Any) -> None:
+        answer["meta_info"]["weight_versions"] = [{"version": v, "start": s, "end": e} for v, s, e in spans]
+
+    with pytest.raises(ProtocolViolationError, match=sentence):
+        ask("sglang", edit)
+
+
+@given(cuts=st.lists(st.integers(0, 4), max_size=3))
+@settings(deadline=None, max_examples=20)
+def test_version_spans_that_tile_come_in_as_they_are(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), 4]
+    spans = [(f"v{n}", start, end) for n, (start, end) in enumerate(zip(edges, edges[1:], strict=False))]
+    response = ask("sglang", None, Completion(OUTPUT, weight_versions=[s for s in spans if s[1] < s[2]]))
+    assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in spans if s[1] < s[2]]
+
+
+def test_no_spans_are_one_span_of_unknown_version() -> None:
+    def edit(answer: Any) -> None:
+        del answer["meta_info"]["weight_versions"]
+
+    assert ask("sglang", edit).versions == (VersionSpan(0, 4, None),)
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> Edit:
+    """A change of one id or number, anywhere in what the ledger will hold."""
+    where = draw(st.sampled_from(["echo", "ids", "logprob ids"]))
+    at, delta = draw(st.integers(0, 3)), draw(st.integers(-20, 500).filter(bool))
+
+    def edit(answer: Any) -> None:
+        if where == "echo":
+            echo(answer)[at] += delta
+        elif where == "ids":
+            ids(answer)[at] += delta
+        elif "choices" in answer:
+            answer["choices"][0]["logprobs"]["tokens"][at] = f"token_id:{OUTPUT[at] + delta}"
+        else:
+            answer["meta_info"]["output_token_logprobs"][at][1] += delta
+
+    return edit
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(edit=mutations())
+@settings(deadline=None, max_examples=40)
+def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
+    with pytest.raises(ProtocolViolationError):
+        ask(kind, edit)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    prompt=st.lists(st.integers(0, 999), min_size=1, max_size=40),
+    output=st.lists(st.integers(3, 999), min_size=0, max_size=20),
+    stops=st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_an_honest_answer_always_comes_in_and_is_equal_on_both_wires(
+    kind: Kind, prompt: list[int], output: list[int], stops: bool
+) -> None:
+    said = [*output, EOS] if stops or not output else output
+    engine = engine_of(kind, lambda _: Completion(said))
+    response = asyncio.run(backend_of(engine).generate(request_of(prompt, max_new_tokens=len(said))))
+    other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(said))
+    twin = asyncio.run(backend_of(other).generate(request_of(prompt, max_new_tokens=len(said))))
+    assert response.output_ids.tolist() == said == twin.output_ids.tolist()
+    assert response.logprobs.tobytes() == twin.logprobs.tobytes()
+    assert (response.finish, response.stop) == (twin.finish, twin.stop)
+
+
+BODIES: dict[str, tuple[bytes, str | None, str]] = {
+    "not JSON": (b"<html>Sign in</html>", "text/html", "content type is 'text/html': it says '<html>Sign in"),
+    "not JSON, said to be": (b"<html>Sign in</html>", "application/json", "malformed.*it says '<html>Sign in"),
+    "empty": (b"", "application/json", "its body is empty"),
+    "truncated": (b'{"choices": [', "application/json", "truncated"),
+    "another shape": (b'{"hello": 1}', "application/json", "missing required field"),
+    "a list": (b"[1, 2]", "application/json", "got `array`"),
+    "no type, no JSON": (b"hello", None, "malformed.*it says 'hello'"),
+    "not UTF-8": (b'{"a": "\xff\xfe"}', "application/json", "it says"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
+    body, content_type, sentence = BODIES[name]
+    headers = {} if content_type is None else {"content-type": content_type}
+    asked = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 100}], "version": "1"})
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, content=body, headers=headers)
+
+    with pytest.raises(ProtocolViolationError, match=sentence) as caught:
+        await answering(kind, handler).generate(request_of())
+    assert "http://scripted" in str(caught.value)
+    assert caught.value.status == 200
+    assert caught.value.request_id == "r"
+    assert len(asked) == 1, "it is not sent again"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_valid_answer_of_the_wrong_content_type_is_named(kind: Kind) -> None:
+    backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
+    with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
+        await backend.generate(request_of())

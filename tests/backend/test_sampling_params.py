@@ -1,0 +1,192 @@
+"""What a user writes is what the engine is told, under its own names; what it cannot mean is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, request_of
+
+from tito_core.backend import Grammar, SamplingParams
+from tito_core.backend.sampling import OWNED_FIELDS
+from tito_core.testing import Completion
+from tito_sglang.wire import sampling_fields as sglang_fields
+from tito_vllm.wire import sampling_fields as vllm_fields
+
+NAMES = {
+    "vllm": {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "seed": "seed"},
+    "sglang": {"max_new_tokens": "max_new_tokens", "min_new_tokens": "min_new_tokens", "seed": "sampling_seed"},
+}
+SAME = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+temperatures = st.just(0.0) | st.floats(0.01, 2.0)
+parameters = st.fixed_dictionaries(
+    {
+        "max_new_tokens": st.integers(1, 3000),
+        "temperature": temperatures,
+        "top_p": st.floats(0.01, 1.0),
+        "top_k": st.just(-1) | st.integers(1, 500),
+        "min_p": st.floats(0, 1),
+        "presence_penalty": st.floats(-2, 2),
+        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.floats(0.1, 2),
+        "stop_token_ids": st.lists(st.integers(0, 999), max_size=4).map(tuple),
+        "stop": st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=5), max_size=3).map(tuple),
+        "seed": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "min_new_tokens": st.just(0) | st.just(1),
+        "ignore_eos": st.booleans(),
+    }
+)
+
+
+def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The sampling fields of the body that a generation with these parameters sends."""
+    said = Completion([7] * 3000, finish="length")
+    engine = engine_of(kind, lambda request: Completion(said.output_ids[: request.max_new_tokens], finish="length"))
+    backend = backend_of(engine)
+
+    async def run() -> None:
+        await backend.generate(request_of(**sampling))
+
+    try:
+        asyncio.run(run())
+    except Exception:
+        assert engine.exchanges, "the request never left"
+    body = json.loads(next(e.body for e in engine.exchanges if e.path in ("/v1/completions", "/generate")))
+    return body["sampling_params"] if kind == "sglang" else body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=25)
+@given(sampling=parameters)
+def test_every_parameter_is_sent_explicitly_under_the_engines_name(kind: Kind, sampling: dict[str, Any]) -> None:
+    fields = sent(kind, sampling)
+    expected = SamplingParams(**sampling)
+    for name in SAME:
+        assert fields[name] == getattr(expected, name), name
+    for name, wire in NAMES[kind].items():
+        if name == "seed" and expected.seed is None:
+            assert fields.get(wire) is None
+        else:
+            assert fields[wire] == getattr(expected, name), name
+    assert fields["stop_token_ids"] == list(expected.stop_token_ids)
+    assert fields["stop"] == list(expected.stop)
+    assert fields["ignore_eos"] is expected.ignore_eos
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_defaults_are_sent_too_so_that_no_server_default_applies(kind: Kind) -> None:
+    fields = sent(kind, {})
+    every = {*SAME, *(wire for name, wire in NAMES[kind].items() if name != "seed"), "stop", "stop_token_ids"}
+    assert every <= set(fields)
+    assert (fields["temperature"], fields["top_p"], fields["top_k"], fields["min_p"]) == (1.0, 1.0, -1, 0.0)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
+def test_a_grammar_goes_under_each_engines_name(kind: Any) -> None:
+    grammar = Grammar(kind=kind, value="x")
+    names = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+    assert vllm_fields(SamplingParams(grammar=grammar))["structured_outputs"] == {names[kind]: "x"}
+    assert sglang_fields(SamplingParams(grammar=grammar))[kind] == "x"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extra_fields_pass_through(kind: Kind) -> None:
+    assert sent(kind, {"extra": {"logit_bias": {"5": 1.5}}})["logit_bias"] == {"5": 1.5}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind) -> None:
+    """Every name in a real body, whichever level, is refused: the wires cannot outgrow the list unseen."""
+    fields = {"vllm": vllm_fields, "sglang": sglang_fields}[kind]
+    grammar = Grammar(kind="regex", value="x")
+    engine = engine_of(kind)
+    asyncio.run(backend_of(engine).generate(request_of()))
+    body = json.loads(next(e.body for e in engine.exchanges if e.path in ("/v1/completions", "/generate")))
+    for name in {*body, *fields(SamplingParams(seed=1, grammar=grammar))} - {"sampling_params"}:
+        with pytest.raises(ValidationError, match=name):
+            SamplingParams(extra={name: 1})
+
+
+@pytest.mark.parametrize("name", sorted(OWNED_FIELDS))
+def test_owned_fields_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"{name}.* itself"):
+        SamplingParams(extra={name: 1})
+
+
+@pytest.mark.parametrize("name", ["structured_outputs", "json_schema", "guided_regex", "response_format", "choice"])
+def test_a_grammar_past_the_record_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="'grammar', which is recorded"):
+        SamplingParams(extra={name: {}})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("max_tokens", "max_new_tokens"),
+        ("temprature", "temperature"),
+        ("topp", "top_p"),
+        ("top_K", "top_k"),
+        ("stop_tokens", "stop_token_ids"),
+        ("min_tokens", "min_new_tokens"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
+    with pytest.raises(ValidationError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
+        SamplingParams.model_validate({wrong: 1})
+
+
+def test_a_name_like_no_other_lists_all() -> None:
+    with pytest.raises(ValidationError, match="Known: max_new_tokens, temperature"):
+        SamplingParams.model_validate({"zzz": 1})
+
+
+NAN, INF = float("nan"), float("inf")
+BAD: list[tuple[str, Any]] = [
+    *(("temperature", value) for value in (NAN, INF, -0.1, 1e-7, "hot", None)),
+    *(("top_p", value) for value in (NAN, 0, -1, 1.01, INF)),
+    *(("top_k", value) for value in (0, -2, 1.5, NAN)),
+    *(("min_p", value) for value in (NAN, -0.1, 1.1)),
+    *((name, value) for name in ("presence_penalty", "frequency_penalty") for value in (NAN, -2.1, 2.1, INF)),
+    *(("repetition_penalty", value) for value in (NAN, 0, -1, 2.1)),
+    *(("max_new_tokens", value) for value in (0, -1, 2.5, None, NAN)),
+    *(("min_new_tokens", value) for value in (-1, 1025)),
+    *(("stop_token_ids", value) for value in ((-1,), (2**31,), (1.5,), 5, ("x",))),
+    *(("stop", value) for value in (("",), (5,), "text")),
+    *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "x")),
+    *(("grammar", value) for value in ({"kind": "regex", "value": ""}, {"kind": "lark", "value": "x"}, "x")),
+    *(("extra", value) for value in ({"a": object()}, {"a": NAN}, {"a": {1}}, [1])),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda value: repr(value)[:30])
+def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SamplingParams.model_validate({name: value})
+    assert name in str(caught.value)
+
+
+@given(room=st.integers(1, 50), wanted=st.integers(1, 50), least=st.integers(0, 50))
+@settings(deadline=None)
+def test_within_lowers_both_lengths_and_nothing_else(room: int, wanted: int, least: int) -> None:
+    given_params = SamplingParams(max_new_tokens=wanted, min_new_tokens=min(least, wanted), temperature=0.5)
+    cut = given_params.within(room)
+    assert cut.max_new_tokens == min(room, wanted)
+    assert cut.min_new_tokens == min(least, wanted, room)
+    assert SamplingParams.model_validate(cut.model_dump()) == cut
+    assert cut.model_copy(update={"max_new_tokens": 1, "min_new_tokens": 0}) == given_params.model_copy(
+        update={"max_new_tokens": 1, "min_new_tokens": 0}
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_clamped_request_never_asks_for_more_than_it_may(kind: Kind) -> None:
+    engine = engine_of(kind, max_model_len=20)
+    response = await backend_of(engine).generate(request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))
+    asked = engine.requests[0]
+    assert asked.min_new_tokens <= asked.max_new_tokens == len(response.output_ids) <= 20 - len(PROMPT)

@@ -1,0 +1,131 @@
+"""Strands messages as chat templates read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strands.types.content import Message
+
+from support.conversations import answer, asked, calls, results, translated
+from tito_core.chat.messages import (
+    MALFORMED_CALL,
+    SYSTEM_SOURCE,
+    TOOLS_SOURCE,
+    UnsupportedContentError,
+    template_messages,
+    template_tools,
+)
+from tito_core.chat.traced import sources
+
+
+def contents(*messages: Message) -> list[str]:
+    return [message["content"] for message in translated(template_messages(list(messages)))]
+
+
+def test_all_text_blocks_in_order() -> None:
+    assert contents(asked("a", "b\n", "", "c")) == ["a\nb\n\n\nc"]
+    assert contents(asked()) == [""]
+
+
+def test_every_character_is_content_of_its_message() -> None:
+    messages = [asked("a", "b"), *calls(("f", {"k": "v"}), text="t", reasoning="r"), results("x"), answer("y")]
+    found = template_messages(messages, "s", first=3)
+    assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {3}, {4}, {5}, {6}]
+    for message in found:
+        text = message["content"]
+        assert sum(stop - start for start, stop, _ in text.spans) == len(text)
+
+
+def test_calls_and_reasoning_keep_their_shape() -> None:
+    [message] = calls(("f", {"k": [1, {"x": "v"}], "n": None}), ("g", {}), text="t", reasoning="r")
+    assert translated(template_messages([message])) == [
+        {
+            "role": "assistant",
+            "content": "t",
+            "reasoning_content": "r",
+            "tool_calls": [
+                {
+                    "id": "call_0",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": {"k": [1, {"x": "v"}], "n": None}},
+                },
+                {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": {}}},
+            ],
+        }
+    ]
+
+
+def test_results_are_ordered_by_call_and_named_after_it() -> None:
+    many = results(*(str(i) for i in range(12)))
+    many["content"].sort(key=lambda block: block["toolResult"]["toolUseId"])  # 0, 1, 10, 11, 2, ...
+    many["content"].insert(0, {"text": "and then?"})
+    many["content"].append({"toolResult": {"toolUseId": "of nobody", "status": "success", "content": [{"text": "?"}]}})
+    found = translated(template_messages([*calls(*((f"f{i}", {}) for i in range(12))), many]))[1:]
+    assert [message["content"] for message in found] == [*map(str, range(12)), "?", "and then?"]
+    assert [message["role"] for message in found] == ["tool"] * 13 + ["user"]
+    assert [message["name"] for message in found[:-1]] == [*(f"f{i}" for i in range(12)), ""]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("", ""),
+        ([], ""),
+        (["a", "b"], "a\nb"),
+        ({"b": [1, False, None], "a": "é"}, '{"b": [1, false, null], "a": "é"}'),
+    ],
+)
+def test_result_contents(value: Any, text: str) -> None:
+    assert contents(*calls(("f", {})), results(value))[1:] == [text]
+
+
+def test_an_error_result_is_shown() -> None:
+    shown = results("Error: no such place")
+    shown["content"][0]["toolResult"]["status"] = "error"
+    assert contents(*calls(("f", {})), shown)[1:] == ["Error: no such place"]
+
+
+def test_feedback_replaces_the_result_of_a_malformed_call() -> None:
+    message = calls((MALFORMED_CALL, {"reason": "Bad."}), (MALFORMED_CALL, "edited"), ("f", {}))[0]
+    found = contents(message, results("Unknown tool", "Unknown tool", "3"))[1:]
+    said = "Error: the tool call was malformed and was not executed."
+    assert found == [f"{said} Bad.", said, "3"]
+
+
+def test_cache_points_are_ignored() -> None:
+    message = asked("a")
+    message["content"].append({"cachePoint": {"type": "default"}})
+    assert contents(message) == ["a"]
+
+
+@pytest.mark.parametrize("block", [{"image": {"format": "png", "source": {"bytes": b""}}}, {"document": {}}, {}])
+def test_what_cannot_become_tokens_is_refused(block: Any) -> None:
+    message = asked("a")
+    message["content"].append(block)
+    with pytest.raises(UnsupportedContentError, match=f"a '{next(iter(block), 'empty')}' block"):
+        template_messages([message])
+    shown = results("a")
+    shown["content"][0]["toolResult"]["content"].append(block)
+    with pytest.raises(UnsupportedContentError, match="Tool result 'call_0'"):
+        template_messages([*calls(("f", {})), shown])
+
+
+def test_a_result_that_is_no_json_is_refused() -> None:
+    with pytest.raises(UnsupportedContentError, match="Tool result 'call_0' holds a 'json' block"):
+        template_messages([*calls(("f", {})), results({"a": object()})])
+
+
+def test_tools_are_functions_with_traced_schemas() -> None:
+    spec: Any = {"name": "f", "description": "d", "inputSchema": {"json": {"properties": {"k": {"type": "string"}}}}}
+    found = template_tools([spec, {"name": "g", "inputSchema": {"type": "object"}}])  # type: ignore[list-item, typeddict-item]
+    assert translated(found) == [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "d", "parameters": {"properties": {"k": {"type": "string"}}}},
+        },
+        {"type": "function", "function": {"name": "g", "description": "", "parameters": {"type": "object"}}},
+    ]
+    assert set(sources(found)) == {TOOLS_SOURCE}
+    assert template_tools([]) is None
+    assert template_tools(None) is None

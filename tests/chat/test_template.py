@@ -1,0 +1,275 @@
+"""First prompts and deltas: laws 1 and 7 over random conversations, on the tool template and on Qwen3's."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands.types.content import Message, Messages
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from support.byte_level import CHATML_TOOLS, byte_level, shared
+from support.conversations import (
+    HOSTILE,
+    LOOK,
+    answer,
+    asked,
+    calls,
+    conversations,
+    results,
+    rounds_of_tools,
+    translated,
+)
+from support.templates import NAMES, template_of, tokenizer_of
+from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
+from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.ledger.provenance import Provenance
+
+
+def check_every_turn(template: ChatTemplate, messages: Messages, system: str | None) -> None:
+    """Check prompt(k) + completion(k) + delta(k) against the template's own rendering up to the next turn."""
+    for k, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        following = next((i for i in range(k + 1, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
+        if following == k + 1:
+            continue
+        prompt = template.first_prompt(messages[:k], system, [LOOK]).ids
+        whole = template.first_prompt(messages[:following], system, [LOOK])
+        assert whole.ids[: len(prompt)].tolist() == prompt.tolist()
+        end = len(prompt) + whole.ids[len(prompt) :].tolist().index(template.closer_id) + 1
+        delta = template.delta(message, messages[k + 1 : following], template.closer_id)
+        assert delta.ids.tolist() == whole.ids[end:].tolist()
+        assert delta.provenance.tolist() == whole.provenance[end:].tolist()
+
+
+@pytest.mark.parametrize("name", ["byte level", "text markup", "smollm2"])
+def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
+    template = template_of(name)
+
+    @settings(deadline=None, max_examples=40)
+    @given(conversations(), st.none() | st.text("ab \n", min_size=1, max_size=5))
+    def check(messages: Messages, system: str | None) -> None:
+        check_every_turn(template, messages, system)
+
+    check()
+
+
+@settings(deadline=None, max_examples=25)
+@given(messages=conversations())
+def test_deltas_extend_prompts_as_qwen3_renders_answers_without_reasoning(messages: Messages) -> None:
+    check_every_turn(template_of("qwen3-tiny"), messages, None)
+
+
+@settings(deadline=None, max_examples=25)
+@given(messages=rounds_of_tools(reasoning=True))
+def test_deltas_extend_prompts_as_qwen3_renders_reasoning_until_the_next_question(messages: Messages) -> None:
+    check_every_turn(template_of("qwen3-tiny"), messages, None)
+
+
+def test_qwen3_strips_reasoning_at_the_next_question_and_the_delta_is_still_its_own_text() -> None:
+    template = template_of("qwen3-tiny")
+    thought = answer("Fine.", reasoning="Hm.")
+    whole = template.first_prompt([asked("a"), thought, asked("b")], None, None).ids
+    prompt = template.first_prompt([asked("a")], None, None).ids
+    delta = template.delta(thought, [asked("b")], template.closer_id).ids
+    assert whole.tolist()[-len(delta) :] == delta.tolist()
+    assert "Hm." not in tokenizer_of("qwen3-tiny").decode(whole)
+    assert whole[: len(prompt)].tolist() == prompt.tolist()
+
+
+def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_prompt() -> None:
+    template = replace(template_of("qwen3-tiny"), arguments={"enable_thinking": False})
+    delta = template.delta(answer("a"), [asked("b")], template.closer_id).ids
+    assert tokenizer_of("qwen3-tiny").decode(delta) == (
+        "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tools", [None, [LOOK]])
+def test_text_is_transformers_own(name: str, tools: Any) -> None:
+    tokenizer = tokenizer_of(name)
+    template = template_of(name)
+
+    @settings(deadline=None, max_examples=15)
+    @given(conversations(HOSTILE), st.none() | HOSTILE)
+    def check(messages: Messages, system: str | None) -> None:
+        found = template._render(template_messages(messages, system), template_tools(tools), True)
+        (expected,), _ = render_jinja_template(
+            [translated(template_messages(messages, system))],
+            translated(template_tools(tools)),
+            None,
+            tokenizer.chat_template,
+            add_generation_prompt=True,
+            **tokenizer.special_tokens_map,
+        )
+        assert str.__str__(found) == expected
+
+    check()
+
+
+def test_text_and_ids_are_those_of_apply_chat_template() -> None:
+    messages = [asked("What is 2+2?"), *calls(("look", {"at": "é \"'"})), results("4 ok"), answer("4"), asked("And?")]
+    for name in NAMES:
+        tokenizer = tokenizer_of(name)
+        found = template_of(name).first_prompt(messages, "Be brief.", [LOOK]).ids.tolist()
+        plain_messages = translated(template_messages(messages, "Be brief."))
+        expected = tokenizer.apply_chat_template(
+            plain_messages, tools=translated(template_tools([LOOK])), add_generation_prompt=True, return_dict=False
+        )
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_content_makes_a_control_token(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    template = template_of(name)
+    control = frozenset(tokenizer.added_tokens_decoder)
+
+    def controls(text: str, key: str) -> list[int]:
+        spec = {"name": text, "description": text, "inputSchema": {"json": {"properties": {key: {"enum": [text]}}}}}
+        seeded: list[Message] = [
+            {"role": "user", "content": [{"text": text}, {"text": "a"}]},
+            *calls((f"x{text}", {key: text, "b": [text]}), ("look", {"c": {key: text}})),
+            results(text, {"j": text, key: 1}),
+        ]
+        prompt = template.first_prompt(seeded, f"a{text}", [spec]).ids  # type: ignore[list-item]
+        delta = template.delta(seeded[1], [results(text, {key: text}), asked(text)], None).ids
+        return [i for i in [*prompt.tolist(), *delta.tolist()] if i in control]
+
+    expected = controls("a", "b")
+
+    @settings(deadline=None, max_examples=25)
+    @given(HOSTILE.filter(str.strip), HOSTILE)
+    def check(text: str, key: str) -> None:
+        assert controls(text, f"x{key}") == expected
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_closer_is_inserted_once(name: str) -> None:
+    template = template_of(name)
+    complete = template.delta(answer("a"), [asked("b")], template.closer_id)
+    assert template.closer_id not in complete.ids[:2]
+    for last in (None, 5, tokenizer_of(name).convert_tokens_to_ids("<|endoftext|>")):
+        cut = template.delta(answer("a"), [asked("b")], last)
+        assert cut.ids.tolist() == [template.closer_id, *complete.ids.tolist()]
+        assert cut.provenance.tolist() == [Provenance.INSERTED, *complete.provenance.tolist()]
+        assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
+
+
+def test_results_come_in_call_order_by_id_and_feedback_replaces_one() -> None:
+    template = template_of("byte level")
+    message = calls(("look", {"at": "x"}), (MALFORMED_CALL, {"reason": "No closing tag."}), ("look", {}))[0]
+    shown = results("first", "Unknown tool: tito_malformed_call", "third")
+    shown["content"].reverse()
+    text = shared().decode(template.delta(message, [shown], template.closer_id).ids)
+    assert text == (
+        "\n<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\n"
+        "Error: the tool call was malformed and was not executed. No closing tag.\n</tool_response>\n"
+        "<tool_response>\nthird\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_delta_costs_its_new_messages_only() -> None:
+    template = template_of("byte level")
+    # The signature takes no more than the answer and what is new; a long answer's calls are all it can depend on.
+    message, new = calls(("look", {"at": "x"}))[0], [results("word " * 200)]
+    template.delta(message, new, None)
+    begun = time.process_time()
+    for _ in range(20):
+        template.delta(message, new, None)
+    assert (time.process_time() - begun) / 20 < 0.02
+
+
+def test_every_attribute_of_the_rendering_is_in_the_fingerprint() -> None:
+    one = template_of("byte level")
+    assert ChatTemplate.of(byte_level()).fingerprint == one.fingerprint
+    assert ChatTemplate.of(shared(), enable_thinking=False).fingerprint != one.fingerprint
+    assert ChatTemplate.of(byte_level(template=CHATML_TOOLS + " ")).fingerprint != one.fingerprint
+    assert ChatTemplate.of(shared(markup=False)).fingerprint != one.fingerprint
+
+
+def test_a_date_in_a_template_is_frozen_and_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    dated = byte_level(template="{{ date or strftime_now('%d %b %Y') }}\n".replace("date", "today") + CHATML_TOOLS)
+    days = [datetime(2026, 1, 2), datetime(2026, 1, 3)]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return days[0]
+
+    monkeypatch.setattr("tito_core.chat.environment.datetime", Clock)
+    template = ChatTemplate.of(dated)
+    days.pop(0)
+    assert dated.decode(template.first_prompt([asked("a")], None, None).ids).startswith("02 Jan 2026")
+    assert ChatTemplate.of(dated).fingerprint != template.fingerprint
+    fixed = ChatTemplate.of(dated, today="26 Jul 2024")
+    assert dated.decode(fixed.first_prompt([asked("a")], None, None).ids).startswith("26 Jul 2024")
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+def test_a_chat_only_template_works_until_there_are_tools() -> None:
+    template = ChatTemplate.of(byte_level(template=CHATML + PROMPT))
+    assert len(template.delta(answer("a"), [asked("b")], None).ids)
+    with pytest.raises(TemplateError, match="leaves out message 1"):
+        template.delta(calls(("look", {"at": "x"}))[0], [results("a")], None)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (None, "has no chat template"),
+        ({"default": CHATML, "tool_use": CHATML}, r"several chat templates \(default, tool_use\)"),
+        ("{% for %}", "no valid Jinja"),
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ messages[0].content.index('?') }}", "refused messages with roles"),
+        ("{{ nothing.at.all }}", "refused messages with roles"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "no control token"),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
+            "no control token|its closer",
+        ),
+        ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out message 0"),
+        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "after a longer history"),
+        ("{% if tools %}" + CHATML + "{{ tools }}{% else %}" + CHATML + "{% endif %}", "after a longer history"),
+    ],
+)
+def test_refusals_say_why_in_a_sentence(source: Any, words: str) -> None:
+    with pytest.raises(TemplateError, match=words) as refused:
+        ChatTemplate.of(byte_level(template=source))
+    assert str(refused.value).endswith(".")
+
+
+def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
+    class Slow:
+        chat_template = CHATML
+        name_or_path = "slow"
+
+    with pytest.raises(TypeError, match="Slow is not a fast tokenizer"):
+        ChatTemplate.of(Slow())  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_cannot_be_followed_is_refused() -> None:
+    with pytest.raises(TemplateError, match="cannot be followed"):
+        ChatTemplate.of(
+            byte_level(single_word=True, template=CHATML.replace("{{ m.role", "x{{ m.role") + "x<|im_end|>x")
+        )
+
+
+def test_counting_leaves_out_the_generation_prompt() -> None:
+    template = template_of("byte level")
+    prompt = template.first_prompt([asked("a")], None, [LOOK]).ids.tolist()
+    header = shared().encode("<|im_start|>assistant\n", add_special_tokens=False)
+    assert template.count_tokens([asked("a")], None, [LOOK]) == len(prompt) - len(header)

@@ -1,0 +1,297 @@
+"""The Hermes parser: what the tokens say, strictly (law 9)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.byte_level import byte_level
+from support.templates import NAMES, template_of, tokenizer_of
+from tito_core.parsing import CallStatus, ParsedTurn, UnknownParserError, get_tool_parser, register_tool_parser
+
+OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
+BY_TOKEN = ["byte level", "qwen3-tiny"]
+BY_TEXT = ["text markup", "smollm2"]
+SOUND = '{"name": "look", "arguments": {"at": "x"}}'
+LOOK = f"<tool_call>{SOUND}</tool_call>"
+
+# SmolLM2's vocabulary has no token for some bytes, and `encode` drops them.
+text = st.text("ab1é漢 \n\"'\\{}[]:,<>/_", max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=6,
+)
+arguments = st.dictionaries(text, values, max_size=3)
+names = st.text("abé_", min_size=1, max_size=5)
+
+
+def parse(name: str, said: str | list[int], *, truncated: bool = False, tail: str = "") -> ParsedTurn:
+    tokenizer = tokenizer_of(name)
+    ids = tokenizer.encode(said, add_special_tokens=False) if isinstance(said, str) else said
+    session = get_tool_parser("hermes", tokenizer).start(tokenizer.encode(tail, add_special_tokens=False))
+    session.feed(ids)
+    return session.finish(truncated=truncated)
+
+
+def spelled(name: str, said: str) -> list[int]:
+    """Give ids that spell a text with control tokens off."""
+    return list(template_of(name).encoder._plain.encode(said).ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sound_calls_come_back(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+
+    @settings(deadline=None, max_examples=50)
+    @given(st.lists(st.tuples(names, arguments), max_size=3), st.sampled_from(["", "\n", "So "]), st.booleans())
+    def check(calls: list[tuple[str, dict[str, Any]]], between: str, escaped: bool) -> None:
+        bodies = [json.dumps({"name": n, "arguments": a}, ensure_ascii=escaped) for n, a in calls]
+        said = between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        ids = tokenizer.encode(said, add_special_tokens=False)
+        turn = parse(name, ids)
+        assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, a) for n, a in calls]
+        assert turn.text == (between * (len(calls) - 1)).strip()
+        check_spans(name, ids, turn)
+
+    check()
+
+
+def check_spans(name: str, ids: list[int], turn: ParsedTurn) -> None:
+    at = 0
+    for call in turn.calls:
+        assert at <= call.start < call.stop <= len(ids)
+        assert call.raw in tokenizer_of(name).backend_tokenizer.decode(ids[call.start : call.stop], False)
+        if name in BY_TEXT:  # tokens may be shared with the text around a call, and no others are
+            inner = tokenizer_of(name).backend_tokenizer.decode(ids[call.start + 1 : call.stop - 1], False)
+            assert call.raw not in inner
+        at = call.stop - (name in BY_TEXT)
+
+
+pieces = st.sampled_from(
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        SOUND,
+        SOUND[:20],
+        LOOK,
+        "{",
+        '"',
+        "\\",
+        "é",
+        "\n",
+        "a",
+        "NaN",
+    ]
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_ids_parse_in_any_chunks(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    parser = get_tool_parser("hermes", tokenizer)
+    control = st.sampled_from(sorted(tokenizer.added_tokens_decoder)).map(lambda i: [i])
+    anything = st.integers(0, len(tokenizer) + 300).map(lambda i: [i])
+    said = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
+
+    @settings(deadline=None, max_examples=120)
+    @given(st.lists(said | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
+    def check(parts: list[list[int]], size: int, truncated: bool, reasoning: bool) -> None:
+        ids = [i for part in parts for i in part]
+        tail = tokenizer.encode("<think>", add_special_tokens=False) if reasoning else []
+        whole, chunked = parser.start(tail), parser.start(tail)
+        whole.feed(ids)
+        for i in range(0, len(ids), size):
+            chunked.feed(ids[i : i + size])
+        turn = whole.finish(truncated=truncated)
+        assert chunked.finish(truncated=truncated) == turn
+        check_spans(name, ids, turn)
+        for call in turn.calls:
+            assert (call.status == OK) == (call.arguments is not None) == (not call.reason)
+            assert call.status != TRUNCATED or (truncated and call is turn.calls[-1])
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("said", "reasoning", "says", "statuses", "closed"),
+    [
+        ("Hello.", "", "Hello.", [], True),
+        ("", "", "", [], True),
+        (LOOK, "", "", [OK], True),
+        (f"Let me see.\n{LOOK}\n{LOOK} Done.", "", "Let me see.\n\n Done.", [OK, OK], True),
+        (f"<think>\nHm.\n</think>\n\n{LOOK}", "Hm.", "", [OK], True),
+        (f"<think>{LOOK}</think>No.", LOOK, "No.", [], True),
+        (f"<think>{LOOK}", LOOK, "", [], False),
+        (f"Well. <think>{LOOK}</think>No.", LOOK, "Well. No.", [], True),
+        (f"{LOOK}<think>{LOOK}</think>{LOOK}<think>b", f"{LOOK}\nb", "", [OK, OK], False),
+        ("<think></think>a", "", "a", [], True),
+        (f"<tool_call>{SOUND}", "", "", [MALFORMED], True),
+        (f"<tool_call>{SOUND}<tool_call>{SOUND}</tool_call>", "", "", [MALFORMED, OK], True),
+        (f"{SOUND}</tool_call>", "", f"{SOUND}</tool_call>", [], True),
+        ("<tool_call></tool_call>", "", "", [MALFORMED], True),
+        (f"{LOOK}<|im_end|>", "", "", [OK], True),
+        ("Hello.<|im_end|><|endoftext|>", "", "Hello.", [], True),
+    ],
+)
+def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[CallStatus], closed: bool) -> None:
+    turn = parse(name, said)
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == (reasoning, says, closed)
+    assert [call.status for call in turn.calls] == statuses
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("body", "reason", "called"),
+    [
+        ("{", "not valid JSON", None),
+        (SOUND + ",", "not valid JSON", None),
+        (SOUND[:-1] + ",}", "not valid JSON", None),
+        (SOUND.replace('"', "'"), "not valid JSON", None),
+        ('{"name": "look", "arguments": {"n": NaN}}', "NaN is no JSON number", None),
+        ('{"name": "look", "arguments": {"n": -Infinity}}', "-Infinity is no JSON number", None),
+        ('{"name": "look", "arguments": {"n": 1e999}}', "1e999 is too large", None),
+        ('{"name": "look", "arguments": {"n": 1, "n": 2}}', "'n' appears twice", None),
+        ('{"name": "look", "name": "drop", "arguments": {}}', "'name' appears twice", None),
+        (f"[{SOUND}]", "must be a JSON object, not list", None),
+        ('"look"', "must be a JSON object, not str", None),
+        ("null", "must be a JSON object", None),
+        ('{"arguments": {}}', 'no "name" string', None),
+        ('{"name": "", "arguments": {}}', 'no "name" string', None),
+        ('{"name": 1, "arguments": {}}', 'no "name" string', None),
+        ('{"name": "look"}', 'no "arguments" object', "look"),
+        ('{"name": "look", "arguments": [1]}', 'no "arguments" object', "look"),
+        ('{"name": "look", "arguments": "{}"}', 'no "arguments" object', "look"),
+        ('{"name": "look", "arguments": {}, "id": 1, "b": 2}', "unexpected keys: b, id", "look"),
+        ('{"name": "look", "parameters": {}}', 'no "arguments" object', "look"),
+        ('{"name": "look", "arguments": {"a": %s}}' % ("[" * 200 + "]" * 200), "nests more than 100", None),
+        ('{"name": "look", "arguments": {"a": %s}}' % ("[" * 5000 + "]" * 5000), "nests more than 100", None),
+        ('{"name": "look", "arguments": {"a": "\\ud83d"}}', "half of a surrogate pair", None),
+        ('{"name": "\\udc00", "arguments": 1}', "half of a surrogate pair", None),
+    ],
+)
+def test_malformed_calls_are_not_repaired(name: str, body: str, reason: str, called: str | None) -> None:
+    turn = parse(name, f"Go. <tool_call>{body}</tool_call> Done.")
+    [call] = turn.calls
+    assert (call.status, call.name, call.arguments) == (MALFORMED, called, None)
+    assert reason in call.reason
+    assert call.reason.endswith(".")
+    assert call.raw == f"<tool_call>{body}</tool_call>"
+    assert turn.text == "Go.  Done."
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_json_that_is_unusual_is_sound(name: str) -> None:
+    said = (
+        '<tool_call> {"arguments" :\n{"a": "\\u00e9\\ud83d\\ude42\\n", "b": 1e3, "c": -0}, "name":"look"}\t</tool_call>'
+    )
+    [call] = parse(name, said).calls
+    assert (call.status, call.arguments) == (OK, {"a": "é🙂\n", "b": 1000.0, "c": 0})
+    nested = '{"name": "look", "arguments": {"a": %s}}' % ("[" * 90 + "]" * 90)
+    assert parse(name, f"<tool_call>{nested}</tool_call>").calls[0].status == OK
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("end", ["", "{", SOUND[:15], SOUND, SOUND + "</tool"])
+def test_the_token_limit_truncates_the_last_call_only(name: str, end: str) -> None:
+    turn = parse(name, f"{LOOK}<tool_call>{SOUND}<tool_call>{end}", truncated=True)
+    assert [call.status for call in turn.calls] == [OK, MALFORMED, TRUNCATED]
+    assert turn.calls[2].raw == f"<tool_call>{end}"
+    assert "token limit" in turn.calls[2].reason
+    assert parse(name, f"{LOOK}<tool_call>{end}").calls[1].status == MALFORMED
+
+
+@pytest.mark.parametrize("name", BY_TEXT)
+def test_closing_tags_inside_json_strings_are_arguments(name: str) -> None:
+    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
+    turn = parse(name, f"<tool_call>{said}</tool_call>Done.")
+    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(said)["arguments"])]
+    assert turn.text == "Done."
+
+
+@pytest.mark.parametrize("name", BY_TOKEN)
+def test_spelled_markup_is_text_where_there_are_control_tokens(name: str) -> None:
+    assert parse(name, spelled(name, f"<think>{LOOK}</think>")).text == f"<think>{LOOK}</think>"
+    tokenizer = tokenizer_of(name)
+    start, stop = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
+    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call><tool_call></think>"}})
+    [call] = parse(name, [start, *spelled(name, said), stop]).calls
+    assert (call.status, call.arguments) == (OK, json.loads(said)["arguments"])
+    assert (call.start, call.stop) == (0, len(spelled(name, said)) + 2)
+
+
+@pytest.mark.parametrize("name", BY_TOKEN)
+def test_broken_bytes_before_a_call_do_not_move_it(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    broken = spelled(name, "\U00012000")[:1]
+    turn = parse(name, [*broken, *tokenizer.encode(LOOK, add_special_tokens=False)])
+    [call] = turn.calls
+    assert (call.status, call.raw, call.start, turn.text) == (OK, LOOK, 1, "\ufffd")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("tail", "reasoning"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n", False),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", False),
+        (
+            "<|im_start|>assistant\n<think>cut off<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n",
+            False,
+        ),
+        ("<think>\n", True),
+        ("</think><think>", True),
+        ("", False),
+    ],
+)
+def test_reasoning_that_the_generation_prompt_opened(name: str, tail: str, reasoning: bool) -> None:
+    turn = parse(name, f"Draft: {LOOK}</think>{LOOK}", tail=tail)
+    assert [call.status for call in turn.calls] == [OK] * (1 if reasoning else 2)
+    assert turn.reasoning == (f"Draft: {LOOK}" if reasoning else "")
+    assert parse(name, "Hm.", tail=tail).reasoning_closed is not reasoning
+
+
+def test_markup_that_is_flagged_special_is_no_stop_token() -> None:
+    tokenizer = byte_level(control=())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>", "<think>", "</think>"]})
+    session = get_tool_parser("hermes", tokenizer).start()
+    session.feed(tokenizer.encode(f"{LOOK}<|im_end|>", add_special_tokens=False))
+    assert [call.status for call in session.finish(truncated=False).calls] == [OK]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("said", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
+def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
+    tokenizer = tokenizer_of(name)
+    parser = get_tool_parser("hermes", tokenizer)
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    parse(name, said)
+    session = parser.start()
+    session.feed(ids * (20_000 // len(ids)))
+    begun = time.process_time()
+    session.finish(truncated=False)
+    assert time.process_time() - begun < 1.0
+
+
+def test_an_unknown_parser_lists_those_that_exist() -> None:
+    with pytest.raises(UnknownParserError, match=r"There is no tool parser 'hermez'\. Known parsers: .*hermes"):
+        get_tool_parser("hermez", tokenizer_of("byte level"))
+
+
+def test_a_registered_parser_is_found() -> None:
+    class Mine:
+        def __init__(self, tokenizer: Any) -> None:
+            self.tokenizer = tokenizer
+
+    register_tool_parser("mine for a test")(Mine)  # type: ignore[type-var]
+    assert isinstance(get_tool_parser("mine for a test", tokenizer_of("byte level")), Mine)
