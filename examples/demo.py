@@ -22,7 +22,7 @@ from calculator import QUESTIONS, make_agent
 from tito_core import Policy, engine, report, store
 from tito_core.engine import models
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 118)
 
 
 async def rollout(

@@ -75,9 +75,9 @@ def rollout_table(rollouts: Sequence[Rollout]) -> Table:
     """Make the table with a row a rollout."""
     table = Table(title="Rollouts", title_justify="left")
     table.add_column("#", justify="right")
-    table.add_column("question")
+    table.add_column("question", overflow="ellipsis", no_wrap=True, max_width=36)
     for name in ("turns", "prompt", "inserted", "sampled", "calls", "malformed"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("answer", overflow="ellipsis", no_wrap=True, max_width=44)
     for number, rollout in enumerate(rollouts, 1):
         count = Counts.of(rollout.ledger)

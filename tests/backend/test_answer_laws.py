@@ -229,7 +229,8 @@ def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end the output of 5"):
         ask(kind, edit)
     # Before min_new_tokens, or with ignore_eos, it need not end anything.
-    assert len(ask(kind, edit, min_new_tokens=4).output_ids) == 5
+    said = Completion(OUTPUT, finish="stop", stop=EOS)
+    assert len(ask(kind, edit, said, min_new_tokens=4).output_ids) == 5
     assert len(ask(kind, None, Completion([EOS] * 8, finish="length"), ignore_eos=True, stop_token_ids=()).logprobs)
 
 

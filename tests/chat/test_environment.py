@@ -58,7 +58,7 @@ EXACT = [
     "{{ joiner(s)() }}{{ cycler(s, o).next() }}{{ dict(x=s).x }}",
 ]
 CAUTIOUS = [
-    "{{ ('xxx\n' ~ s ~ '\n' ~ o)|indent(2, first=true) }}",
+    "{{ (s ~ '\n' ~ o)|indent }}{{ s|indent(2, first=true) }}",
     "{{ s|tojson }}{{ {'x': s}|tojson(indent=2) }}{{ [s]|tojson(separators=(',', ':'), sort_keys=true) }}",
     "{{ {'x': s, 'y': [o]} }}{{ [s] }}{{ (s, o) }}{{ {'x': s}.values() }}{{ {'x': s}.items() }}",
     "{{ {'x': s}|string }}{{ 'x' ~ [s] }}{{ [[s], 'x']|join }}{{ [s]|trim }}{{ [s]|upper }}",

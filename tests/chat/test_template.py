@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -27,8 +26,10 @@ from support.conversations import (
     translated,
 )
 from support.templates import NAMES, template_of, tokenizer_of
+from tito_core.chat.environment import render
 from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
 from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
 
 
@@ -179,15 +180,21 @@ def test_results_come_in_call_order_by_id_and_feedback_replaces_one() -> None:
     )
 
 
-def test_a_delta_costs_its_new_messages_only() -> None:
+def test_a_delta_renders_its_new_messages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+
+    def counting(compiled: Any, variables: Any) -> Traced:
+        text = render(compiled, variables)
+        rendered.append(len(text))
+        return text
+
+    monkeypatch.setattr("tito_core.chat.template.render", counting)
     template = template_of("byte level")
-    # The signature takes no more than the answer and what is new; a long answer's calls are all it can depend on.
-    message, new = calls(("look", {"at": "x"}))[0], [results("word " * 200)]
-    template.delta(message, new, None)
-    begun = time.process_time()
-    for _ in range(20):
-        template.delta(message, new, None)
-    assert (time.process_time() - begun) / 20 < 0.02
+    for size in (1, 100_000):
+        template.delta(answer("a" * size, reasoning="b" * size), [asked("c")], None)
+        template.delta(calls(("look", {}), text="a" * size)[0], [results("c")], None)
+    assert rendered[:2] == rendered[2:]
+    assert max(rendered) < 500
 
 
 def test_every_attribute_of_the_rendering_is_in_the_fingerprint() -> None:

@@ -117,7 +117,7 @@ def test_a_killed_installation_leaves_no_process_and_is_redone(variant: Variant,
         time.sleep(0.05)
     installer.kill()
     installer.wait()
-    assert gone(cache, within_s=8)
+    assert gone(cache, within_s=10)
     assert ensure(variant()).python.exists()
 
 

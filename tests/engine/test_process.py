@@ -61,7 +61,7 @@ def test_an_early_end_is_noticed_at_once_with_its_last_lines(fake_env: EngineEnv
     began = time.monotonic()
     with pytest.raises(StartFailed) as caught:
         start(fake_env, model, server_args=("--fail", "OSError: [Errno 98] Address already in use"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15  # and not the 30 s that it may take
     message = str(caught.value)
     assert "its process ended with status 1 after" in message
     assert "  OSError: [Errno 98] Address already in use" in message
@@ -85,8 +85,8 @@ def test_a_server_that_is_killed_while_it_starts_says_which_signal(fake_env: Eng
 def test_a_server_that_is_never_healthy_is_stopped_at_the_deadline(
     fake_env: EngineEnv, model: Path, cache: Path
 ) -> None:
-    with pytest.raises(StartFailed, match=r"(?s)not healthy within 2 s and was stopped.*serving tiny-model"):
-        start(fake_env, model, server_args=("--deaf",), timeout_s=2)
+    with pytest.raises(StartFailed, match=r"(?s)not healthy within 4 s and was stopped.*serving tiny-model"):
+        start(fake_env, model, server_args=("--deaf",), timeout_s=4)
     assert processes_of(cache) == []
 
 
@@ -126,10 +126,10 @@ def test_a_server_ends_with_the_process_that_started_it(cache: Path, model: Path
     assert len(processes_of(cache)) == 3
     process.send_signal(number)
     process.wait()
-    assert gone(cache, within_s=5)
+    assert gone(cache, within_s=10)
     supervisor = find_process(pid, created)
     if supervisor is not None:
-        supervisor.wait(timeout=2)
+        supervisor.wait(timeout=5)
 
 
 def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, model: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, mod
     supervisor = find_process(pid, created)
     assert supervisor is not None
     supervisor.terminate()
-    assert gone(cache, within_s=5)
+    assert gone(cache, within_s=10)
 
 
 def test_a_killed_supervisor_takes_the_server_along_and_stop_finds_the_rest(

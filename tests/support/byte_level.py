@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -11,7 +10,30 @@ from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
-CHATML_TOOLS = (files("tito_core.engine.models") / "smollm2_tools.jinja").read_text(encoding="utf-8")
+CHATML_TOOLS = """
+{%- macro header(role) -%}{{- '<|im_start|>' + role + '\n' -}}{%- endmacro -%}
+{%- if tools -%}
+    {{- header('system') + 'Tools:' -}}
+    {%- for tool in tools -%}{{- '\n' + tool.function | tojson -}}{%- endfor -%}
+    {{- '<|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if message.role == 'tool' -%}
+        {{- '<|im_start|>user' if loop.first or loop.previtem.role != 'tool' else '' -}}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
+        {{- '<|im_end|>\n' if loop.last or loop.nextitem.role != 'tool' else '' -}}
+    {%- else -%}
+        {{- header(message.role) + message.content -}}
+        {%- for call in message.tool_calls or [] -%}
+            {{- '\n' if message.content or not loop.first else '' -}}
+            {{- '<tool_call>{"name": ' + call.function.name | tojson + ', "arguments": ' -}}
+            {{- call.function.arguments | tojson + '}</tool_call>' -}}
+        {%- endfor -%}
+        {{- '<|im_end|>\n' -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- header('assistant') -}}{%- endif -%}
+"""
 _MERGES = ["t h", "th e", "Ġ the", "Ċ Ċ", "Ġ Ġ", "i n", "a n", "e r", "o n", "< |", "| >", "i m", "im _", "Ã ©", "Ċ a"]
 
 

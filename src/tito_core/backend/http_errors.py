@@ -82,11 +82,11 @@ def error_from_failure(
 ) -> BackendError:
     """Give the error for a request that got no whole answer: nobody there, a broken connection, or no HTTP at all."""
     # httpx-aiohttp calls a refused connection a timeout, so look at what aiohttp itself raised.
-    cause = failure.__cause__ or failure
+    cause = failure if isinstance(failure, aiohttp.ClientError) else failure.__cause__ or failure
     said = str(cause) or type(cause).__name__
     if isinstance(cause, aiohttp.ClientResponseError):
         return ProtocolViolationError(
-            f"What answers at {url} speaks no HTTP ({cause.message}). Are host and port {backend}'s?",
+            f"What answers at {url} speaks no HTTP ({' '.join(cause.message.split())}). Are host and port {backend}'s?",
             backend=backend,
             request_id=request_id,
         )

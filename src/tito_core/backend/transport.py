@@ -10,7 +10,7 @@ import functools
 import math
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -36,6 +36,8 @@ HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 Sleep = Callable[[float], Awaitable[None]]
 LONGEST_WAIT_S = 60.0
 """Bound on what a server's `Retry-After` can make us wait, in seconds."""
+PIECE_BYTES = 2**18
+"""A larger body is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
 KEEP_ALIVE_S = 3.0
 """How long an idle connection is kept. Both engines close theirs after 5 s, and a request must not meet that."""
 
@@ -142,10 +144,13 @@ class EngineHttp:
         headers = {"Content-Type": "application/json", **request.headers}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
+        content: bytes | AsyncIterator[bytes] | None = request.body
+        if request.body is not None and len(request.body) > PIECE_BYTES:
+            content, headers["Content-Length"] = _pieces(request.body), str(len(request.body))
         timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
-                response = await client.request(method, url, content=request.body, headers=headers, timeout=timeout)
+                response = await client.request(method, url, content=content, headers=headers, timeout=timeout)
         except TimeoutError:
             raise EngineTimeoutError(
                 f"{self.backend} at {url} did not answer within {self.timeout_s:g} s. The request was given up and "
@@ -177,6 +182,11 @@ class EngineHttp:
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
         await self._clients.aclose()
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 @functools.cache

@@ -1,0 +1,224 @@
+"""What may pass is tried again, a bounded number of times; what cannot pass never is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
+
+from tito_core.backend import (
+    AuthenticationError,
+    BackendError,
+    BadRequestError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ServerError,
+    ThrottledError,
+)
+from tito_core.backend.transport import LONGEST_WAIT_S
+from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, always, first
+
+
+async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
+    """Connect, then generate once; what the engine saw, how long we waited, how it ended."""
+    engine, waits = engine_of(kind, **options), Waits()
+    backend = backend_of(engine, max_attempts=attempts, sleep=waits)
+    await backend.connect()
+    try:
+        await backend.generate(request_of())
+    except BackendError as error:
+        return engine, waits, error
+    return engine, waits, None
+
+
+RETRIED: dict[str, tuple[Fault, type[BackendError]]] = {
+    "429": (THROTTLED, ThrottledError),
+    "503": (UNAVAILABLE, ThrottledError),
+    "500": (Fault(status=500, body=b"oops"), ServerError),
+    "502": (Fault(status=502), ServerError),
+    "reset": (Fault(reset_after=0), EngineConnectionError),
+    "closed": (Fault(close_after=0), EngineConnectionError),
+    "reset in the body": (Fault(reset_after=20), EngineConnectionError),
+    "closed in the body": (Fault(close_after=20), EngineConnectionError),
+}
+
+
+@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_may_pass_is_tried_again_and_then_fine(kind: Kind, name: str) -> None:
+    engine, waits, error = await told(kind, fault=first(2, RETRIED[name][0]))
+    assert error is None
+    assert len(engine.requests) == 3
+    assert len(waits.seconds) == 2
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_stays_is_tried_exactly_as_often_as_allowed(kind: Kind, name: str, attempts: int) -> None:
+    fault, expected = RETRIED[name]
+    engine, waits, error = await told(kind, attempts, fault=always(fault))
+    assert type(error) is expected
+    assert len(engine.requests) == attempts
+    assert len(waits.seconds) == attempts - 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 408, 409, 413, 422])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_another_4xx_is_never_sent_again(kind: Kind, status: int) -> None:
+    engine, waits, error = await told(kind, fault=always(Fault(status=status, headers={"retry-after": "1"})))
+    assert isinstance(error, BadRequestError | AuthenticationError)
+    assert len(engine.requests) == 1
+    assert waits.seconds == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_try_has_an_id_of_its_own(kind: Kind) -> None:
+    """SGLang refuses an id that still runs, and a lost try may still run."""
+    engine, _, error = await told(kind, fault=first(2, Fault(reset_after=20)))
+    assert error is None
+    assert len({request.request_id for request in engine.requests}) == 3
+
+
+async def test_a_try_that_still_runs_on_sglang_does_not_block_the_next() -> None:
+    lost: list[str] = []
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        """A proxy that loses the first answer while the server goes on with it."""
+        response = await httpx.AsyncClient(transport=inner, base_url="http://scripted").send(request)
+        if request.url.path == "/generate" and not lost:
+            lost.append("once")
+            raise httpx.ReadError("Connection reset by peer", request=request)
+        return response
+
+    engine = engine_of("sglang")
+    from tito_core.testing import InProcessTransport
+
+    inner = InProcessTransport(engine)
+    await answering("sglang", handler).generate(request_of())
+    aborts = [exchange.body for exchange in engine.exchanges if exchange.path == "/abort_request"]
+    assert aborts == [b'{"rid":"r"}'], "the lost try was aborted before the next was sent"
+    assert [request.request_id for request in engine.requests] == ["r", "r-retry1"]
+
+
+def throttling(header: str | None) -> Callable[[httpx.Request], httpx.Response]:
+    counts: Counter[str] = Counter()
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        counts[request.url.path] += 1
+        if counts[request.url.path] == 1:
+            return httpx.Response(429, headers={} if header is None else {"retry-after": header})
+        return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [
+        ("0", 0, 0),
+        ("1", 1, 1),
+        ("2.5", 2.5, 2.5),
+        ("7200", LONGEST_WAIT_S, LONGEST_WAIT_S),
+        ("-5", 0, 0),
+        (None, 0.25, 0.5),
+        ("nan", 0.25, 0.5),
+        ("inf", 0.25, 0.5),
+        ("Sat, 21 Nov 2026 06:00:00 GMT", 0.25, 0.5),
+        ("soon", 0.25, 0.5),
+    ],
+)
+async def test_retry_after_is_honoured_within_bounds(header: str | None, least: float, most: float) -> None:
+    waits = Waits()
+    await answering("vllm", throttling(header), sleep=waits).connect()
+    assert len(waits.seconds) == 2  # /v1/models and /version
+    assert all(least <= seconds <= most for seconds in waits.seconds)
+
+
+async def test_backoff_grows_and_is_bounded() -> None:
+    _, waits, error = await told("vllm", attempts=12, fault=always(UNAVAILABLE))
+    assert isinstance(error, ThrottledError)
+    base = [min(8.0, 0.25 * 2**n) for n in range(11)]
+    assert all(low <= seconds <= low + 0.25 for low, seconds in zip(base, waits.seconds, strict=True))
+
+
+async def test_backoff_is_jittered_so_that_clients_do_not_come_back_together() -> None:
+    seen = set()
+    for _ in range(5):
+        _, waits, _ = await told("vllm", fault=first(1, UNAVAILABLE))
+        seen.update(waits.seconds)
+    assert len(seen) == 5
+
+
+async def test_the_last_throttling_says_how_long_to_wait() -> None:
+    fault = always(Fault(status=429, headers={"retry-after": "7"}))
+    _, _, error = await told("vllm", fault=fault)
+    assert isinstance(error, ThrottledError)
+    assert error.retry_after_s == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kind) -> None:
+    engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
+    backend = backend_of(engine, timeout_s=0.1, sleep=waits)
+    with pytest.raises(EngineTimeoutError, match="did not answer within 0.1 s.*raise timeout_s"):
+        await backend.generate(request_of())
+    assert len(engine.requests) == 1
+    assert waits.seconds == []
+    assert engine.running == 0
+    assert [e.path for e in engine.exchanges if "abort" in e.path] == [
+        {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[kind]
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
+    """Each byte comes in time, the whole does not."""
+    engine = engine_of(kind, fault=always(Fault(drip=(1, 0.02))))
+    with pytest.raises(EngineTimeoutError):
+        await backend_of(engine, timeout_s=0.2).generate(request_of())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(plan=st.lists(st.sampled_from(["ok", "429", "503", "500", "reset", "400"]), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=40)
+def test_attempts_are_what_the_plan_of_faults_says(kind: Kind, plan: list[str]) -> None:
+    faults = {**{name: fault for name, (fault, _) in RETRIED.items()}, "400": Fault(status=400)}
+    engine = engine_of(kind, fault=lambda number, _: faults.get(plan[number]) if number < len(plan) else None)
+    backend = backend_of(engine, max_attempts=3)
+    ends = next((n for n, step in enumerate(plan) if step in ("ok", "400")), len(plan))
+
+    async def run() -> None:
+        await backend.generate(request_of())
+
+    if ends < 3 and (ends == len(plan) or plan[ends] == "ok"):
+        asyncio.run(run())
+    else:
+        with pytest.raises(BackendError):
+            asyncio.run(run())
+    assert len(engine.requests) == min(ends + 1, 3)
+
+
+async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> None:
+    engine = engine_of("sglang", fault=always(UNAVAILABLE))
+    backend = backend_of(engine, max_attempts=3)
+    await backend.connect()
+    results = await asyncio.gather(
+        *(backend.generate(request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
+    )
+    assert all(isinstance(result, ThrottledError) for result in results)
+    assert len(engine.requests) == 150
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_attempts", 0), ("timeout_s", 0), ("timeout_s", float("nan"))])
+def test_settings_that_cannot_be_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*, got"):
+        backend_of(engine_of("vllm"), **{name: value})

@@ -1,0 +1,486 @@
+"""Real sockets: connections, loops, threads, what is refused, what breaks, and what is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.backends import BACKENDS, EOS, KINDS, VOCAB, Kind, Waits, engine_of, hash_policy, request_of
+
+from tito_core.backend import (
+    AuthenticationError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ProtocolViolationError,
+    ServerError,
+)
+from tito_core.backend.http_backend import HttpBackend
+from tito_core.testing import Fault, ScriptedServer, always, first, scripted_server
+
+SOON_S = 5.0
+
+
+def served(kind: Kind, **options: Any) -> ScriptedServer:
+    return scripted_server(kind, hash_policy(), **{"vocab_size": VOCAB, "eos_ids": [EOS], **options})
+
+
+def backend_to(server: ScriptedServer, **options: Any) -> HttpBackend:
+    return BACKENDS[server.engine.wire.name](server.base_url, **{"sleep": Waits(), **options})
+
+
+def connections(server: ScriptedServer) -> int:
+    assert server._runner is not None
+    assert server._runner.server is not None
+    return len(server._runner.server.connections)
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + SOON_S
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()
+
+
+async def soon(holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + SOON_S
+    while not holds() and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+    return holds()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """A TCP server that says one thing, or nothing, to whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_ones: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                open_ones.append(connection)
+                if answer is not None:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in open_ones:
+                connection.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_connections_are_closed_when_each_loop_ends(kind: Kind) -> None:
+    with served(kind) as server:
+        backend = backend_to(server)
+        for n in range(5):
+            asyncio.run(backend.generate(request_of(request_id=f"r{n}")))
+            assert eventually(lambda: connections(server) == 0)
+        assert len(server.engine.requests) == 5
+
+
+def test_an_ended_loop_is_forgotten_with_its_client() -> None:
+    with served("vllm") as server:
+        backend = backend_to(server)
+        loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+        async def run() -> None:
+            loops.append(weakref.ref(asyncio.get_running_loop()))
+            await backend.generate(request_of())
+
+        for _ in range(3):
+            asyncio.run(run())
+        gc.collect()
+        assert [loop() for loop in loops] == [None, None, None]
+
+
+def test_threads_with_loops_of_their_own_share_a_backend() -> None:
+    with served("sglang") as server:
+        backend = backend_to(server)
+        asyncio.run(backend.connect())
+        failures: list[BaseException] = []
+
+        def run(name: int) -> None:
+            try:
+                for n in range(3):
+                    asyncio.run(backend.generate(request_of(request_id=f"r{name}-{n}")))
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(name,)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(server.engine.requests) == 24
+        assert eventually(lambda: connections(server) == 0)
+
+
+async def test_aclose_closes_this_loops_connections_and_the_next_request_opens_new_ones() -> None:
+    async with served("vllm") as server:
+        backend = backend_to(server)
+        await backend.aclose()  # nothing yet: no error
+        await backend.generate(request_of())
+        assert connections(server) > 0
+        await backend.aclose()
+        assert await soon(lambda: connections(server) == 0)
+        await backend.generate(request_of())
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_three_hundred_requests_run_at_once(kind: Kind) -> None:
+    async with served(kind) as server:
+        backend = backend_to(server)
+        await backend.connect()
+        server.engine.state.pause()
+        tasks = [
+            asyncio.create_task(backend.generate(request_of((n + 3, 5, 6), request_id=f"r{n}", seed=n)))
+            for n in range(300)
+        ]
+        assert await soon(lambda: server.engine.running == 300)
+        server.engine.state.resume()
+        responses = await asyncio.gather(*tasks)
+        assert [response.request_id for response in responses] == [f"r{n}" for n in range(300)]
+        assert server.engine.running == 0
+        await backend.aclose()
+
+
+async def test_one_loop_has_one_client_and_reuses_its_connections() -> None:
+    async with served("vllm") as server:
+        backend = backend_to(server)
+        for n in range(10):
+            await backend.generate(request_of(request_id=f"r{n}"))
+        assert connections(server) == 1
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refused_connection_is_named_with_the_address(kind: Kind, free_port: int) -> None:
+    waits = Waits()
+    backend = BACKENDS[kind](f"http://127.0.0.1:{free_port}", sleep=waits)
+    with pytest.raises(EngineConnectionError) as caught:
+        await backend.connect()
+    said = str(caught.value)
+    assert said.startswith(f"No connection to {kind} at http://127.0.0.1:{free_port}/v1/models (")
+    assert "Is the server running, and are host and port right?" in said
+    assert "SSLContext" not in said
+    assert not caught.value.sent
+    assert len(waits.seconds) == 3
+
+
+async def test_an_unknown_host_is_named() -> None:
+    backend = BACKENDS["vllm"]("http://no-such-host.invalid:8000", max_attempts=1)
+    with pytest.raises(EngineConnectionError, match=r"No connection to vllm at http://no-such-host\.invalid:8000"):
+        await backend.connect()
+
+
+async def test_a_server_that_accepts_and_says_nothing_is_a_timeout_not_a_refusal() -> None:
+    with listening(None) as url:
+        backend = BACKENDS["vllm"](url, timeout_s=0.2)
+        with pytest.raises(EngineTimeoutError, match=f"{url}/v1/models did not answer within 0.2 s"):
+            await backend.connect()
+        await backend.aclose()
+
+
+async def test_a_server_that_speaks_no_http_is_named_and_not_asked_again() -> None:
+    waits = Waits()
+    with listening(b"220 mail.example ESMTP\r\n") as url:
+        backend = BACKENDS["sglang"](url, sleep=waits)
+        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models speaks no HTTP"):
+            await backend.connect()
+        assert waits.seconds == []
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("fault", [Fault(reset_after=0), Fault(close_after=0), Fault(reset_after=30)])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_connection_that_breaks_is_named_and_leaves_nothing_running(kind: Kind, fault: Fault) -> None:
+    async with served(kind, fault=always(fault)) as server:
+        backend = backend_to(server, max_attempts=2)
+        with pytest.raises(EngineConnectionError, match="broke before its answer was whole") as caught:
+            await backend.generate(request_of())
+        assert caught.value.sent
+        assert caught.value.request_id == "r"
+        assert len(server.engine.requests) == 2
+        assert await soon(lambda: server.engine.running == 0)
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_broken_connection_is_tried_again_and_fine(kind: Kind) -> None:
+    async with served(kind, fault=first(1, Fault(reset_after=30))) as server:
+        backend = backend_to(server)
+        assert len((await backend.generate(request_of())).output_ids)
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_killed_in_mid_request_is_an_error_soon(kind: Kind) -> None:
+    with served(kind, latency=60.0) as server:
+        backend = backend_to(server, timeout_s=30.0, max_attempts=2)
+
+        def kill() -> None:
+            assert eventually(lambda: server.engine.running > 0)
+            assert server._loop is not None
+            asyncio.run_coroutine_threadsafe(server._die(), server._loop).result()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        started = time.monotonic()
+        with pytest.raises(EngineConnectionError):
+            asyncio.run(backend.generate(request_of()))
+        killer.join()
+        assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> None:
+    async with served(kind, latency=60.0) as server:
+        backend = backend_to(server)
+        task = asyncio.create_task(backend.generate(request_of(request_id="mine")))
+        assert await soon(lambda: server.engine.running == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await soon(lambda: server.engine.running == 0)
+        ended = {"vllm": "cmpl-mine-0", "sglang": "mine"}[kind]
+        assert server.engine.disconnected + server.engine.aborted == [ended]
+        assert [e.path for e in server.engine.exchanges if "abort" in e.path] == [
+            {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[kind]
+        ]
+        assert len(server.engine.requests) == 1
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
+    from tito_core.backend import GenerationAbortedError
+
+    async with served(kind, latency=60.0) as server:
+        backend = backend_to(server)
+        await backend.abort("of nobody")  # unknown ids are no error
+        task = asyncio.create_task(backend.generate(request_of(request_id="mine")))
+        assert await soon(lambda: server.engine.running == 1)
+        await backend.abort("mine")
+        with pytest.raises(GenerationAbortedError, match="aborted the generation"):
+            await task
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_scoring_is_aborted_too_when_it_is_cancelled(kind: Kind) -> None:
+    async with served(kind, latency=60.0) as server:
+        backend = backend_to(server)
+        task = asyncio.create_task(backend.score([5, 6, 7]))
+        assert await soon(lambda: server.engine.running == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await soon(lambda: server.engine.running == 0)
+        await backend.aclose()
+
+
+async def test_a_second_cancellation_does_not_wait_for_a_hanging_abort() -> None:
+    async with served("sglang", latency=60.0) as server:
+        backend = backend_to(server)
+        release = asyncio.Event()
+        asked = asyncio.Event()
+
+        async def hang(request_id: str) -> None:
+            asked.set()
+            await release.wait()
+
+        backend.abort = hang  # type: ignore[method-assign]
+        task = asyncio.create_task(backend.generate(request_of()))
+        assert await soon(lambda: server.engine.running == 1)
+        task.cancel()
+        await asyncio.wait_for(asked.wait(), SOON_S)
+        assert not task.done(), "the abort comes before anything else"
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        release.set()
+        await backend.aclose()
+
+
+async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> None:
+    """Else the request would be tried again in a task that was told to stop."""
+    async with served("sglang", fault=always(Fault(reset_after=30))) as server:
+        backend = backend_to(server)
+        asked = asyncio.Event()
+
+        async def hang(request_id: str) -> None:
+            asked.set()
+            await asyncio.sleep(0.2)
+
+        backend.abort = hang  # type: ignore[method-assign]
+        task = asyncio.create_task(backend.generate(request_of()))
+        await asyncio.wait_for(asked.wait(), SOON_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(server.engine.requests) == 1
+        await asyncio.sleep(0.25)
+        await backend.aclose()
+
+
+async def test_a_failing_abort_hides_nothing() -> None:
+    engine = engine_of("sglang", fault=always(Fault(hang=True)))
+    from support.backends import backend_of
+
+    backend = backend_of(engine, timeout_s=0.05)
+
+    async def fail(request_id: str) -> None:
+        raise RuntimeError("the abort itself failed")
+
+    backend.abort = fail  # type: ignore[method-assign]
+    with pytest.raises(EngineTimeoutError):
+        await backend.generate(request_of())
+
+
+async def test_a_dropped_coroutine_is_closed_quietly() -> None:
+    """Closing may not await: an abort there would be `RuntimeError: coroutine ignored GeneratorExit`."""
+    engine = engine_of("vllm", fault=always(Fault(hang=True)))
+    from support.backends import backend_of
+
+    backend = backend_of(engine)
+    await backend.connect()
+    running = backend.generate(request_of())
+    running.send(None)
+    running.close()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killer_prompt_past_our_checks_is_a_named_error_on_a_dead_server(kind: Kind) -> None:
+    """Without the tokenizer the vocabulary is not known here; vLLM refuses the id, SGLang dies of it."""
+    async with served(kind) as server:
+        backend = backend_to(server, max_attempts=2)
+        with pytest.raises(Exception, match="out of vocabulary|No connection to sglang|broke before"):
+            await backend.generate(request_of((VOCAB + 5,)))
+        await backend.aclose()
+
+
+# Keys and proxies.
+
+SECRET = "sk-very-secret-0123456789"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["argument", "environment"])
+async def test_the_key_is_sent_as_bearer_from_either_place(
+    kind: Kind, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "environment":
+        monkeypatch.setenv("TITO_API_KEY", SECRET + "\n")
+    async with served(kind, api_key=SECRET) as server:
+        backend = backend_to(server, api_key=SECRET if how == "argument" else None)
+        await backend.generate(request_of())
+        assert server.engine.requests[0].headers["authorization"] == f"Bearer {SECRET}"
+        assert SECRET not in repr(backend) + repr(backend.http) + repr(await backend.connect())
+        await backend.aclose()
+
+
+async def test_an_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TITO_API_KEY", "another")
+    async with served("vllm", api_key=SECRET) as server:
+        backend = backend_to(server, api_key=SECRET)
+        await backend.connect()
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_without_a_key_none_is_sent_and_a_guarded_server_is_named(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TITO_API_KEY", raising=False)
+    async with served(kind, api_key=SECRET) as server:
+        for key in (None, "", "wrong"):
+            backend = backend_to(server, api_key=key)
+            with pytest.raises(AuthenticationError, match="answered 401: Unauthorized. Give the server's key as api_k"):
+                await backend.connect()
+            await backend.aclose()
+    assert len(server.engine.exchanges) == 3, "another key is not tried by itself"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a server repeats it, as some do."""
+    caplog.set_level(logging.DEBUG)
+    replies = [
+        httpx.Response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
+        httpx.Response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
+        httpx.Response(200, text=f"<html>{SECRET}</html>"),
+        httpx.Response(200, text=f'{{"data": "{SECRET}"}}'),
+    ]
+    for reply in replies:
+        backend = BACKENDS[kind](
+            "http://scripted",
+            api_key=SECRET,
+            http_transport=lambda reply=reply: httpx.MockTransport(lambda _: reply),
+            sleep=Waits(),
+        )
+        with pytest.raises((AuthenticationError, ServerError, ProtocolViolationError)) as caught:
+            await backend.connect()
+        shown = "".join(traceback.format_exception(caught.value))
+        assert SECRET not in shown + caught.value.body + repr(caught.value)
+        assert "<API key>" in caught.value.body
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "a\nb", "a\x00b"])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(AuthenticationError, match="no HTTP header can") as caught:
+        BACKENDS["vllm"]("http://h", api_key=key)
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_proxies_of_the_environment_are_not_used(
+    kind: Kind, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with served(kind) as server:
+        backend = backend_to(server, max_attempts=1)
+        await backend.generate(request_of())
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_prompt_of_four_hundred_thousand_tokens_travels_and_comes_back(kind: Kind) -> None:
+    prompt = [n % (VOCAB - 10) + 5 for n in range(400_000)]
+    async with served(kind, max_model_len=500_000) as server:
+        backend = backend_to(server)
+        response = await backend.generate(request_of(prompt))
+        assert response.prompt_length == len(prompt)
+        await backend.aclose()
