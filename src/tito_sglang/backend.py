@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.errors import BadRequestError
 from tito_core.backend.http_backend import Answer, HttpBackend
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
@@ -25,7 +26,18 @@ class SGLangBackend(HttpBackend):
         weights = await self.get_if_there("/model_info", wire.ModelInfo) or wire.ModelInfo()
         loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
         length = wire.usable_length(model.max_model_len, loads)
-        return EngineInfo(self.name, model.id, length, loads.version, weights.weight_version)
+        return EngineInfo(
+            self.name, model.id, length, loads.version, weights.weight_version, vocab_size=await self._vocab_size()
+        )
+
+    async def _vocab_size(self) -> int | None:
+        """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
+        probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.NO_TOKEN): 0.0}}}
+        try:
+            await self.http.send_once(HttpRequest("/generate", msgspec.json.encode(probe)))
+        except BadRequestError as error:
+            return wire.vocab_size_in(error.body)
+        return None
 
     async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse:
         body = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -74,6 +75,16 @@ def usable_length(context_length: int | None, loads: Loads) -> int | None:
     bounds = [context_length, *(load.max_total_num_tokens for load in loads.loads)]
     known = [bound for bound in bounds if bound is not None]
     return min(known) - _KEPT_BACK if known else None
+
+
+NO_TOKEN = 2**31 - 1
+"""An id that no vocabulary has."""
+
+
+def vocab_size_in(refusal: str) -> int | None:
+    """Read the vocabulary's size out of "logit_bias must has keys in [0, 151935], got ..."; None when it says nothing."""
+    found = re.search(r"keys in \[0, (\d+)\]", refusal)
+    return int(found[1]) + 1 if found else None
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

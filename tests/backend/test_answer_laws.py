@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.backends import EOS, KINDS, PROMPT, Kind, answering, backend_of, choice, engine_of, request_of
 
+from support.backends import EOS, KINDS, PROMPT, Kind, answering, backend_of, choice, engine_of, request_of
 from tito_core.backend import GenerationAbortedError, ProtocolViolationError, TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.testing import Completion, Fault, always
@@ -267,7 +268,7 @@ def test_version_spans_that_do_not_tile_are_refused(name: str) -> None:
 @settings(deadline=None, max_examples=20)
 def test_version_spans_that_tile_come_in_as_they_are(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 4]
-    spans = [(f"v{n}", start, end) for n, (start, end) in enumerate(zip(edges, edges[1:], strict=False))]
+    spans = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
     response = ask("sglang", None, Completion(OUTPUT, weight_versions=[s for s in spans if s[1] < s[2]]))
     assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in spans if s[1] < s[2]]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.backends import KINDS, Kind, answering, request_of
 
+from support.backends import KINDS, Kind, answering, request_of
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -139,7 +139,7 @@ async def test_a_redirect_is_named_not_followed_and_not_sent_again(kind: Kind) -
         asked.append(str(request.url))
         return httpx.Response(307, headers={"location": "https://elsewhere/v1"})
 
-    with pytest.raises(ProtocolViolationError, match="a redirect to https://elsewhere/v1.*give the server's own addr"):
+    with pytest.raises(ProtocolViolationError, match=r"a redirect to https://elsewhere/v1.*give the server's own addr"):
         await answering(kind, handler).connect()
     assert asked == ["http://scripted/v1/models"]
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
 
+from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -23,7 +23,7 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.transport import LONGEST_WAIT_S
-from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, always, first
+from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, InProcessTransport, always, first
 
 
 async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
@@ -100,8 +100,6 @@ async def test_a_try_that_still_runs_on_sglang_does_not_block_the_next() -> None
         return response
 
     engine = engine_of("sglang")
-    from tito_core.testing import InProcessTransport
-
     inner = InProcessTransport(engine)
     await answering("sglang", handler).generate(request_of())
     aborts = [exchange.body for exchange in engine.exchanges if exchange.path == "/abort_request"]
@@ -169,7 +167,7 @@ async def test_the_last_throttling_says_how_long_to_wait() -> None:
 async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kind) -> None:
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
-    with pytest.raises(EngineTimeoutError, match="did not answer within 0.1 s.*raise timeout_s"):
+    with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.1 s.*raise timeout_s"):
         await backend.generate(request_of())
     assert len(engine.requests) == 1
     assert waits.seconds == []

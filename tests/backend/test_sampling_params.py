@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, request_of
 
+from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.backend.sampling import OWNED_FIELDS
 from tito_core.testing import Completion

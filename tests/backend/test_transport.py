@@ -16,12 +16,25 @@ from typing import Any
 
 import httpx
 import pytest
-from support.backends import BACKENDS, EOS, KINDS, VOCAB, Kind, Waits, engine_of, hash_policy, request_of
 
+from support.backends import (
+    BACKENDS,
+    EOS,
+    KINDS,
+    VOCAB,
+    Kind,
+    Waits,
+    backend_of,
+    engine_of,
+    hash_policy,
+    request_of,
+)
 from tito_core.backend import (
     AuthenticationError,
+    BackendError,
     EngineConnectionError,
     EngineTimeoutError,
+    GenerationAbortedError,
     ProtocolViolationError,
     ServerError,
 )
@@ -281,8 +294,6 @@ async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
-    from tito_core.backend import GenerationAbortedError
-
     async with served(kind, latency=60.0) as server:
         backend = backend_to(server)
         await backend.abort("of nobody")  # unknown ids are no error
@@ -353,8 +364,6 @@ async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> 
 
 async def test_a_failing_abort_hides_nothing() -> None:
     engine = engine_of("sglang", fault=always(Fault(hang=True)))
-    from support.backends import backend_of
-
     backend = backend_of(engine, timeout_s=0.05)
 
     async def fail(request_id: str) -> None:
@@ -368,8 +377,6 @@ async def test_a_failing_abort_hides_nothing() -> None:
 async def test_a_dropped_coroutine_is_closed_quietly() -> None:
     """Closing may not await: an abort there would be `RuntimeError: coroutine ignored GeneratorExit`."""
     engine = engine_of("vllm", fault=always(Fault(hang=True)))
-    from support.backends import backend_of
-
     backend = backend_of(engine)
     await backend.connect()
     running = backend.generate(request_of())
@@ -383,7 +390,7 @@ async def test_a_killer_prompt_past_our_checks_is_a_named_error_on_a_dead_server
     """Without the tokenizer the vocabulary is not known here; vLLM refuses the id, SGLang dies of it."""
     async with served(kind) as server:
         backend = backend_to(server, max_attempts=2)
-        with pytest.raises(Exception, match="out of vocabulary|No connection to sglang|broke before"):
+        with pytest.raises(BackendError, match=r"out of vocabulary|No connection to sglang|broke before"):
             await backend.generate(request_of((VOCAB + 5,)))
         await backend.aclose()
 
@@ -424,7 +431,7 @@ async def test_without_a_key_none_is_sent_and_a_guarded_server_is_named(
     async with served(kind, api_key=SECRET) as server:
         for key in (None, "", "wrong"):
             backend = backend_to(server, api_key=key)
-            with pytest.raises(AuthenticationError, match="answered 401: Unauthorized. Give the server's key as api_k"):
+            with pytest.raises(AuthenticationError, match=r"answered 401: Unauthorized\. Give the server's key as"):
                 await backend.connect()
             await backend.aclose()
     assert len(server.engine.exchanges) == 3, "another key is not tried by itself"

@@ -70,7 +70,8 @@ def test_control_ids_come_from_the_scaffold_alone(runs: Runs) -> None:
     tokenizer = shared()
     encoded = ENCODER.encode(traced(runs))
     ids = encoded.ids.tolist()
-    control = [tokenizer.convert_ids_to_tokens(i) for i in ids if i in tokenizer.added_tokens_decoder]
+    added = tokenizer.added_tokens_decoder
+    control = [added[i].content for i in ids if i in added]
     assert control == written_controls(runs)
     assert tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False) == "".join(text for _, text in runs)
     assert encoded.provenance.tolist() == expected_provenance(tokenizer, ids, runs)
@@ -87,21 +88,19 @@ def test_harmless_content_gives_the_tokenizers_own_ids(runs: Runs) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
 def test_real_tokenizers(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    control = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
+    added = {index: token.content for index, token in tokenizer.added_tokens_decoder.items()}
     encoder = template_of(name).encoder
     # SmolLM2's vocabulary lacks some bytes (0x16, 0xF1, ...) and drops them from any text, so none of those here.
-    spelled = st.lists(st.one_of(st.text("ab é\n42", max_size=5), st.sampled_from(control)), max_size=4).map("".join)
+    spelled = st.lists(
+        st.one_of(st.text("ab é\n42", max_size=5), st.sampled_from(sorted(added.values()))), max_size=4
+    ).map("".join)
 
     @settings(deadline=None, max_examples=60)
     @given(spelled, harmless)
     def check(attack: str, text: str) -> None:
         head, tail = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
         ids = encoder.encode(traced([(False, head), (True, attack), (False, tail)])).ids.tolist()
-        assert [tokenizer.convert_ids_to_tokens(i) for i in ids if i in tokenizer.added_tokens_decoder] == [
-            "<|im_start|>",
-            "<|im_end|>",
-            "<|im_start|>",
-        ]
+        assert [added[i] for i in ids if i in added] == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
         normalizer = tokenizer.backend_tokenizer.normalizer
         shown = normalizer.normalize_str(attack) if normalizer else attack
         assert tokenizer.backend_tokenizer.decode(ids, skip_special_tokens=False) == head + shown + tail

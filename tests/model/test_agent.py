@@ -46,7 +46,8 @@ async def test_a_tool_is_called_and_every_token_is_in_the_trajectory(kind: str) 
     check_ledger(model.ledger)
     trajectory = model.trajectory
     text = tokenizer().decode(trajectory.token_ids)
-    assert text.endswith("<tool_response>\n5\n</tool_response><|im_end|>\n<|im_start|>assistant\nIt is 5.<|im_end|>")
+    assert "<tool_response>\n5\n</tool_response>" in text
+    assert text.endswith("<|im_start|>assistant\nIt is 5.<|im_end|>")
     sampled = trajectory.token_ids[trajectory.loss_mask == 1].tolist()
     asked = call("add", '{"a": 2, "b": 3}')
     assert sampled == ids_of(f"Let me see. {asked}{END}") + ids_of(f"It is 5.{END}")

@@ -102,14 +102,14 @@ class HttpBackend(ABC):
     async def generate(self, request: TokenRequest) -> TokenResponse:
         """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
         info = await self.connect()
-        ids = check_input_ids(request.input_ids, None, backend=self.name)
+        ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
         return await self._generate(info, replace(request, input_ids=ids, sampling=request.sampling.within(room)))
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
         info = await self.connect()
-        ids = check_input_ids(token_ids, None, backend=self.name)
+        ids = check_input_ids(token_ids, info.vocab_size, backend=self.name)
         request_id = uuid.uuid4().hex
         return Checks(self.name, request_id).scores(ids, await self._scored(info, ids, request_id))
 

@@ -19,6 +19,7 @@ class EngineInfo:
         max_model_len: Tokens that fit, prompt and completion together; None when it does not say.
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
+        vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
     """
 
@@ -28,6 +29,7 @@ class EngineInfo:
     version: str | None
     weight_version: str | None = None
     processed_logprobs: bool | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

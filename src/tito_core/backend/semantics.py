@@ -50,6 +50,7 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
         return Semantics(False, 1.0, constrained, source)
     # Both engines compute processed logprobs of a greedy request at temperature 1.
     effective = sampling.temperature or 1.0
-    adjusted = constrained or penalised or truncated or bool(sampling.extra)
+    # SGLang keeps stop tokens away for min_new_tokens by a penalty, and its logprobs come after penalties.
+    adjusted = constrained or penalised or truncated or sampling.min_new_tokens > 0 or bool(sampling.extra)
     known = info.processed_logprobs is True or (sampling.temperature == 1.0 and not adjusted)
     return Semantics(info.processed_logprobs, effective if known else None, adjusted, source)

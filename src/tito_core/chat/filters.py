@@ -12,22 +12,8 @@ from jinja2.filters import FILTERS, make_attrgetter
 from tito_core.chat.formatting import percent
 from tito_core.chat.traced import Traced, as_text, conservative, join, mark
 
-_TAKING = {
-    "attr",
-    "batch",
-    "d",
-    "default",
-    "dictsort",
-    "first",
-    "groupby",
-    "items",
-    "last",
-    "list",
-    "map",
-    "max",
-    "min",
-}
-_CHOOSING = {"random", "reject", "rejectattr", "select", "selectattr", "slice", "sort", "unique"}
+_TAKING = {"attr", "batch", "d", "default", "dictsort", "first", "groupby", "items", "last", "list", "map"}
+_CHOOSING = {"max", "min", "random", "reject", "rejectattr", "select", "selectattr", "slice", "sort", "unique"}
 _SELECTING = _TAKING | _CHOOSING
 """Filters that hand on what they were given, and make no string of their own."""
 

@@ -44,11 +44,11 @@ def _load(name: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
 
     try:
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the tokenizers library raises bare ones
         said = next(iter(str(error).splitlines()), repr(error))
         raise TokenizerError(
-            f"No tokenizer loads from {name!r} ({said}): give a model's name on the hub, or a folder with tokenizer.json "
-            "and a chat template."
+            f"No tokenizer loads from {name!r} ({said}): give a model's name on the hub, or a folder with "
+            "tokenizer.json and a chat template."
         ) from error
     return loaded
 

@@ -1,0 +1,205 @@
+"""Connecting: addresses, models, and the wrong server, each in one sentence that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import BACKENDS, KINDS, Kind, Waits, answering, backend_of, engine_of
+from tito_core.backend import (
+    BadRequestError,
+    EngineConnectionError,
+    ProtocolViolationError,
+    UnknownBackendError,
+    create_backend,
+    installed_backends,
+)
+from tito_core.backend.address import server_address
+from tito_core.testing import InProcessTransport, scripted_server
+from tito_core.testing.script import Replay
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_connect_says_what_the_server_is(kind: Kind) -> None:
+    engine = engine_of(kind, model="qwen", max_model_len=2048)
+    backend = backend_of(engine)
+    info = await backend.connect()
+    assert (info.backend, info.model) == (kind, "qwen")
+    assert info.max_model_len == {"vllm": 2048, "sglang": 2046}[kind]
+    assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[kind]
+    assert info.weight_version == {"vllm": None, "sglang": "default"}[kind]
+    assert info.processed_logprobs is None
+    asked = len(engine.exchanges)
+    assert await backend.connect() is info
+    assert len(engine.exchanges) == asked, "later calls give the first answer"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_wrong_model_name_lists_those_served(kind: Kind) -> None:
+    with pytest.raises(
+        BadRequestError, match=r"at http://scripted does not serve 'other'; it serves 'scripted'\. Give"
+    ):
+        await backend_of(engine_of(kind), model="other").connect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_right_model_name_is_taken(kind: Kind) -> None:
+    assert (await backend_of(engine_of(kind, model="mine"), model="mine").connect()).model == "mine"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: Kind) -> None:
+    other: Kind = "sglang" if kind == "vllm" else "vllm"
+    engine = engine_of(other)
+    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: InProcessTransport(engine), sleep=Waits())
+    sentence = f"The server at http://scripted says that it is {other}, not {kind}: use backend='{other}'"
+    with pytest.raises(BadRequestError, match=sentence):
+        await backend.connect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_without_a_model_is_named(kind: Kind) -> None:
+    backend = answering(kind, lambda _: httpx.Response(200, json={"data": []}))
+    with pytest.raises(BadRequestError, match="at http://scripted serves no model: start it with one"):
+        await backend.connect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_wrong_path_is_named_with_the_address(kind: Kind) -> None:
+    with scripted_server(kind, Replay([])) as server:
+        backend = BACKENDS[kind](server.base_url + "/api")
+        with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models answered 404: Not Found.*Check"):
+            await backend.connect()
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_some_web_page_is_named(kind: Kind) -> None:
+    backend = answering(kind, lambda _: httpx.Response(200, html="<html>Welcome to nginx!</html>"))
+    with pytest.raises(ProtocolViolationError, match=f"Welcome to nginx.*Is this a {kind} server"):
+        await backend.connect()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failed_connect_is_not_remembered(kind: Kind) -> None:
+    engine, down = engine_of(kind), [True]
+
+    async def handler(request: httpx.Request) -> httpx.Response:
+        if down[0]:
+            raise httpx.ConnectError("All connection attempts failed", request=request)
+        return await InProcessTransport(engine).handle_async_request(request)
+
+    backend = answering(kind, handler, max_attempts=1)
+    with pytest.raises(EngineConnectionError):
+        await backend.connect()
+    down[0] = False
+    assert (await backend.connect()).model == "scripted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_version_of_the_server_does_not_tell_stays_unknown(kind: Kind) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        return httpx.Response(404, json={"detail": "Not Found"})
+
+    info = await answering(kind, handler).connect()
+    assert (info.model, info.max_model_len, info.version, info.weight_version) == ("m", None, None, None)
+
+
+async def test_an_adapter_has_its_base_models_length() -> None:
+    models = [{"id": "base", "max_model_len": 512, "owned_by": "vllm"}, {"id": "lora", "owned_by": "vllm"}]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"data": models, "version": "1"})
+
+    info = await answering("vllm", handler, model="lora").connect()
+    assert (info.model, info.max_model_len) == ("lora", 512)
+
+
+def test_backends_are_found_by_name() -> None:
+    assert {"sglang", "vllm"} <= set(installed_backends())
+    for kind in KINDS:
+        assert isinstance(create_backend(kind, "http://h"), BACKENDS[kind])
+    with pytest.raises(UnknownBackendError, match=r"no backend 'vlm'. Installed backends: .*sglang, vllm"):
+        create_backend("vlm", "http://h")
+
+
+GOOD: list[tuple[Any, str]] = [
+    ("http://localhost:8000", "http://localhost:8000"),
+    ("http://localhost:8000/", "http://localhost:8000"),
+    ("http://localhost:8000///", "http://localhost:8000"),
+    ("  http://localhost:8000\n", "http://localhost:8000"),
+    ("HTTP://LOCALHOST:8000", "http://localhost:8000"),
+    ("https://h", "https://h"),
+    ("http://h:80/some/prefix/", "http://h/some/prefix"),
+    ("http://[::1]:8000", "http://[::1]:8000"),
+]
+BAD: list[tuple[Any, str]] = [
+    ("", "'' is no server address: give an address like"),
+    ("   ", "is no server address"),
+    ("localhost:8000", "'localhost:8000' is no server address"),
+    ("127.0.0.1", "is no server address"),
+    ("ftp://h", "'ftp://h' is no server address"),
+    ("http://", "is no server address"),
+    ("//h", "is no server address"),
+    ("http://h:80a", "Invalid port: '80a'"),
+    ("http://h:99999", "no port between 1 and 65535"),
+    ("http://h:0", "no port between 1 and 65535"),
+    ("http://h\x00", "is no server address"),
+    ("http://h?key=1", "holds a query or a fragment"),
+    ("http://h/#x", "holds a query or a fragment"),
+    ("http://h:8000/v1", "ends in /v1, which is not the server's root"),
+    ("http://h:8000/v1/", "ends in /v1"),
+    (None, "None is no server address"),
+    (8000, "8000 is no server address"),
+]
+
+
+@pytest.mark.parametrize(("given_url", "address"), GOOD)
+def test_addresses_in_every_form_are_one(given_url: str, address: str) -> None:
+    assert BACKENDS["vllm"](given_url).http.base_url == address
+
+
+@pytest.mark.parametrize(("given_url", "sentence"), BAD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_address_is_one_sentence(kind: Kind, given_url: Any, sentence: str) -> None:
+    with pytest.raises(EngineConnectionError, match=sentence) as caught:
+        BACKENDS[kind](given_url)
+    assert "http://localhost:8000" in str(caught.value)
+    assert caught.value.backend == kind
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(EngineConnectionError, match="give the key as api_key") as caught:
+        BACKENDS["vllm"]("http://user:hunter2@h:8000")
+    assert "hunter2" not in str(caught.value)
+
+
+@given(st.text(max_size=30))
+@settings(deadline=None, max_examples=200)
+def test_no_text_is_anything_but_an_address_or_one_error(text: str) -> None:
+    for url in (text, f"http://{text}", f"http://h:{text}", f"http://h/{text}"):
+        try:
+            address = server_address(url, backend="vllm")
+        except EngineConnectionError:
+            continue
+        assert address.startswith(("http://", "https://"))
+        assert server_address(address, backend="vllm").lower() == address.lower()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_path_prefix_is_kept_before_every_path(kind: Kind) -> None:
+    asked: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+
+    backend = BACKENDS[kind]("http://h/models/a/", http_transport=lambda: httpx.MockTransport(handler))
+    await backend.connect()
+    assert all(url.startswith("http://h/models/a/") for url in asked)

@@ -1,0 +1,122 @@
+"""Nothing leaves that kills a server: prompts and lengths are checked before they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, generations, request_of
+from tito_core.backend import BadRequestError, ContextLengthError
+from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+
+BAD: list[tuple[Any, str]] = [
+    ([], "non-empty list of token ids"),
+    ((), "non-empty list of token ids"),
+    (5, "non-empty list of token ids"),
+    (None, "non-empty list of token ids"),
+    ("1 2", "non-empty list of token ids"),
+    (["1", "2"], "non-empty list of token ids"),
+    ([1.0, 2.0], "float64"),
+    ([1, 2.5], "float64"),
+    ([1, None], "object"),
+    ([True, False], "bool"),
+    ([[1, 2], [3, 4]], r"shape \(2, 2\)"),
+    ([[]], r"shape \(1, 0\)"),
+    ([[1], [2, 3]], "non-empty list of token ids"),
+    (np.zeros((2, 3), np.int32), r"shape \(2, 3\)"),
+    ([1, -1], "token -1 at offset 1 is outside the vocabulary"),
+    ([2**31], "token 2147483648 at offset 0"),
+    ([2**63], "token 9223372036854775808 at offset 0"),
+    ([2**70], "non-empty list of token ids"),
+]
+
+
+@pytest.mark.parametrize(("ids", "sentence"), BAD, ids=lambda value: repr(value)[:25])
+@pytest.mark.parametrize("vocab_size", [None, 100])
+def test_what_is_no_prompt_is_refused(ids: Any, sentence: str, vocab_size: int | None) -> None:
+    with pytest.raises(BadRequestError, match=sentence):
+        check_input_ids(ids, vocab_size, backend="vllm")
+
+
+@pytest.mark.parametrize(("ids", "sentence"), BAD, ids=lambda value: repr(value)[:25])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_it_never_leaves_by_generate_nor_by_score(kind: Kind, ids: Any, sentence: str) -> None:
+    engine = engine_of(kind)
+    backend = backend_of(engine)
+    with pytest.raises(BadRequestError, match=sentence):
+        await backend.generate(replace(request_of(), input_ids=ids))
+    with pytest.raises(BadRequestError, match=sentence):
+        await backend.score(ids)
+    assert generations(engine) == 0
+    assert not engine.state.dead
+
+
+@given(ids=st.lists(st.integers(-5, 30), min_size=1, max_size=20), vocab_size=st.integers(1, 30))
+@settings(deadline=None)
+def test_exactly_ids_below_the_vocabulary_pass(ids: list[int], vocab_size: int) -> None:
+    wrong = next((n for n, token in enumerate(ids) if not 0 <= token < vocab_size), None)
+    for given_ids in (ids, tuple(ids), np.array(ids), np.array(ids, np.int16)):
+        if wrong is None:
+            checked = check_input_ids(given_ids, vocab_size, backend="vllm")
+            assert checked.dtype == np.int32
+            assert checked.tolist() == ids
+        else:
+            sentence = f"token {ids[wrong]} at offset {wrong} is outside the vocabulary of {vocab_size} tokens"
+            with pytest.raises(BadRequestError, match=sentence):
+                check_input_ids(given_ids, vocab_size, backend="vllm")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "prompt", "limit", "expected"),
+    [
+        (10, 5, None, 10),
+        (10, 5, 100, 10),
+        (10, 5, 15, 10),
+        (10, 5, 14, 9),
+        (10, 5, 6, 1),
+        (1, 99, 100, 1),
+        (10, 0, 10, 10),
+    ],
+)
+def test_clamping(wanted: int, prompt: int, limit: int | None, expected: int) -> None:
+    assert clamp_new_tokens(wanted, prompt, limit, backend="vllm") == expected
+
+
+@pytest.mark.parametrize(("prompt", "limit"), [(5, 5), (6, 5), (1, 1), (5, 0), (5, -1)])
+def test_no_room_is_a_context_error_with_both_numbers(prompt: int, limit: int) -> None:
+    with pytest.raises(ContextLengthError, match=f"prompt has {prompt} tokens and the context {limit}"):
+        clamp_new_tokens(10, prompt, limit, backend="vllm")
+
+
+@given(wanted=st.integers(1, 100), prompt=st.integers(0, 100), limit=st.none() | st.integers(1, 150))
+@settings(deadline=None)
+def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> None:
+    try:
+        new = clamp_new_tokens(wanted, prompt, limit, backend="vllm")
+    except ContextLengthError:
+        assert limit is not None
+        assert prompt >= limit
+        return
+    assert 1 <= new <= wanted
+    assert limit is None or prompt + new <= limit
+    assert new == wanted or prompt + new == limit
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
+    engine = engine_of(kind, max_model_len=len(PROMPT))
+    with pytest.raises(ContextLengthError, match="leaves no room to answer"):
+        await backend_of(engine).generate(request_of())
+    assert generations(engine) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
+    engine = engine_of(kind, max_model_len=12)
+    response = await backend_of(engine).generate(request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
+    assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[kind] - len(PROMPT)

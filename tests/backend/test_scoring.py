@@ -1,0 +1,260 @@
+"""Re-scoring says what the engine's own distribution says; what logprobs mean is measured, or unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, engine_of, hash_policy, request_of
+from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
+from tito_core.backend.semantics import LEAST_TOKENS, measure_processing, semantics_of
+from tito_core.ledger.turn import Semantics
+from tito_core.testing import Completion, Fault, ScriptedRequest, always
+
+Edit = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60))
+@settings(deadline=None, max_examples=30)
+def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
+    scores = asyncio.run(backend_of(engine_of(kind)).score(ids))
+    assert scores.dtype == np.float32
+    assert scores.shape == (len(ids),)
+    assert np.isnan(scores[0])
+    own = hash_policy().score(ids, 1, 1.0) if len(ids) > 1 else []
+    assert scores[1:].tolist() == own
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_sampled_logprobs_are_the_scores_of_what_was_sampled(kind: Kind, temperature: float) -> None:
+    backend = backend_of(engine_of(kind))
+    response = await backend.generate(request_of(max_new_tokens=50, temperature=temperature, seed=1))
+    scores = await backend.score([*PROMPT, *response.output_ids.tolist()])
+    assert scores[len(PROMPT) :].tolist() == response.logprobs.tolist()
+
+
+def scored(answer: Any) -> list[Any]:
+    """Each wire's list of prompt scores."""
+    if "choices" in answer:
+        return answer["choices"][0]["prompt_logprobs"]
+    return answer["meta_info"]["input_token_logprobs"]
+
+
+def change(at: int, *, token: int | None = None, logprob: Any = -1.0) -> Edit:
+    def edit(answer: Any) -> None:
+        entries = scored(answer)
+        if "choices" in answer:
+            (own,) = entries[at] or {"0": None}
+            entries[at] = {str(own if token is None else token): {"logprob": logprob, "rank": 1}}
+        else:
+            entries[at] = [logprob, entries[at][1] if token is None else token, None]
+
+    return edit
+
+
+def nothing(answer: Any) -> None:
+    if "choices" in answer:
+        answer["choices"][0]["prompt_logprobs"] = None
+    else:
+        answer["meta_info"]["input_token_logprobs"] = None
+
+
+def no_choices(answer: Any) -> None:
+    if "choices" in answer:
+        answer["choices"] = []
+    else:
+        answer["meta_info"]["input_token_logprobs"] = []
+
+
+def one_short(answer: Any) -> None:
+    scored(answer).pop()
+
+
+def null_at_two(answer: Any) -> None:
+    entries = scored(answer)
+    entries[2] = None if "choices" in answer else [None, entries[2][1], None]
+
+
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "another id": (change(2, token=99), "id 13 at offset 2 was sent, the server scored 99"),
+    "one short": (one_short, "5 ids were sent for scoring, the server scored 4"),
+    "one more": (lambda answer: scored(answer).append(scored(answer)[-1]), "the server scored 6"),
+    "none": (nothing, "the server scored 0"),
+    "no choices": (no_choices, "the server scored 0"),
+    "null inside": (null_at_two, "(id 13|scored id 13).*None"),
+    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first has none"),
+    "NaN": (change(2, logprob=float("nan")), "NaN"),
+    "-inf": (change(2, logprob=float("-inf")), "Infinity"),
+    "positive": (change(2, logprob=2.0), "logprob 2.0"),
+    "sentinel": (change(2, logprob=-9999.0), "logprob -9999.0"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_score_that_is_not_of_what_was_sent_is_refused(kind: Kind, name: str) -> None:
+    edit, sentence = PLANTED[name]
+    with pytest.raises(ProtocolViolationError, match=sentence):
+        await backend_of(engine_of(kind, fault=always(Fault(edit=edit)))).score(PROMPT)
+
+
+# What logprobs mean.
+
+
+def processed(kind: Kind) -> Any:
+    """A policy whose reported logprobs include the temperature, on a wire that may not do so by itself."""
+    policy = hash_policy()
+
+    class Processed:
+        score, top = policy.score, policy.top
+
+        def __call__(self, request: ScriptedRequest) -> Completion:
+            said = policy(request)
+            whole = [*request.prompt_ids, *said.output_ids]
+            logprobs = policy.score(whole, len(request.prompt_ids), request.temperature or 1.0)
+            return Completion(said.output_ids, logprobs)
+
+    return engine_of(kind, Processed())
+
+
+def raw(kind: Kind) -> Any:
+    """The same policy, reporting log_softmax of the raw logits."""
+    policy = hash_policy()
+
+    class Raw:
+        score, top = policy.score, policy.top
+
+        def __call__(self, request: ScriptedRequest) -> Completion:
+            said = policy(request)
+            whole = [*request.prompt_ids, *said.output_ids]
+            return Completion(said.output_ids, policy.score(whole, len(request.prompt_ids), 1.0))
+
+    return engine_of(kind, Raw())
+
+
+def alike(kind: Kind, logprob: float) -> Any:
+    """A policy so certain, or so undecided, that every token has one logprob at any temperature."""
+
+    class Alike:
+        def __call__(self, request: ScriptedRequest) -> Completion:
+            return Completion([7] * request.max_new_tokens, [logprob] * request.max_new_tokens, finish="length")
+
+        def score(self, ids: Any, start: int, temperature: float) -> list[float]:
+            return [logprob] * (len(ids) - start)
+
+        def top(self, ids: Any, position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+            return [(7, logprob)]
+
+    return engine_of(kind, Alike())
+
+
+async def measured(engine: Any) -> bool | None:
+    backend = backend_of(engine)
+    return await measure_processing(backend, await backend.connect(), np.array(PROMPT, np.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_processing_is_measured_whatever_the_server_calls_itself(kind: Kind) -> None:
+    assert await measured(raw(kind)) is False
+    assert await measured(processed(kind)) is True
+
+
+async def test_the_engines_as_they_start_by_default() -> None:
+    assert await measured(engine_of("vllm")) is False
+    assert await measured(engine_of("sglang")) is True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("logprob", [0.0, -np.log(VOCAB)])
+async def test_a_policy_on_which_temperature_does_nothing_leaves_it_open(kind: Kind, logprob: float) -> None:
+    assert await measured(alike(kind, float(logprob))) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("room", range(1, 40))
+async def test_a_short_context_is_no_error_but_may_leave_it_open(kind: Kind, room: int) -> None:
+    context = len(PROMPT) + room + (2 if kind == "sglang" else 0)
+    found = await measured(engine_of(kind, max_model_len=context))
+    assert found is (None if room - 1 < LEAST_TOKENS else kind == "sglang")
+
+
+def info(processed_logprobs: bool | None, version: str | None = "9") -> EngineInfo:
+    return EngineInfo("engine", "m", 100, version, processed_logprobs=processed_logprobs)
+
+
+REGEX = Grammar(kind="regex", value="x")
+SOURCE = "engine 9, measured at connect"
+MEANINGS: list[tuple[bool | None, dict[str, Any], tuple[float | None, bool]]] = [
+    # Raw logprobs are at temperature 1 whatever was asked; a grammar still masks before them.
+    (False, {}, (1.0, False)),
+    (False, {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1}, (1.0, False)),
+    (False, {"temperature": 0.0}, (1.0, False)),
+    (False, {"presence_penalty": 1.0, "min_new_tokens": 3}, (1.0, False)),
+    (False, {"grammar": REGEX}, (1.0, True)),
+    # Processed ones are at the request's; greedy is at 1.
+    (True, {}, (1.0, False)),
+    (True, {"temperature": 0.5}, (0.5, False)),
+    (True, {"temperature": 0.0}, (1.0, False)),
+    *(
+        (True, {name: value}, (1.0, True))
+        for name, value in {
+            "top_k": 5,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "repetition_penalty": 1.1,
+            "min_new_tokens": 1,
+            "grammar": REGEX,
+            "extra": {"logit_bias": {"5": 1}},
+        }.items()
+    ),
+    # Unknown: only where both readings agree is there a temperature.
+    (None, {}, (1.0, False)),
+    (None, {"temperature": 0.5}, (None, False)),
+    (None, {"temperature": 0.0}, (None, False)),
+    (None, {"top_k": 5}, (None, True)),
+    (None, {"grammar": REGEX}, (None, True)),
+]
+
+
+@pytest.mark.parametrize(("processed_logprobs", "sampling", "meaning"), MEANINGS)
+def test_semantics_of_every_combination(
+    processed_logprobs: bool | None, sampling: dict[str, Any], meaning: tuple[float | None, bool]
+) -> None:
+    found = semantics_of(info(processed_logprobs), SamplingParams(**sampling))
+    assert found == Semantics(processed_logprobs, meaning[0], meaning[1], SOURCE)
+    assert found.comparable_with_scoring() is (meaning == (1.0, False))
+
+
+def test_an_unknown_version_is_said_to_be() -> None:
+    assert semantics_of(info(False, None), SamplingParams()).source == "engine of unknown version, measured at connect"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=15)
+def test_semantics_tell_truly_when_a_logprob_can_be_compared(kind: Kind, temperature: float, seed: int) -> None:
+    """Whenever they say that scoring gives the same number, it does."""
+
+    async def run() -> None:
+        backend = backend_of(engine_of(kind))
+        known = EngineInfo(kind, "m", 4096, "9", processed_logprobs=kind == "sglang")
+        request = request_of(temperature=temperature, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
+        response = await backend.generate(request)
+        scores = await backend.score([*PROMPT, *response.output_ids.tolist()])
+        same = np.allclose(scores[len(PROMPT) :], response.logprobs, atol=1e-5)
+        assert same or not semantics_of(known, request.sampling).comparable_with_scoring()
+
+    asyncio.run(run())

@@ -1,0 +1,193 @@
+"""SGLang's own wire: the body it gets, and its recorded answers read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from support.backends import EOS, PROMPT, answering, backend_of, engine_of, request_of
+from tito_core.backend import BackendError, GenerationAbortedError, ProtocolViolationError
+from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.testing import Completion
+from tito_sglang import wire
+
+WIRE = Path(__file__).parents[1] / "wire"
+RECORDED = WIRE / "sglang-0.5.23"
+
+
+def recorded(name: str, folder: Path = RECORDED) -> Any:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
+    """A server that gives one recorded answer, with the echo that most recordings did not ask for."""
+    told = {
+        "/v1/models": recorded("info_v1_models"),
+        "/model_info": recorded("info_model_info"),
+        "/v1/loads": recorded("info_v1_loads", WIRE / "sglang-0.5.23-more"),
+    }
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json=told[request.url.path]["response_json"])
+        if echo is not None:
+            answer["prompt_token_ids"] = echo
+        return httpx.Response(200, json=answer)
+
+    return answering("sglang", handler)
+
+
+async def test_the_whole_body_is_as_it_should_be() -> None:
+    engine = engine_of("sglang", lambda _: Completion([5, EOS]))
+    await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    (asked,) = engine.requests
+    assert dict(asked.body) == {
+        "input_ids": list(PROMPT),
+        "rid": "abc",
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "return_prompt_token_ids": True,
+        "stream": False,
+        "sampling_params": {
+            "max_new_tokens": 8,
+            "min_new_tokens": 0,
+            "temperature": 0.5,
+            "top_p": 1.0,
+            "top_k": -1,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": [EOS],
+            "stop": [],
+            "sampling_seed": 3,
+            "ignore_eos": False,
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        },
+    }
+
+
+async def test_what_the_real_server_said_of_itself_is_read() -> None:
+    info = await replaying({}).connect()
+    assert (info.model, info.version, info.weight_version) == ("models/qwen3-tiny-f32", "0.5.23", "default")
+    assert info.max_model_len == 4094
+
+
+@pytest.mark.parametrize(
+    ("context", "memory", "usable"),
+    [(4096, [20000], 4094), (32768, [20000, 21000], 19998), (4096, [], 4094), (None, [500], 498), (None, [None], None)],
+)
+def test_context_and_memory_bound_the_length_less_what_the_scheduler_keeps(
+    context: int | None, memory: list[int | None], usable: int | None
+) -> None:
+    assert wire.usable_length(context, wire.Loads(loads=[wire.Load(tokens) for tokens in memory])) == usable
+
+
+@pytest.mark.parametrize(
+    ("name", "finish", "stop"),
+    [
+        ("gen_length", Finish.LENGTH, None),
+        ("gen_logprob_eos", Finish.STOP, 2),
+        ("gen_no_stop_trim_skipfalse", Finish.STOP, 2),
+        ("gen_stop_str", Finish.STOP, "!"),
+        ("gen_stop_str_nostoptrim", Finish.STOP, "!"),
+        ("gen_stop_token_ids_other", Finish.STOP, 17),
+        ("gen_lp_start_eqlen", Finish.LENGTH, None),
+        ("skiptok_stop_token_ids", Finish.STOP, None),
+    ],
+)
+async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | str | None) -> None:
+    record = recorded(name)
+    answer, asked = record["response_json"], record["request"]["json"]
+    if "output_token_logprobs" not in answer["meta_info"]:
+        with pytest.raises(ProtocolViolationError, match="no logprobs"):
+            await replaying(answer, echo=asked["input_ids"]).generate(request_of(asked["input_ids"]))
+        return
+    limit = asked["sampling_params"]["max_new_tokens"]
+    backend = replaying(answer, echo=asked["input_ids"])
+    response = await backend.generate(request_of(asked["input_ids"], max_new_tokens=limit, stop_token_ids=()))
+    logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    assert response.output_ids.tolist() == answer["output_ids"]
+    assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
+    assert response.finish == finish
+    assert response.stop == (stop or answer["meta_info"]["finish_reason"].get("matched"))
+    (span,) = answer["meta_info"]["weight_versions"]
+    assert response.versions == (VersionSpan(0, len(logprobs), span["version"]),)
+    assert response.cached_tokens == answer["meta_info"]["cached_tokens"]
+
+
+async def test_the_recorded_echo_is_read() -> None:
+    record = recorded("gen_prompt_token_ids")
+    answer = record["response_json"]
+    entries = [[-1.0, token, None] for token in answer["output_ids"]]
+    answer["meta_info"]["output_token_logprobs"] = entries
+    request = request_of(record["request"]["json"]["input_ids"], max_new_tokens=2)
+    assert (await replaying(answer).generate(request)).output_ids.tolist() == answer["output_ids"]
+
+
+async def test_a_recorded_answer_without_an_echo_is_refused() -> None:
+    record = recorded("gen_length")
+    with pytest.raises(ProtocolViolationError, match="did not echo the prompt ids"):
+        await replaying(record["response_json"]).generate(request_of(record["request"]["json"]["input_ids"]))
+
+
+async def test_recorded_scores_are_read() -> None:
+    record = recorded("gen_score_only_max0")
+    ids = record["request"]["json"]["input_ids"]
+    scores = await replaying(record["response_json"]).score(ids)
+    entries = record["response_json"]["meta_info"]["input_token_logprobs"]
+    assert np.isnan(scores[0])
+    assert scores[1:].tolist() == np.array([entry[0] for entry in entries[1:]], np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("abort_all_victim1", r"\(Aborted\)"),
+        ("abort_running_victim", r"\(Aborted\)"),
+        ("pause_abort_victim", "aborted the generation"),
+        ("q_waiting_aborted", r"\(Abort in waiting queue\)"),
+    ],
+)
+async def test_an_aborted_answer_is_its_own_error(name: str, message: str) -> None:
+    record = recorded(name)
+    ids = record["request"]["json"]["input_ids"]
+    with pytest.raises(GenerationAbortedError, match=f"sglang aborted.*{message}|{message}"):
+        await replaying(record["response_json"], echo=ids).generate(request_of(ids))
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> None:
+    """Whatever another endpoint or an admin call answers, nothing but a backend error comes out."""
+    record = json.loads(path.read_text())
+    body, text = record.get("response_json"), record.get("response_text")
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        return httpx.Response(200, text=text) if body is None else httpx.Response(200, json=body)
+
+    with pytest.raises(BackendError):  # a prompt that no recording had
+        await answering("sglang", handler).generate(request_of((1, 2, 3)))
+
+
+async def test_abort_is_by_rid() -> None:
+    engine = engine_of("sglang")
+    await backend_of(engine).abort("abc")
+    (exchange,) = engine.exchanges
+    assert (exchange.path, exchange.body) == ("/abort_request", b'{"rid":"abc"}')
+
+
+async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None:
+    engine = engine_of("sglang")
+    await backend_of(engine).score(PROMPT)
+    (asked,) = engine.requests
+    assert asked.body["logprob_start_len"] == 0
+    assert asked.body["sampling_params"]["max_new_tokens"] == 0

@@ -1,0 +1,72 @@
+"""What README and guides show is run, against scripted engines in the place of the user's server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scripted import Says, call, engine_of, tokenizer
+
+from tito_core.testing import ScriptedServer
+
+ROOT = Path(__file__).parent.parent
+ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
+
+
+def snippets(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def at_server(code: str, url: str, folder: str) -> str:
+    """Put a scripted engine and a tokenizer at hand in the place of those that a user has."""
+    return re.sub(r"http://localhost:\d+", url, code).replace("Qwen/Qwen3-4B", folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_readmes_ten_lines_run(number: int, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = snippets("README.md")[number]
+    kind = ("vllm", "sglang")[number]
+    assert f'backend="{kind}"' in code
+    with ScriptedServer(engine_of(kind, Says(*ANSWERS))) as server:
+        names: dict[str, Any] = {}
+        exec(compile(at_server(code, server.base_url, folder), "README.md", "exec"), names)
+    assert len(names["model"].trajectory.segments) == 4
+    assert "It is 425." in capsys.readouterr().out
+
+
+def test_the_two_backends_differ_in_one_word() -> None:
+    vllm, sglang = snippets("README.md")[:2]
+    assert vllm.replace('backend="vllm"', 'backend="sglang"') == sglang
+    assert len([line for line in vllm.splitlines() if line.strip()]) == 9
+
+
+def test_the_readmes_columns_are_the_trajectorys(folder: str) -> None:
+    columns = snippets("README.md")[2]
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        names: dict[str, Any] = {}
+        exec(at_server(snippets("README.md")[0], server.base_url, folder), names)
+    exec(columns, names)
+
+
+def test_the_quickstart_runs(folder: str) -> None:
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        exec(at_server(snippets("docs/quickstart.md")[0], server.base_url, folder), {})
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(((?!http)[^)#]+)", (ROOT / page).read_text(encoding="utf-8")):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())) - {"help"} <= targets | {"sure"}

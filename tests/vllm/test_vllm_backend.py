@@ -1,0 +1,173 @@
+"""vLLM's own wire: the body it gets, and its recorded answers read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from support.backends import EOS, PROMPT, answering, backend_of, engine_of, request_of
+from tito_core.backend import BackendError, GenerationAbortedError, ProtocolViolationError
+from tito_core.ledger.turn import Finish
+from tito_core.testing import Completion
+from tito_vllm import wire
+
+RECORDED = Path(__file__).parents[1] / "wire" / "vllm-0.32.0"
+PROMPT_RECORDED = (785, 3974, 13876, 38835)
+
+
+def recorded(name: str) -> Any:
+    return json.loads((RECORDED / f"{name}.json").read_text())
+
+
+def replaying(answer: Any) -> Any:
+    """A server that gives one recorded answer, its logprobs' tokens named by id as the request asks for."""
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
+            return httpx.Response(200, json=recorded(name)["response"])
+        for choice in answer["choices"]:
+            if choice["logprobs"] and choice["token_ids"]:
+                choice["logprobs"]["tokens"] = [f"token_id:{token}" for token in choice["token_ids"]]
+        return httpx.Response(200, json=answer)
+
+    return answering("vllm", handler)
+
+
+async def test_the_whole_body_is_as_it_should_be() -> None:
+    engine = engine_of("vllm", lambda _: Completion([5, EOS]))
+    await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    (asked,) = engine.requests
+    assert dict(asked.body) == {
+        "model": "scripted",
+        "prompt": list(PROMPT),
+        "n": 1,
+        "stream": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "max_tokens": 8,
+        "min_tokens": 0,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": [EOS],
+        "stop": [],
+        "seed": 3,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    assert asked.headers["x-request-id"] == "abc"
+    assert asked.headers["content-type"] == "application/json"
+
+
+async def test_what_the_real_server_said_of_itself_is_read() -> None:
+    info = await replaying({}).connect()
+    assert (info.model, info.max_model_len, info.version) == ("qwen3-tiny", 4096, "0.32.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "finish", "stop"),
+    [
+        ("completions_ids_logprobs0", Finish.LENGTH, None),
+        ("stop_eos_completions", Finish.STOP, 151645),
+        ("stop_eos_completions_skipspecial_false", Finish.STOP, 151645),
+        ("stop_string_completions", Finish.STOP, "eThe"),
+        ("stop_string_completions_include", Finish.STOP, "eThe"),
+    ],
+)
+async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | str | None) -> None:
+    record = recorded(name)
+    answer, asked = record["response"], record["request"]["body"]
+    ids, logprobs = answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]
+    response = await replaying(answer).generate(
+        request_of(PROMPT_RECORDED, max_new_tokens=asked["max_tokens"], stop_token_ids=())
+    )
+    assert response.output_ids.tolist() == ids
+    assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
+    assert (response.finish, response.stop) == (finish, stop)
+    assert response.prompt_length == len(PROMPT_RECORDED)
+    assert response.cached_tokens == answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_a_recorded_id_in_the_logprobs_is_read_without_our_help() -> None:
+    record = recorded("completions_ids_logprobs1_as_ids")["response"]["choices"][0]
+    assert [wire.token_of(text) for text in record["logprobs"]["tokens"]] == record["token_ids"]
+
+
+async def test_a_recorded_answer_without_ids_is_refused() -> None:
+    answer = recorded("completions_no_return_token_ids")["response"]
+    with pytest.raises(ProtocolViolationError, match="did not echo the prompt ids"):
+        await replaying(answer).generate(request_of(PROMPT_RECORDED))
+
+
+async def test_recorded_choices_of_two_samples_are_refused() -> None:
+    with pytest.raises(ProtocolViolationError, match="one completion was asked for, 2 came"):
+        await replaying(recorded("completions_n2_prompt_logprobs")["response"]).generate(request_of(PROMPT_RECORDED))
+
+
+async def test_recorded_prompt_logprobs_are_read_as_scores() -> None:
+    answer = recorded("completions_n2_prompt_logprobs")["response"]
+    scores = await replaying(answer).score(PROMPT_RECORDED)
+    assert np.isnan(scores[0])
+    assert (
+        scores[1:].tolist() == np.array([-12.840740203857422, -11.459646224975586, -17.06833839416504], "f4").tolist()
+    )
+
+
+async def test_an_aborted_answer_is_its_own_error() -> None:
+    def edit(value: Any) -> Any:
+        """The recording shows the start of its long lists."""
+        if isinstance(value, dict):
+            return {key: edit(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [edit(item) for item in value if not (isinstance(item, str) and item.startswith("...trimmed"))]
+        return value
+
+    answer = edit(recorded("aborted_completions_response")["response"])
+    with pytest.raises(GenerationAbortedError, match="vllm aborted the generation; its partial tokens were discarded"):
+        await replaying(answer).generate(request_of(PROMPT_RECORDED))
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> None:
+    """Whatever another endpoint or an admin call answers, nothing but a backend error comes out."""
+    record = json.loads(path.read_text())
+    body = record.get("response", record) if isinstance(record, dict) else record
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return httpx.Response(200, json=body)
+
+    with pytest.raises(BackendError):  # a prompt that no recording had
+        await answering("vllm", handler).generate(request_of((1, 2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("text", "token"), [("token_id:5", 5), ("token_id:", "token_id:"), ("token_id:x", "token_id:x"), ("hi", "hi")]
+)
+def test_token_texts(text: str, token: int | str) -> None:
+    assert wire.token_of(text) == token
+
+
+async def test_abort_names_the_servers_own_id() -> None:
+    engine = engine_of("vllm")
+    await backend_of(engine).abort("abc")
+    (exchange,) = engine.exchanges
+    assert (exchange.path, exchange.body) == ("/inference/v1/abort_requests", b'{"request_ids":["cmpl-abc-0"]}')
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_abort_is_no_error_where_the_server_has_no_such_call(status: int) -> None:
+    await answering("vllm", lambda _: httpx.Response(status)).abort("abc")
