@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -73,12 +74,12 @@ class Counts:
 
 def rollout_table(rollouts: Sequence[Rollout]) -> Table:
     """Make the table with a row a rollout."""
-    table = Table(title="Rollouts", title_justify="left")
-    table.add_column("#", justify="right")
-    table.add_column("question", overflow="ellipsis", no_wrap=True, max_width=36)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("#", justify="right", min_width=2)
+    table.add_column("question", no_wrap=True, min_width=20, max_width=36)
     for name in ("turns", "prompt", "inserted", "sampled", "calls", "malformed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("answer", overflow="ellipsis", no_wrap=True, max_width=44)
+        table.add_column(name, justify="right", min_width=len(name))
+    table.add_column("answer", no_wrap=True)
     for number, rollout in enumerate(rollouts, 1):
         count = Counts.of(rollout.ledger)
         numbers = (count.turns, count.prompt, count.inserted, count.sampled, count.good_calls, count.malformed_calls)

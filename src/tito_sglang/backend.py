@@ -34,7 +34,7 @@ class SGLangBackend(HttpBackend):
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
         probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.NO_TOKEN): 0.0}}}
         try:
-            await self.http.send_once(HttpRequest("/generate", msgspec.json.encode(probe)))
+            await self.http.send(HttpRequest("/generate", msgspec.json.encode(probe)))
         except BadRequestError as error:
             return wire.vocab_size_in(error.body)
         return None

@@ -82,7 +82,7 @@ NO_TOKEN = 2**31 - 1
 
 
 def vocab_size_in(refusal: str) -> int | None:
-    """Read the vocabulary's size out of "logit_bias must has keys in [0, 151935], got ..."; None when it says nothing."""
+    """Read the vocabulary's size out of "logit_bias must has keys in [0, 151935], got ..."; None from other words."""
     found = re.search(r"keys in \[0, (\d+)\]", refusal)
     return int(found[1]) + 1 if found else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, Kind, answering, backend_of, choice, engine_of, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    Kind,
+    answering,
+    backend_of,
+    choice,
+    engine_of,
+    request_of,
+)
 from tito_core.backend import GenerationAbortedError, ProtocolViolationError, TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.testing import Completion, Fault, always
@@ -349,7 +358,7 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 100}], "version": "1"})
-        asked.append(json.loads(request.content))
+        asked.append(request)
         return httpx.Response(200, content=body, headers=headers)
 
     with pytest.raises(ProtocolViolationError, match=sentence) as caught:

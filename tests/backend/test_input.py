@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, generations, request_of
+from support.backends import KINDS, PROMPT, Kind, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError, ContextLengthError
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 
@@ -52,7 +52,7 @@ async def test_it_never_leaves_by_generate_nor_by_score(kind: Kind, ids: Any, se
         await backend.generate(replace(request_of(), input_ids=ids))
     with pytest.raises(BadRequestError, match=sentence):
         await backend.score(ids)
-    assert generations(engine) == 0
+    assert bodies(engine) == []
     assert not engine.state.dead
 
 
@@ -112,7 +112,15 @@ async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
     with pytest.raises(ContextLengthError, match="leaves no room to answer"):
         await backend_of(engine).generate(request_of())
-    assert generations(engine) == 0
+    assert bodies(engine) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_sequence_that_fills_the_context_is_named_when_it_cannot_be_scored(kind: Kind) -> None:
+    engine = engine_of(kind, max_model_len=len(PROMPT))
+    with pytest.raises(ContextLengthError, match="prompt has 5 tokens and the context"):
+        await backend_of(engine).score(PROMPT)
+    assert bodies(engine) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from support.backends import KINDS, PROMPT, Kind, backend_of, engine_of, request_of
+from support.backends import KINDS, PROMPT, Kind, backend_of, bodies, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.backend.sampling import OWNED_FIELDS
 from tito_core.testing import Completion
@@ -56,8 +55,8 @@ def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
     try:
         asyncio.run(run())
     except Exception:
-        assert engine.exchanges, "the request never left"
-    body = json.loads(next(e.body for e in engine.exchanges if e.path in ("/v1/completions", "/generate")))
+        assert bodies(engine), "the request never left"
+    (body,) = bodies(engine)
     return body["sampling_params"] if kind == "sglang" else body
 
 
@@ -107,7 +106,7 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
     grammar = Grammar(kind="regex", value="x")
     engine = engine_of(kind)
     asyncio.run(backend_of(engine).generate(request_of()))
-    body = json.loads(next(e.body for e in engine.exchanges if e.path in ("/v1/completions", "/generate")))
+    (body,) = bodies(engine)
     for name in {*body, *fields(SamplingParams(seed=1, grammar=grammar))} - {"sampling_params"}:
         with pytest.raises(ValidationError, match=name):
             SamplingParams(extra={name: 1})
@@ -160,7 +159,7 @@ BAD: list[tuple[str, Any]] = [
     *(("stop", value) for value in (("",), (5,), "text")),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "x")),
     *(("grammar", value) for value in ({"kind": "regex", "value": ""}, {"kind": "lark", "value": "x"}, "x")),
-    *(("extra", value) for value in ({"a": object()}, {"a": NAN}, {"a": {1}}, [1])),
+    *(("extra", value) for value in ({"a": print}, {"a": NAN}, {"a": {1}}, [1])),
 ]
 
 

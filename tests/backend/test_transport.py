@@ -31,7 +31,7 @@ from support.backends import (
 )
 from tito_core.backend import (
     AuthenticationError,
-    BackendError,
+    BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
     GenerationAbortedError,
@@ -130,6 +130,16 @@ def test_an_ended_loop_is_forgotten_with_its_client() -> None:
             asyncio.run(run())
         gc.collect()
         assert [loop() for loop in loops] == [None, None, None]
+
+
+async def test_a_backend_that_is_dropped_closes_its_connections() -> None:
+    async with served("vllm") as server:
+        backend = backend_to(server)
+        await backend.generate(request_of())
+        assert connections(server) == 1
+        del backend
+        gc.collect()
+        assert await soon(lambda: connections(server) == 0)
 
 
 def test_threads_with_loops_of_their_own_share_a_backend() -> None:
@@ -386,12 +396,15 @@ async def test_a_dropped_coroutine_is_closed_quietly() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_killer_prompt_past_our_checks_is_a_named_error_on_a_dead_server(kind: Kind) -> None:
-    """Without the tokenizer the vocabulary is not known here; vLLM refuses the id, SGLang dies of it."""
+async def test_an_id_past_the_vocabulary_kills_no_server(kind: Kind) -> None:
+    """SGLang's size is known, so the id stays here; vLLM refuses it by itself."""
     async with served(kind) as server:
-        backend = backend_to(server, max_attempts=2)
-        with pytest.raises(BackendError, match=r"out of vocabulary|No connection to sglang|broke before"):
-            await backend.generate(request_of((VOCAB + 5,)))
+        backend = backend_to(server)
+        for lost in (backend.generate(request_of((VOCAB,))), backend.score([5, VOCAB])):
+            with pytest.raises(BadRequestError, match=r"outside the vocabulary of 1000 tokens|is out of vocabulary"):
+                await lost
+        assert not server.engine.state.dead
+        await backend.generate(request_of((VOCAB - 1,)))
         await backend.aclose()
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.budget import examples
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
 from tito_core import store
 from tito_core.ledger import Finish, Ledger, Provenance, check_ledger
@@ -80,7 +79,7 @@ async def test_the_same_conversation_gives_byte_equal_ledgers_on_both_backends()
     assert records[0] == records[1]
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     words=st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4),
     answers=st.lists(st.lists(st.integers(3, 48000), min_size=0, max_size=12), min_size=1, max_size=4),

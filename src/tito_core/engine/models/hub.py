@@ -15,6 +15,16 @@ TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_to
 MODEL_FILES = (*TOKENIZER_FILES, "*.json", "*.safetensors")
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a snapshot holds enough to load a tokenizer."""
+    return (directory / "tokenizer_config.json").is_file()
+
+
+def has_model(directory: Path) -> bool:
+    """Whether a snapshot holds a whole model: its configuration, weights and tokenizer."""
+    return (directory / "config.json").is_file() and has_tokenizer(directory) and any(directory.glob("*.safetensors"))
+
+
 def cached(repo: str, is_enough: Callable[[Path], bool]) -> Path | None:
     """The newest snapshot of `org/name` in the hub's cache, or None where it is absent or lacks what is needed."""
     try:
@@ -24,26 +34,23 @@ def cached(repo: str, is_enough: Callable[[Path], bool]) -> Path | None:
     return found if is_enough(found) else None
 
 
-def download(repo: str, patterns: tuple[str, ...], say: Say) -> Path:
+def download(repo: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool], say: Say) -> Path:
     """Fetch the files of `org/name` that match; raises ModelUnavailable with the reason where it cannot be done."""
     say(f"asking the model hub for {repo}")
     try:
-        return Path(snapshot_download(repo, allow_patterns=list(patterns)))
+        found = Path(snapshot_download(repo, allow_patterns=list(patterns)))
     except RepositoryNotFoundError as error:
         raise ModelUnavailable(f"the hub has no model {repo!r}, or not for you; log in with `hf auth login`") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError, RuntimeError) as error:
+        detail = next(iter(str(error).splitlines()), "no detail")
         raise ModelUnavailable(
             f"{repo} is not in the Hugging Face cache and the hub cannot be reached "
-            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}). "
-            "Give the path of a directory that holds the model, or one of the names that are built here."
+            f"({type(error).__name__}: {detail}). {_ELSE}"
         ) from error
+    if not is_enough(found):  # out of reach of the hub, what the cache holds comes back, be it a part
+        lacking = "configuration or the weights (as safetensors)" if has_tokenizer(found) else "tokenizer"
+        raise ModelUnavailable(f"what the hub and its cache have of {repo} lacks the {lacking}. {_ELSE}")
+    return found
 
 
-def has_tokenizer(directory: Path) -> bool:
-    """Whether a snapshot holds enough to load a tokenizer."""
-    return (directory / "tokenizer_config.json").is_file()
-
-
-def has_model(directory: Path) -> bool:
-    """Whether a snapshot holds a whole model: its configuration, weights and tokenizer."""
-    return (directory / "config.json").is_file() and has_tokenizer(directory) and any(directory.glob("*.safetensors"))
+_ELSE = "Give the path of a directory that holds the model, or one of the names that are built here."

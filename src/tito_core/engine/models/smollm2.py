@@ -58,9 +58,8 @@ def tokenizer_from_header(header: dict[str, Value]) -> Tokenizer:
     if kind != "smollm":
         raise ModelUnavailable(f"the GGUF names the pre-tokenizer {kind!r}, and only 'smollm' is rebuilt here")
     tokens = _strings(header, "tokenizer.ggml.tokens")
-    merges = [(left, right) for left, right in (merge.split(" ") for merge in _strings(header, "tokenizer.ggml.merges"))]
-    types = header["tokenizer.ggml.token_type"]
-    assert isinstance(types, list)
+    merges = [merge.partition(" ")[::2] for merge in _strings(header, "tokenizer.ggml.merges")]
+    types = _list(header, "tokenizer.ggml.token_type")
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,10 +72,14 @@ def tokenizer_from_header(header: dict[str, Value]) -> Tokenizer:
 
 
 def _strings(header: dict[str, Value], key: str) -> list[str]:
+    return [str(item) for item in _list(header, key)]
+
+
+def _list(header: dict[str, Value], key: str) -> list[Value]:
     found = header.get(key)
     if not isinstance(found, list):
         raise ModelUnavailable(f"the GGUF has no list under {key}")
-    return [str(item) for item in found]
+    return found
 
 
 TOKENIZER = TokenizerRecipe(
