@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Start what is needed, run, report; errors are one sentence."""
+    # Strands logs an error for each malformed call, since no tool has its name; the table counts them.
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
     arguments = parse_arguments()
     try:
         with contextlib.ExitStack() as stack:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.scripted import Says, call, engine_of, tokenizer
 
+from support.scripted import Says, call, engine_of, tokenizer
 from tito_core.testing import ScriptedServer
 
 ROOT = Path(__file__).parent.parent

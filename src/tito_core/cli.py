@@ -36,9 +36,7 @@ def inspect(file: File) -> None:
 def verify(
     file: File,
     backend: Annotated[str, typer.Option(help="Backend of the server that re-scores.")] = "vllm",
-    base_url: Annotated[
-        str, typer.Option(help="A server with the same weights, to re-score.")
-    ] = "",
+    base_url: Annotated[str, typer.Option(help="A server with the same weights, to re-score.")] = "",
 ) -> None:
     """Check every law on the rollouts in a file and, with a server, re-score their tokens."""
     ledgers = store.read(file)

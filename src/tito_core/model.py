@@ -17,7 +17,7 @@ from strands.types.tools import ToolChoice, ToolSpec
 from tito_core import turns
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
-from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.history import remember
 from tito_core.ledger.invariants import check_draft
@@ -240,7 +240,8 @@ class TITOModel(Model):
     def _turn_sampling(self, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None) -> SamplingParams:
         if output_model is not None:
             schema = json.dumps(output_model.model_json_schema())
-            return self._sampling.model_copy(update={"grammar": Grammar(kind="json_schema", value=schema)})
+            grammar = {"kind": "json_schema", "value": schema}
+            return SamplingParams.model_validate({**self._sampling.model_dump(), "grammar": grammar})
         if tool_choice is not None and "auto" not in tool_choice:
             raise UnsupportedToolChoiceError(
                 f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "

@@ -34,6 +34,10 @@ EXPECTED_ERRORS = (
 """Errors whose message is a sentence for a person; anything else is a defect and keeps its traceback."""
 
 
+ANSWER_WIDTH = 34
+"""Characters of an answer that the table shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One finished rollout: what was asked, what came out, why it ended, and its ledger."""
@@ -79,11 +83,11 @@ def rollout_table(rollouts: Sequence[Rollout]) -> Table:
     table.add_column("question", no_wrap=True, min_width=20, max_width=36)
     for name in ("turns", "prompt", "inserted", "sampled", "calls", "malformed"):
         table.add_column(name, justify="right", min_width=len(name))
-    table.add_column("answer", no_wrap=True)
+    table.add_column("answer", no_wrap=True, overflow="ellipsis", max_width=ANSWER_WIDTH)
     for number, rollout in enumerate(rollouts, 1):
         count = Counts.of(rollout.ledger)
         numbers = (count.turns, count.prompt, count.inserted, count.sampled, count.good_calls, count.malformed_calls)
-        answer = " ".join(rollout.answer.split()) or f"({rollout.stop_reason})"
+        answer = " ".join(rollout.answer.split()) or (rollout.stop_reason and f"({rollout.stop_reason})")
         table.add_row(str(number), rollout.question, *map(str, numbers), answer)
     return table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +77,7 @@ def prepare(
     check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
-    complete = policy.sampling(sampling).model_copy(update={"max_new_tokens": room})
+    complete = policy.sampling(sampling).within(room)
     return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex))
 
 
@@ -100,8 +99,7 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
     finally:
         if not task.done():
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+            await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
 
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
 from tito_core.ledger.ledger import Ledger
@@ -42,12 +43,15 @@ async def rescore(ledger: Ledger, backend: Backend) -> Rescored:
     differences: list[Logprobs] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
-        scores = await backend.score(trajectory.token_ids.tolist())
+        try:
+            scores = await backend.score(trajectory.token_ids.tolist())
+        except ContextLengthError:  # vLLM scores only what leaves room for one token more
+            scores = None
         for segment in trajectory.segments:
             if not segment.is_output or segment.turn in trajectory.context_turns:
                 continue
             draft = ledger[segment.turn].draft
-            if draft.engine.semantics.comparable_with_scoring():
+            if scores is not None and draft.engine.semantics.comparable_with_scoring():
                 differences.append(np.abs(scores[segment.start : segment.stop] - draft.logprobs))
             else:
                 not_comparable += len(draft.output_ids)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import KINDS, PROMPT, Kind, backend_of, bodies, engine_of, request_of
-from tito_core.backend import BadRequestError, ContextLengthError
-from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_of, request_of
+from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
+from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),
@@ -69,6 +69,31 @@ def test_exactly_ids_below_the_vocabulary_pass(ids: list[int], vocab_size: int) 
             sentence = f"token {ids[wrong]} at offset {wrong} is outside the vocabulary of {vocab_size} tokens"
             with pytest.raises(BadRequestError, match=sentence):
                 check_input_ids(given_ids, vocab_size, backend="vllm")
+
+
+@pytest.mark.parametrize("token", [VOCAB, VOCAB + 1, 2**31 - 1])
+async def test_a_stop_id_past_the_vocabulary_never_leaves(token: int) -> None:
+    engine = engine_of("sglang")
+    with pytest.raises(BadRequestError, match=f"Stop token {token} is outside the vocabulary of 1000 tokens"):
+        await backend_of(engine).generate(request_of(stop_token_ids=(EOS, token)))
+    assert bodies(engine) == []
+
+
+def test_stop_ids_of_an_unknown_vocabulary_are_only_not_negative() -> None:
+    check_sampling(SamplingParams(stop_token_ids=(0, 2**31 - 1)), None, backend="vllm")
+    with pytest.raises(BadRequestError, match="Stop token -1"):
+        check_sampling(SamplingParams().model_copy(update={"stop_token_ids": (5, -1)}), None, backend="vllm")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_grammar_put_beside_a_least_length_later_never_leaves(kind: Kind) -> None:
+    grammar = Grammar(kind="regex", value="[a-z]{5}")
+    request = request_of(min_new_tokens=3)
+    request = replace(request, sampling=request.sampling.model_copy(update={"grammar": grammar}))
+    engine = engine_of(kind)
+    with pytest.raises(BadRequestError, match="min_new_tokens=3 was not sent together with a grammar"):
+        await backend_of(engine).generate(request)
+    assert bodies(engine) == []
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,11 @@ def test_a_grammar_past_the_record_is_refused(name: str) -> None:
         SamplingParams(extra={name: {}})
 
 
+def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> None:
+    with pytest.raises(ValidationError, match="use the sampling parameter 'stop', which is recorded"):
+        SamplingParams(extra={"stop_regex": "((("})
+
+
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [
@@ -149,11 +154,11 @@ NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
     *(("temperature", value) for value in (NAN, INF, -0.1, 1e-7, "hot", None)),
     *(("top_p", value) for value in (NAN, 0, -1, 1.01, INF)),
-    *(("top_k", value) for value in (0, -2, 1.5, NAN)),
+    *(("top_k", value) for value in (0, -2, 1.5, NAN, 2**31, 2**40)),
     *(("min_p", value) for value in (NAN, -0.1, 1.1)),
     *((name, value) for name in ("presence_penalty", "frequency_penalty") for value in (NAN, -2.1, 2.1, INF)),
-    *(("repetition_penalty", value) for value in (NAN, 0, -1, 2.1)),
-    *(("max_new_tokens", value) for value in (0, -1, 2.5, None, NAN)),
+    *(("repetition_penalty", value) for value in (NAN, 0, -1, 2.1, 1e-300)),
+    *(("max_new_tokens", value) for value in (0, -1, 2.5, None, NAN, 2**31)),
     *(("min_new_tokens", value) for value in (-1, 1025)),
     *(("stop_token_ids", value) for value in ((-1,), (2**31,), (1.5,), 5, ("x",))),
     *(("stop", value) for value in (("",), (5,), "text")),
@@ -168,6 +173,13 @@ def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as caught:
         SamplingParams.model_validate({name: value})
     assert name in str(caught.value)
+
+
+def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:
+    grammar = Grammar(kind="regex", value="[a-z]{5}")
+    with pytest.raises(ValidationError, match="min_new_tokens=3 and a grammar do not go together"):
+        SamplingParams(grammar=grammar, min_new_tokens=3)
+    SamplingParams(grammar=grammar)
 
 
 @given(room=st.integers(1, 50), wanted=st.integers(1, 50), least=st.integers(0, 50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -18,10 +19,8 @@ UUID = "00000000-0000-4000-8000-000000000000"
 
 async def greedy(served: Served, question: str) -> Ledger:
     model = served.policy.model(sampling={"temperature": 0.0, "max_new_tokens": 96}, ledger=Ledger(UUID))
-    try:
+    with contextlib.suppress(MaxTokensReachedException):
         await make_agent(model).invoke_async(question, limits={"turns": 4})
-    except MaxTokensReachedException:
-        pass
     return model.ledger
 
 

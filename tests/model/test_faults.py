@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
-from support.scripted import BACKENDS, Says, engine_of, is_probe, model_of, tokenizer
 
+from support.scripted import BACKENDS, Says, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, ProtocolViolationError
 from tito_core.testing import THROTTLED, Fault, ScriptedServer, always, at
@@ -91,7 +91,7 @@ async def test_a_timeout_is_named_and_aborted(kind: str) -> None:
     with ScriptedServer(engine_of(kind, Says("One."), fault=_hang_the_agents_turn)) as server:
         model = _model_at(server.base_url, kind, timeout_s=0.5)
         started = time.monotonic()
-        with pytest.raises(EngineTimeoutError, match="did not answer within 0.5 s"):
+        with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.5 s"):
             await Agent(model=model, callback_handler=None).invoke_async("Hello?")
         assert time.monotonic() - started < 5
         await _until(lambda: server.engine.running == 0)

@@ -21,6 +21,10 @@ class Served:
         return self.policy.model(sampling=sampling)
 
 
+async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
+    return await Policy.connect_async(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120)
+
+
 @contextmanager
 def serve(kind: str, name: str = "smollm2") -> Iterator[Served]:
     with engine.running_sync(kind, model=name) as url:

@@ -24,7 +24,7 @@ from tito_core.backend.errors import (
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
-from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.turn import Logprobs, TokenIds
 
 T = TypeVar("T")
@@ -103,6 +103,7 @@ class HttpBackend(ABC):
         """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
         info = await self.connect()
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
+        check_sampling(request.sampling, info.vocab_size, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
         return await self._generate(info, replace(request, input_ids=ids, sampling=request.sampling.within(room)))
 

@@ -42,7 +42,7 @@ def error_from_status(
     request_id: str | None,
 ) -> BackendError:
     """Give the error for an answer that is not a 200."""
-    said = server_words(body)[:_LONGEST_WORDS] or f"HTTP {status} without a message"
+    said = " ".join(server_words(body).split())[:_LONGEST_WORDS] or f"HTTP {status} without a message"
     if "location" in headers:
         said = f"a redirect to {headers['location']}"
     kind, advice = _kind(status, said)

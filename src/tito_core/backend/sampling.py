@@ -22,6 +22,7 @@ _OTHER_NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "sampling_seed": "seed",
+    "stop_regex": "stop",  # a malformed one kills a real SGLang server
     **dict.fromkeys(("structured_outputs", "response_format", "json_schema", "regex", "ebnf"), "grammar"),
     **dict.fromkeys(("structural_tag", "choice", "guided_json", "guided_regex", "guided_grammar"), "grammar"),
 }
@@ -47,21 +48,21 @@ class SamplingParams(BaseModel):
     Attributes:
         max_new_tokens: Most tokens to sample in a turn; clamped to what the context leaves.
         temperature: 0 is greedy; otherwise at least 0.01.
-        top_k: -1 means all.
+        top_k: -1 means all. One past int32 kills a real SGLang server, so it is refused here.
         seed: Seed of a turn's sampling where the engine has one, None for a random one.
         extra: Further fields passed to the engine as they are, except those the backend owns.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_new_tokens: Annotated[int, Field(ge=1)] = 1024
+    max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0
     stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -116,6 +117,11 @@ class SamplingParams(BaseModel):
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}: lower it."
+            )
+        if self.grammar is not None and self.min_new_tokens:
+            raise ValueError(
+                f"min_new_tokens={self.min_new_tokens} and a grammar do not go together: once the grammar is complete "
+                "no token is left to sample, which kills a real SGLang server. Let the grammar say how long it is."
             )
         return self
 

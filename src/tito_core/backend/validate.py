@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tito_core.backend.errors import BadRequestError, ContextLengthError
+from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.turn import TokenIds
 
 _INT32_MAX = 2**31 - 1
@@ -43,6 +44,30 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             backend=backend,
         )
     return ids.astype(np.int32)
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:
+    """Check what of the parameters kills a real SGLang server, also where a copy of them escaped their own checks.
+
+    SGLang's `min_new_tokens` looks stop ids up among the logits, and bars them where a complete grammar allows no more.
+
+    Raises:
+        BadRequestError: A stop id outside `0 <= id < vocab_size`, or a grammar together with `min_new_tokens`.
+    """
+    wrong = [i for i in sampling.stop_token_ids if i < 0 or (vocab_size is not None and i >= vocab_size)]
+    if wrong:
+        of = "" if vocab_size is None else f" of {vocab_size} tokens"
+        raise BadRequestError(
+            f"Stop token {wrong[0]} is outside the vocabulary{of}, so it could never stop anything and the request "
+            "was not sent: does the tokenizer belong to the model that the server runs?",
+            backend=backend,
+        )
+    if sampling.grammar is not None and sampling.min_new_tokens:
+        raise BadRequestError(
+            f"min_new_tokens={sampling.min_new_tokens} was not sent together with a grammar, which says by itself how "
+            "long it is: leave min_new_tokens out.",
+            backend=backend,
+        )
 
 
 def clamp_new_tokens(wanted: int, prompt_length: int, max_model_len: int | None, *, backend: str) -> int:

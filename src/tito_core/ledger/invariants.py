@@ -103,16 +103,17 @@ def check_logprobs(logprobs: Sequence[float] | np.ndarray, *, turn: int | None =
 
 def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn: int | None = None) -> None:
     """Check law 10: the spans tile the output exactly."""
+    where = "the answer" if turn is None else f"turn {turn}"
     at = 0
     for span in versions:
         if span.start != at or span.stop < span.start:
             raise LawViolationError(
-                10, f"turn {turn}: weight-version span {span.start}:{span.stop} should start at output offset {at}."
+                10, f"{where}: weight-version span {span.start}:{span.stop} should start at output offset {at}."
             )
         at = span.stop
     if at != output_length:
         raise LawViolationError(
-            10, f"turn {turn}: weight-version spans end at {at}, the output has {output_length} tokens."
+            10, f"{where}: weight-version spans end at {at}, the output has {output_length} tokens."
         )
 
 

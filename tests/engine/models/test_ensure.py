@@ -17,7 +17,6 @@ from tito_core.engine.models import (
     UnknownModel,
     ensure,
     ensure_tokenizer,
-    fetch,
     load_tokenizer,
 )
 from tito_core.engine.models.build import model_directory
@@ -92,7 +91,7 @@ def test_a_hub_out_of_reach_says_what_else_to_give() -> None:
 @pytest.mark.usefixtures("hub")
 def test_without_npm_and_hub_the_error_names_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch.shutil, "which", lambda _name: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
     with pytest.raises(ModelUnavailable, match=r"install Node\.js.*Hub: Qwen/Qwen3-4B"):
         ensure_tokenizer("qwen3-tiny")
 
@@ -104,7 +103,7 @@ def test_the_hubs_cache_is_asked_first_for_the_qwen3_tokenizer(
     files = {name: (ours / name).read_text(encoding="utf-8") for name in ("tokenizer.json", "tokenizer_config.json")}
     _snapshot(hub, "Qwen/Qwen3-4B", files)
     monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch.shutil, "which", lambda _name: None)  # no npm
+    monkeypatch.setattr("shutil.which", lambda _name: None)  # no npm
     assert (ensure_tokenizer("qwen3-moe-tiny") / "tokenizer.json").is_file()
 
 

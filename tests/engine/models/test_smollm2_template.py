@@ -66,8 +66,9 @@ def test_tools_are_shown_as_json_lines() -> None:
 @pytest.mark.parametrize(("name", "examples"), [("calculator", 4), ("abacus", 0)])
 def test_worked_examples_are_valid_calls_and_come_with_a_calculator(name: str, examples: int) -> None:
     text = _render([_user("Hi")], tools=[_tool(name)])
-    answers = [turn.removesuffix("<|im_end|>\n") for turn in text.split("<|im_start|>")]
-    calls = [answer.removeprefix("assistant\n") for answer in answers if answer.startswith("assistant\n")]
+    turns = [turn.removesuffix("<|im_end|>\n") for turn in text.split("<|im_start|>")]
+    answers = [turn.removeprefix("assistant\n") for turn in turns if turn.startswith("assistant\n")]
+    calls = [answer for answer in answers if answer.startswith("<tool_call>")]
     assert len(calls) == examples
     for call in calls:
         made = json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>"))
@@ -94,7 +95,7 @@ def test_consecutive_results_share_one_user_turn_in_order() -> None:
     text = _render([_user("Hi"), _asks("1", "2"), _result("one"), _result("two"), _user("And?")], generate=True)
     assert text.split("</tool_call><|im_end|>\n")[1] == (
         "<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>\n"
-        "Now answer the question with this result.<|im_end|>\n"
+        "What is the answer?<|im_end|>\n"
         "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
     )
 

@@ -1,0 +1,56 @@
+"""A real server is killed in mid rollout: a clear error, the ledger as before the turn, and the next run fine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psutil
+import pytest
+
+from calculator import make_agent
+from support.real import policy_at
+from tito_core import engine, store
+from tito_core.backend import EngineConnectionError
+from tito_core.engine import RunningEngine
+from tito_core.ledger import check_ledger
+
+pytestmark = pytest.mark.engine
+
+
+def kill(server: RunningEngine) -> None:
+    """Kill the server and its children at once, as an out-of-memory killer would."""
+    for process in reversed([psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]):
+        process.kill()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> None:
+    server = await asyncio.to_thread(engine.bring_up, kind, model="smollm2")
+    try:
+        policy = await policy_at(kind, server.url)
+        model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
+        agent = make_agent(model)
+        await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
+        before = store.encode(model.ledger)
+
+        model.update_config(max_new_tokens=1500, ignore_eos=True)
+        rollout = asyncio.ensure_future(agent.invoke_async("Write a very long story about numbers."))
+        await asyncio.sleep(1.5)
+        assert not rollout.done()
+        started = time.monotonic()
+        kill(server)
+        with pytest.raises(EngineConnectionError, match=f"{kind} at .*Is the server running"):
+            await rollout
+        assert time.monotonic() - started < 60
+        assert store.encode(model.ledger) == before
+    finally:
+        await asyncio.to_thread(engine.stop, server)
+
+    port = int(server.url.rsplit(":", 1)[1])
+    async with engine.running(kind, model="smollm2", port=port):
+        model.update_config(max_new_tokens=32, ignore_eos=False)
+        turns = len(model.ledger)
+        await agent.invoke_async("Hi again.", limits={"turns": 2})
+        assert len(model.ledger) > turns
+        check_ledger(model.ledger)
