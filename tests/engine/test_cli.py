@@ -70,7 +70,7 @@ def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
         with engine.log.open("a") as log:
             log.write("one more line\n")
         time.sleep(0.5)
-        tito("stop", "fake")
+        cli.process.stop(engine)  # not by the command: its runner swaps stdout, which only one thread can do
 
     writer = threading.Thread(target=go_on)
     writer.start()
