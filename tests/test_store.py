@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,13 +48,59 @@ def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Pat
     assert [found.uuid for found in store.read(path)] == [ledger(n).uuid for n in [*range(whole), 9]]
 
 
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     store.append(path, [ledger(1), ledger(2)])
     damaged = bytearray(path.read_bytes())
     damaged[-20] ^= 1
     path.write_bytes(damaged)
     assert [found.uuid for found in store.read(path)] == [ledger(1).uuid]
+
+
+def test_a_flipped_bit_in_the_middle_is_an_error_and_nothing_is_cut_away(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    first = path.stat().st_size
+    store.append(path, [ledger(2), ledger(3)])
+    damaged = bytearray(path.read_bytes())
+    damaged[first + 30] ^= 1
+    path.write_bytes(damaged)
+    for use in (lambda: store.read(path), lambda: store.append(path, [ledger(4)])):
+        with pytest.raises(SchemaError, match=f"record at byte {first} does not match its checksum"):
+            use()
+    assert path.read_bytes() == bytes(damaged)
+
+
+def test_zeros_at_the_end_as_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    with path.open("ab") as file:
+        file.write(bytes(64))
+    assert len(store.read(path)) == 1
+    store.append(path, [ledger(2)])
+    assert [found.uuid for found in store.read(path)] == [ledger(1).uuid, ledger(2).uuid]
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            store.append(path, [ledger(number)])
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert Counter(found.uuid for found in store.read(path)) == {ledger(n).uuid: 20 for n in range(4)}
+
+
+def test_tool_call_ids_go_on_after_loading() -> None:
+    made = ledger(1)
+    ids = [made.next_call_id() for _ in range(3)]
+    again = from_record(to_record(made))
+    assert again.next_call_id() not in ids
 
 
 def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:

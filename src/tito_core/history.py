@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tito_core.ledger.ledger import Ledger
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
 _DIGEST_SIZE = 16
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,22 @@ class Place:
 
 def opening_key(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> bytes:
     """Digest what comes before all messages: system prompt, tools, and the template's own fingerprint."""
-    return _digest(b"", {"system": system_prompt, "tools": list(tool_specs or ()), "template": template})
+    return _digest(b"", {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template})
 
 
 def extended_key(key: bytes, message: Message) -> bytes:
     """Digest a history with one more message, as Strands hands it to a provider."""
-    content = list(message["content"])
-    if message["role"] == "assistant" and not content:
-        content = [{"text": "[blank text]"}]  # Strands shows an empty answer like this (event_loop/streaming.py)
+    content: list[Any] = list(message["content"])
+    if message["role"] == "assistant":
+        content = [_as_shown(block) for block in content] or [{"text": "[blank text]"}]
     return _digest(key, {"role": message["role"], "content": content})
+
+
+def _as_shown(block: Any) -> Any:
+    """Rewrite what Strands stores of an answer as it shows it to a provider (strands/event_loop/streaming.py)."""
+    if "toolUse" in block and not _TOOL_NAME.fullmatch(block["toolUse"]["name"]):
+        return {"toolUse": {**block["toolUse"], "name": "INVALID_TOOL_NAME"}}
+    return block
 
 
 def find_place(ledger: Ledger, opening: bytes, messages: Messages, state: Mapping[str, Any] | None) -> Place:
@@ -72,9 +81,12 @@ def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
 
 
 def _own(ledger: Ledger, fitting: Sequence[int], state: Mapping[str, Any] | None) -> int:
+    """Choose the agent's own turn, or the one it went back to: the nearest before its last one that fits."""
     key = (state or {}).get(STATE_KEY) or {}
-    if key.get("ledger") == ledger.uuid and key.get("turn") in fitting:
-        return int(key["turn"])
+    if key.get("ledger") == ledger.uuid and key.get("turn", len(ledger)) < len(ledger):
+        for turn in reversed(ledger.path(key["turn"])):
+            if turn.index in fitting:
+                return turn.index
     return fitting[-1]
 
 

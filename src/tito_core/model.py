@@ -114,7 +114,16 @@ class TITOModel(Model):
         self.policy = policy
         self.ledger = ledger if ledger is not None else Ledger()  # an empty ledger is falsy
         self._sampling = sampling
-        self._limit = limit if limit is not None else policy.info.max_model_len
+        self._limit = self._checked_limit(limit)
+
+    def _checked_limit(self, wanted: int | None) -> int | None:
+        """Give the context length to use: what is wanted, at most the server's own, which None stands for."""
+        served = self.policy.info.max_model_len
+        if wanted is None:
+            return served
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+            raise ValueError(f"context_window_limit must be a number of tokens, at least 1, not {wanted!r}.")
+        return wanted if served is None else min(wanted, served)
 
     @property
     def config(self) -> TITOConfig:
@@ -134,9 +143,12 @@ class TITOModel(Model):
         """Change sampling parameters by name, all of them by `sampling`, or `context_window_limit`.
 
         Raises:
-            pydantic.ValidationError: An unknown name or a bad value; nothing is changed.
+            ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
         """
-        limit = model_config.pop("context_window_limit", self._limit)
+        for fixed in ("model_id", "backend"):
+            if fixed in model_config:
+                raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
+        limit = self._checked_limit(model_config.pop("context_window_limit", self._limit))
         base = _sampling(model_config.pop("sampling", self._sampling))
         self._sampling = _sampling({**base.model_dump(), **model_config})
         self._limit = limit
@@ -165,7 +177,10 @@ class TITOModel(Model):
         )
 
     def reset(self) -> Ledger:
-        """Seal the ledger, start the next one, and give the sealed one."""
+        """Give the ledger and start the next one.
+
+        Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
+        """
         sealed, self.ledger = self.ledger, Ledger()
         return sealed
 
@@ -241,7 +256,10 @@ class TITOModel(Model):
         if output_model is not None:
             schema = json.dumps(output_model.model_json_schema())
             grammar = {"kind": "json_schema", "value": schema}
-            return SamplingParams.model_validate({**self._sampling.model_dump(), "grammar": grammar})
+            # An engine cannot hold to both a grammar and a minimum length; the schema is what Strands asked for.
+            return SamplingParams.model_validate(
+                {**self._sampling.model_dump(), "grammar": grammar, "min_new_tokens": 0}
+            )
         if tool_choice is not None and "auto" not in tool_choice:
             raise UnsupportedToolChoiceError(
                 f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "

@@ -97,7 +97,9 @@ class Policy:
         return TITOModel.of(self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit)
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
-        """Add the policy's own stops to a user's sampling parameters."""
+        """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
+        if given.ignore_eos:
+            return given
         stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
         return given.model_copy(update={"stop_token_ids": tuple(stops)})
 

@@ -15,6 +15,8 @@ from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger.turn import Finish
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 
+_RESERVED = f"{MALFORMED_CALL} is no tool."
+
 
 def assistant_message(parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str]) -> Message:
     """Build the message that Strands will store.
@@ -76,7 +78,7 @@ def _block_events(block: ContentBlock) -> tuple[Any, Any]:
 
 
 def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
-    if call.status == CallStatus.OK and call.name is not None:
+    if call.status == CallStatus.OK and call.name not in (None, MALFORMED_CALL):
         return {"toolUse": {"toolUseId": call_id, "name": call.name, "input": dict(call.arguments or {})}}
     # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs.
-    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": {"reason": call.reason}}}
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": {"reason": call.reason or _RESERVED}}}

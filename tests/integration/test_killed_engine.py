@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import psutil
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.engine
 def kill(server: RunningEngine) -> None:
     """Kill the server and its children at once, as an out-of-memory killer would."""
     for process in reversed([psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # its supervisor may be first
+            process.kill()
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent, tool
+from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
@@ -232,3 +233,81 @@ async def test_reset_seals_the_ledger(kind: str) -> None:
     assert model.ledger.uuid != sealed.uuid
     with pytest.raises(LookupError, match="no turn yet"):
         _ = model.trajectory
+
+
+@pytest.mark.parametrize("name", ["add.two", "my tool!", "Ünï", "x" * 65])
+async def test_a_call_whose_name_strands_rewrites_is_continued(name: str) -> None:
+    model = model_of("vllm", Says(call(name, "{}"), "Well.", "Fine."))
+    agent = agent_of(model)
+    await agent.invoke_async("Go.")
+    await agent.invoke_async("And?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1]
+
+
+@pytest.mark.parametrize("how", ["rewind", "retry"])
+async def test_on_a_shared_model_a_retry_or_rewind_goes_back_to_the_agents_own_turn(how: str) -> None:
+    # Two answers that read the same and are different ids.
+    whole, split = ids_of("Hello there" + END), ids_of("Hello") + ids_of(" the") + ids_of("re") + ids_of(END)
+    assert whole != split
+    model = model_of("vllm", Says(whole, split, "One.", "Two.", "Three."))
+    first, second = agent_of(model), agent_of(model)
+    await first.invoke_async("Hi?")
+    await second.invoke_async("Hi?")
+    if how == "retry":
+        again = [True]
+
+        def retry(event: AfterModelCallEvent) -> None:
+            event.retry = again.pop() if again else False
+
+        first.hooks.add_callback(AfterModelCallEvent, retry)
+        await first.invoke_async("And?")
+    else:
+        await first.invoke_async("And?")
+        del first.messages[2:]
+        await first.invoke_async("Or?")
+    assert [turn.parent for turn in model.ledger] == [None, None, 0, 0]
+    check_ledger(model.ledger)
+
+
+async def test_no_system_prompt_and_an_empty_one_are_the_same() -> None:
+    model = model_of("vllm", Says("One.", "Two."))
+    agent = Agent(model=model, callback_handler=None)
+    await agent.invoke_async("A?")
+    agent.system_prompt = ""
+    await agent.invoke_async("B?")
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+async def test_a_policy_that_names_the_reserved_tool_reads_no_text_of_its_own() -> None:
+    model = model_of("vllm", Says(call("tito_malformed_call", '{"reason": "SECRET"}'), "Well."))
+    await agent_of(model).invoke_async("Go.")
+    prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
+    assert "tito_malformed_call is no tool." in prompt
+    assert "SECRET" not in prompt
+
+
+@pytest.mark.parametrize("limit", ["abc", -5, 0, 1.5, True])
+def test_a_bad_context_limit_is_refused_and_nothing_changes(limit: Any) -> None:
+    model = model_of("vllm", Says("One."))
+    with pytest.raises(ValueError, match="at least 1"):
+        model.update_config(context_window_limit=limit, temperature=0.5)
+    assert model.config["context_window_limit"] == 4096
+    assert model.config["sampling"]["temperature"] == 1.0
+
+
+def test_the_context_limit_is_at_most_the_servers() -> None:
+    model = model_of("vllm", Says("One."))
+    model.update_config(context_window_limit=10**6)
+    assert model.config["context_window_limit"] == 4096
+    model.update_config(context_window_limit=100)
+    assert model.config["context_window_limit"] == 100
+    with pytest.raises(ValueError, match="make another model"):
+        model.update_config(model_id="other")
+
+
+async def test_ignoring_the_end_of_a_turn_sends_no_stops_of_ours() -> None:
+    script = Says("One more...")
+    model = model_of("vllm", script, sampling={"ignore_eos": True, "max_new_tokens": 2})
+    with pytest.raises(MaxTokensReachedException):
+        await agent_of(model).invoke_async("Go.")
+    assert script.requests[0].stop_token_ids == ()

@@ -35,6 +35,7 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> dict[str, Any]:
         "format": FORMAT,
         "schema": SCHEMA,
         "uuid": ledger.uuid,
+        "call_ids": ledger.call_ids,
         "turns": [_turn_record(turn, engine) for turn in ledger],
     }
 
@@ -56,6 +57,7 @@ def from_record(record: Mapping[str, Any]) -> Ledger:
     ledger = Ledger(record["uuid"])
     for turn in record["turns"]:
         ledger.commit(_draft(turn))
+    ledger.resume_call_ids(record["call_ids"])
     return ledger
 
 

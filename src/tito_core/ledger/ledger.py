@@ -70,6 +70,16 @@ class Ledger:
             self._call_ids += 1
             return f"call_{self.uuid[:8]}_{self._call_ids}"
 
+    @property
+    def call_ids(self) -> int:
+        """How many tool-call ids were given out."""
+        return self._call_ids
+
+    def resume_call_ids(self, given: int) -> None:
+        """Go on counting after a ledger was loaded, so that no id is given twice."""
+        with self._lock:
+            self._call_ids = max(self._call_ids, given)
+
     def path(self, index: int | None) -> list[Turn]:
         """List the turns from the root to `index`, both included; empty for None."""
         turns: list[Turn] = []
