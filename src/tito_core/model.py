@@ -7,10 +7,14 @@ import threading
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from strands.models.model import BaseModelConfig, Model
 from strands.types.content import Messages, SystemContentBlock
-from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    ModelThrottledException,
+    StructuredOutputException,
+)
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
@@ -250,7 +254,14 @@ class TITOModel(Model):
         async for event in self.stream(prompt, None, system_prompt, structured_output_model=output_model, **kwargs):
             texts.append(cast(dict[str, Any], event).get("contentBlockDelta", {}).get("delta", {}).get("text", ""))
             yield cast(dict[str, Any], event)
-        yield {"output": output_model.model_validate_json("".join(texts))}
+        try:
+            output = output_model.model_validate_json("".join(texts))
+        except ValidationError as error:  # cut off by the token limit, or a constraint that no grammar can hold to
+            raise StructuredOutputException(
+                f"The answer is no {output_model.__name__} ({error.errors()[0]['msg']}): raise max_new_tokens, or "
+                f"loosen the schema. It said {''.join(texts)[:200]!r}."
+            ) from error
+        yield {"output": output}
 
     def _turn_sampling(self, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None) -> SamplingParams:
         if output_model is not None:

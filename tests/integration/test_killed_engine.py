@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import make_agent
 from support.real import policy_at
@@ -33,7 +34,9 @@ async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> 
         policy = await policy_at(kind, server.url)
         model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
         agent = make_agent(model)
-        await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
+        with contextlib.suppress(MaxTokensReachedException):
+            await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
+        assert len(model.ledger) >= 1
         before = store.encode(model.ledger)
 
         model.update_config(max_new_tokens=1500, ignore_eos=True)
@@ -53,6 +56,7 @@ async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> 
     async with engine.running(kind, model="smollm2", port=port):
         model.update_config(max_new_tokens=32, ignore_eos=False)
         turns = len(model.ledger)
-        await agent.invoke_async("Hi again.", limits={"turns": 2})
+        with contextlib.suppress(MaxTokensReachedException):
+            await agent.invoke_async("Hi again.", limits={"turns": 2})
         assert len(model.ledger) > turns
         check_ledger(model.ledger)

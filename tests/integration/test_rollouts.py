@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
@@ -87,6 +89,19 @@ async def test_a_cancelled_task_leaves_no_trace_and_the_server_goes_on(served: S
 async def test_an_id_outside_the_vocabulary_never_leaves_and_the_server_lives(served: Served) -> None:
     model = served.model(temperature=0.0, max_new_tokens=4)
     request = TokenRequest(np.array([1, 10**7], np.int32), served.policy.sampling(model._sampling), "bad")
-    with pytest.raises(BadRequestError, match="outside the vocabulary"):
+    with pytest.raises(BadRequestError, match="vocabulary"):
         await served.policy.backend.generate(request)
     assert len(await roll_out(model, "Hi?")) >= 1
+
+
+class Sum(BaseModel):
+    total: int
+
+
+async def test_structured_output_is_constrained_json(served: Served) -> None:
+    model = served.model(temperature=0.0, max_new_tokens=200)
+    prompt: Any = [{"role": "user", "content": [{"text": 'What is 2 + 3? Answer like {"total": 7}.'}]}]
+    outputs = [event async for event in model.structured_output(Sum, prompt)]
+    assert isinstance(outputs[-1]["output"], Sum)
+    assert model.ledger[0].draft.constrained
+    check_ledger(model.ledger)

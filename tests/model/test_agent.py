@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 from strands import Agent, tool
 from strands.hooks import AfterModelCallEvent
-from strands.types.exceptions import MaxTokensReachedException
+from strands.types.exceptions import MaxTokensReachedException, StructuredOutputException
 
 from support.scripted import BACKENDS, END, Says, call, ids_of, model_of, tokenizer
 from tito_core import store
@@ -311,3 +312,32 @@ async def test_ignoring_the_end_of_a_turn_sends_no_stops_of_ours() -> None:
     with pytest.raises(MaxTokensReachedException):
         await agent_of(model).invoke_async("Go.")
     assert script.requests[0].stop_token_ids == ()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_structured_output_is_validated_constrained_and_named_when_it_is_cut(kind: str) -> None:
+    class Sum(BaseModel):
+        total: int
+
+    prompt: Any = [{"role": "user", "content": [{"text": "2 + 3?"}]}]
+    model = model_of(kind, Says('{"total": 5}', '{"total"...'), sampling={"max_new_tokens": 8, "min_new_tokens": 1})
+    events = [event async for event in model.structured_output(Sum, prompt)]
+    assert events[-1]["output"] == Sum(total=5)
+    assert model.ledger[0].draft.constrained
+    model.update_config(max_new_tokens=len(ids_of('{"total"')), min_new_tokens=0)
+    with pytest.raises(StructuredOutputException, match=r"The answer is no Sum.*raise max_new_tokens"):
+        async for _ in model.structured_output(Sum, prompt):
+            pass
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_agents_structured_output_model_keeps_one_branch(kind: str) -> None:
+    class Sum(BaseModel):
+        """A sum."""
+
+        total: int
+
+    model = model_of(kind, Says("It is five.", '{"total": 5}'))
+    result = await agent_of(model).invoke_async("2 + 3?", structured_output_model=Sum)
+    assert result.structured_output == Sum(total=5)
+    assert [(turn.parent, turn.draft.constrained) for turn in model.ledger] == [(None, False), (0, True)]
