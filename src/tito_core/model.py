@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
-from strands.models.model import BaseModelConfig, Model
+from strands.models.model import Model
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.exceptions import (
     ContextWindowOverflowException,
@@ -18,11 +17,10 @@ from strands.types.exceptions import (
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import turns
+from tito_core import settings, turns
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
-from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.history import remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
@@ -34,24 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 M = TypeVar("M", bound=BaseModel)
-
-
-class TITOConfig(BaseModelConfig, total=False):
-    """What Strands and tracing read of the model.
-
-    Attributes:
-        model_id: Name under which the server takes requests.
-        backend: Name of the backend.
-        sampling: Sampling parameters, as set.
-    """
-
-    model_id: str
-    backend: str
-    sampling: dict[str, Any]
-
-
-class SeveralTrajectoriesError(LookupError):
-    """The ledger holds no trajectory, or several."""
 
 
 class TITOModel(Model):
@@ -87,7 +67,7 @@ class TITOModel(Model):
         context_window_limit: int | None = None,
         **options: Any,
     ) -> None:
-        checked = _sampling(sampling)  # before the server is asked: bad input gets its error first
+        checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
         policy = Policy.connect(
@@ -111,26 +91,17 @@ class TITOModel(Model):
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
         model = cls.__new__(cls)
-        model._begin(policy, _sampling(sampling), ledger, context_window_limit)
+        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit)
         return model
 
     def _begin(self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None) -> None:
         self.policy = policy
         self.ledger = ledger if ledger is not None else Ledger()  # an empty ledger is falsy
         self._sampling = sampling
-        self._limit = self._checked_limit(limit)
-
-    def _checked_limit(self, wanted: int | None) -> int | None:
-        """Give the context length to use: what is wanted, at most the server's own, which None stands for."""
-        served = self.policy.info.max_model_len
-        if wanted is None:
-            return served
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-            raise ValueError(f"context_window_limit must be a number of tokens, at least 1, not {wanted!r}.")
-        return wanted if served is None else min(wanted, served)
+        self._limit = settings.context_limit(limit, policy.info.max_model_len)
 
     @property
-    def config(self) -> TITOConfig:
+    def config(self) -> settings.TITOConfig:
         """The configuration, as Strands' tracer reads it."""
         return {
             "model_id": self.policy.info.model,
@@ -139,7 +110,7 @@ class TITOModel(Model):
             "sampling": self._sampling.model_dump(),
         }
 
-    def get_config(self) -> TITOConfig:
+    def get_config(self) -> settings.TITOConfig:
         """Give the configuration."""
         return self.config
 
@@ -152,9 +123,11 @@ class TITOModel(Model):
         for fixed in ("model_id", "backend"):
             if fixed in model_config:
                 raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
-        limit = self._checked_limit(model_config.pop("context_window_limit", self._limit))
-        base = _sampling(model_config.pop("sampling", self._sampling))
-        self._sampling = _sampling({**base.model_dump(), **model_config})
+        limit = settings.context_limit(
+            model_config.pop("context_window_limit", self._limit), self.policy.info.max_model_len
+        )
+        base = settings.sampling_params(model_config.pop("sampling", self._sampling))
+        self._sampling = settings.sampling_params({**base.model_dump(), **model_config})
         self._limit = limit
 
     @property
@@ -167,15 +140,15 @@ class TITOModel(Model):
         """The ledger's only trajectory.
 
         Raises:
-            SeveralTrajectoriesError: There is none yet, or several; the message lists them.
+            settings.SeveralTrajectoriesError: There is none yet, or several; the message lists them.
         """
         found = self.trajectories
         if len(found) == 1:
             return found[0]
         if not found:
-            raise SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
+            raise settings.SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
         branches = "; ".join(f"turns {'-'.join(map(str, t.turns))} ({len(t)} tokens)" for t in found)
-        raise SeveralTrajectoriesError(
+        raise settings.SeveralTrajectoriesError(
             f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared: {branches}. "
             "Use model.trajectories."
         )
@@ -208,10 +181,10 @@ class TITOModel(Model):
             ModelThrottledException: The engine stayed overloaded through every retry.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
-        _refuse_reserved_name(tool_specs)
+        settings.refuse_reserved_name(tool_specs)
         ledger = self.ledger  # a reset meanwhile seals it, and this turn still belongs to it
-        system = _system_text(system_prompt, system_prompt_content)
-        sampling = self._turn_sampling(tool_choice, structured_output_model)
+        system = settings.system_text(system_prompt, system_prompt_content)
+        sampling = settings.turn_sampling(self._sampling, tool_choice, structured_output_model)
         try:
             prepared = turns.prepare(
                 self.policy, ledger, messages, system, tool_specs, model_state, sampling, self._limit
@@ -239,7 +212,7 @@ class TITOModel(Model):
         system_prompt_content: list[SystemContentBlock] | None = None,
     ) -> int:
         """Count the tokens of a history with the policy's own template and tokenizer."""
-        system = _system_text(system_prompt, system_prompt_content)
+        system = settings.system_text(system_prompt, system_prompt_content)
         return self.policy.template.count_tokens(messages, system, tool_specs)
 
     async def structured_output(
@@ -262,41 +235,3 @@ class TITOModel(Model):
                 f"loosen the schema. It said {''.join(texts)[:200]!r}."
             ) from error
         yield {"output": output}
-
-    def _turn_sampling(self, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None) -> SamplingParams:
-        if output_model is not None:
-            schema = json.dumps(output_model.model_json_schema())
-            grammar = {"kind": "json_schema", "value": schema}
-            # An engine cannot hold to both a grammar and a minimum length; the schema is what Strands asked for.
-            return SamplingParams.model_validate(
-                {**self._sampling.model_dump(), "grammar": grammar, "min_new_tokens": 0}
-            )
-        if tool_choice is not None and "auto" not in tool_choice:
-            raise UnsupportedToolChoiceError(
-                f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "
-                "to the policy, or set sampling.grammar."
-            )
-        return self._sampling
-
-
-class UnsupportedToolChoiceError(ValueError):
-    """A tool call cannot be forced with this parser."""
-
-
-def _sampling(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-    return given if isinstance(given, SamplingParams) else SamplingParams.model_validate(dict(given or {}))
-
-
-def _system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
-    """Give the system prompt as text; its blocks are joined by newlines, as Strands joins them."""
-    if system_prompt is not None or not content:
-        return system_prompt
-    return "\n".join(block["text"] for block in content if "text" in block) or None
-
-
-def _refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
-    for spec in tool_specs or ():
-        if spec["name"] == MALFORMED_CALL:
-            raise ValueError(
-                f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it."
-            )

@@ -1,0 +1,87 @@
+"""A rollout's settings: what users may write, checked where they write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from strands.models.model import BaseModelConfig
+from strands.types.content import SystemContentBlock
+from strands.types.tools import ToolChoice, ToolSpec
+
+from tito_core.backend.sampling import SamplingParams
+from tito_core.chat.messages import MALFORMED_CALL
+
+
+class TITOConfig(BaseModelConfig, total=False):
+    """What Strands and tracing read of the model.
+
+    Attributes:
+        model_id: Name under which the server takes requests.
+        backend: Name of the backend.
+        sampling: Sampling parameters, as set.
+    """
+
+    model_id: str
+    backend: str
+    sampling: dict[str, Any]
+
+
+class SeveralTrajectoriesError(LookupError):
+    """The ledger holds no trajectory, or several."""
+
+
+class UnsupportedToolChoiceError(ValueError):
+    """A tool call cannot be forced with this parser."""
+
+
+def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    """Give checked parameters from what a user wrote; defaults for None."""
+    return given if isinstance(given, SamplingParams) else SamplingParams.model_validate(dict(given or {}))
+
+
+def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
+    """Give the system prompt as text; its blocks are joined by newlines, as Strands joins them."""
+    if system_prompt is not None or not content:
+        return system_prompt
+    return "\n".join(block["text"] for block in content if "text" in block) or None
+
+
+def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
+    """Refuse a tool under the name by which malformed calls are reported, which must stay unknown to Strands."""
+    for spec in tool_specs or ():
+        if spec["name"] == MALFORMED_CALL:
+            raise ValueError(
+                f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it."
+            )
+
+
+def context_limit(wanted: int | None, served: int | None) -> int | None:
+    """Give the context length to use: what is wanted, at most the server's own, which None stands for."""
+    if wanted is None:
+        return served
+    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+        raise ValueError(f"context_window_limit must be a number of tokens, at least 1, not {wanted!r}.")
+    return wanted if served is None else min(wanted, served)
+
+
+def turn_sampling(
+    base: SamplingParams, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None
+) -> SamplingParams:
+    """Give the sampling parameters of one turn, with the grammar that Strands' request asks for.
+
+    Raises:
+        UnsupportedToolChoiceError: A tool call is forced.
+    """
+    if output_model is not None:
+        grammar = {"kind": "json_schema", "value": json.dumps(output_model.model_json_schema())}
+        # An engine cannot hold to both a grammar and a minimum length; the schema is what Strands asked for.
+        return SamplingParams.model_validate({**base.model_dump(), "grammar": grammar, "min_new_tokens": 0})
+    if tool_choice is not None and "auto" not in tool_choice:
+        raise UnsupportedToolChoiceError(
+            f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "
+            "to the policy, or set sampling.grammar."
+        )
+    return base
