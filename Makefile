@@ -59,7 +59,7 @@ format: $(READY)  ## let ruff mend what it can
 
 docs: $(READY)  ## build the documentation into site/
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build -q --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/turn.py
