@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -102,7 +103,7 @@ async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], se
     ledgers = [rollout.ledger for rollout in rollouts]
     for ledger in ledgers:
         check_ledger(ledger)
-    rescored = merge([await rescore(ledger, policy.backend) for ledger in ledgers])
+    rescored = merge(await asyncio.gather(*(rescore(ledger, policy.backend) for ledger in ledgers)))
     turns = sum(len(ledger) for ledger in ledgers)
     drifted = sum(len(drifted_turns(ledger, policy.tokenizer)) for ledger in ledgers)
     sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
