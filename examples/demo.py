@@ -72,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", default="", help="tokenizer of that server's model; default: --model's")
     parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--concurrency", type=int, default=12)
     parser.add_argument("--out", default="runs")
     return parser.parse_args()
