@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from strands.types.content import ContentBlock, Message
-from strands.types.event_loop import StopReason
+from strands.types.event_loop import Metrics, StopReason, Usage
 from strands.types.streaming import StreamEvent
 
 from tito_core.backend.protocol import TokenResponse
@@ -56,15 +56,15 @@ def events(message: Message, reason: StopReason, response: TokenResponse) -> Ite
         yield {"contentBlockStop": {}}
     yield {"messageStop": {"stopReason": reason}}
     sampled = len(response.output_ids)
-    usage: dict[str, int] = {
+    usage: Usage = {
         "inputTokens": response.prompt_length,
         "outputTokens": sampled,
         "totalTokens": response.prompt_length + sampled,
     }
     if response.cached_tokens is not None:
         usage["cacheReadInputTokens"] = response.cached_tokens
-    metrics = {"latencyMs": round(response.latency_s * 1000)}
-    yield {"metadata": {"usage": usage, "metrics": metrics}}  # type: ignore[typeddict-item]
+    metrics: Metrics = {"latencyMs": round(response.latency_s * 1000)}
+    yield {"metadata": {"usage": usage, "metrics": metrics}}
 
 
 def _block_events(block: ContentBlock) -> tuple[Any, Any]:
