@@ -1,9 +1,7 @@
-"""Histories by content: which turn of a ledger a history continues (law 8). Never a cursor."""
+"""Histories as Strands hands them over: which turn of a ledger one continues (law 8). Never a cursor."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,66 +10,78 @@ from typing import Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
+from tito_core.branching import Situation, branch_of, refuse
+from tito_core.ledger.branch import Branch
+from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
-_DIGEST_SIZE = 16
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
+Opening = dict[str, Any]
+"""What comes before all messages: system prompt, tools, and the template's own fingerprint."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Where a history continues.
 
     Attributes:
         parent: The turn that it extends, or None for a new root.
         answered: Number of leading messages that `parent` accounts for; 0 for a root.
-        key: Digest of the whole history.
+        walk: How far the ledger knows the history.
+        branch: Why it does not simply go on after the latest turn, or None when it does.
     """
 
     parent: int | None
     answered: int
-    key: bytes
+    walk: Walk
+    branch: Branch | None
 
 
-def opening_key(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> bytes:
-    """Digest what comes before all messages: system prompt, tools, and the template's own fingerprint."""
-    return _digest(b"", {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template})
+def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
+    """Give what comes before all messages. A tool choice is no part of it: no template writes it into the prompt."""
+    return {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template}
 
 
-def extended_key(key: bytes, message: Message) -> bytes:
-    """Digest a history with one more message, as Strands hands it to a provider."""
-    content: list[Any] = list(message["content"])
-    if message["role"] == "assistant":
-        content = [_as_shown(block) for block in content] or [{"text": "[blank text]"}]
-    return _digest(key, {"role": message["role"], "content": content})
+def as_shown(message: Message) -> Message:
+    """Rewrite an answer of ours as Strands shows it to a provider (strands/event_loop/streaming.py)."""
+    content: list[Any] = [_as_shown(block) for block in message["content"]]
+    return {"role": "assistant", "content": content or [{"text": "[blank text]"}]}
 
 
 def _as_shown(block: Any) -> Any:
-    """Rewrite what Strands stores of an answer as it shows it to a provider (strands/event_loop/streaming.py)."""
     if "toolUse" in block and not _TOOL_NAME.fullmatch(block["toolUse"]["name"]):
         return {"toolUse": {**block["toolUse"], "name": "INVALID_TOOL_NAME"}}
     return block
 
 
-def find_place(ledger: Ledger, opening: bytes, messages: Messages, state: Mapping[str, Any] | None) -> Place:
-    """Find the latest turn that a history continues.
+def find_place(
+    ledger: Ledger, opening: Opening, messages: Messages, state: Mapping[str, Any] | None, *, may_branch: bool = True
+) -> Place:
+    """Find the turn that a history continues, and what it means when that is not simply the latest.
 
     A turn fits when the history starts with exactly the messages it was committed with, and nothing after them is
     an assistant's (which the engine did not sample in this place). Among several that fit, the agent's own key in
     `state` decides, then the latest commit.
+
+    Raises:
+        HistoryChangedError: `may_branch` is False, and the agent's own history changed.
     """
-    keys = [opening]
-    for message in messages:
-        keys.append(extended_key(keys[-1], message))
-    for answered in range(len(messages), 0, -1):
-        fitting = ledger.matching(keys[answered])
-        if fitting:
-            return Place(_own(ledger, fitting, state), answered, keys[-1])
-        if messages[answered - 1]["role"] == "assistant":
-            break
-    return Place(None, 0, keys[-1])
+    walk = ledger.walk([opening, *messages])
+    own = _own(ledger, state)
+    fit = _fit(walk, messages)
+    parent, answered = None, 0
+    if fit is not None:
+        entry, answered = fit
+        parent = _chosen(ledger, entry.turns, own)
+        ledger.adopt(parent, messages[answered - 1])
+    situation = Situation(ledger, walk, opening, messages, own, None if state is None else dict(state))
+    branch = branch_of(situation, parent)
+    if not may_branch:
+        refuse(situation, branch)
+    return Place(parent, answered, walk, branch)
 
 
 def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
@@ -80,20 +90,40 @@ def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
         state[STATE_KEY] = {"ledger": ledger.uuid, "turn": turn}
 
 
-def _own(ledger: Ledger, fitting: Sequence[int], state: Mapping[str, Any] | None) -> int:
+def ledger_of(state: Mapping[str, Any] | None) -> str | None:
+    """Give the identity of the ledger that an agent's own key names, or None."""
+    key = (state or {}).get(STATE_KEY)
+    uuid = key.get("ledger") if isinstance(key, Mapping) else None
+    return uuid if isinstance(uuid, str) else None
+
+
+def _own(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
+    """Give the turn that the agent's own key names, if it is one of this ledger."""
+    if ledger_of(state) != ledger.uuid or state is None:
+        return None
+    turn = state[STATE_KEY].get("turn")
+    return turn if isinstance(turn, int) and 0 <= turn < len(ledger) else None
+
+
+def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
+    """Find the deepest known entry that turns end in, with no assistant's message after it, and its depth."""
+    if any(message["role"] == "assistant" for message in walk.new if "role" in message):
+        return None
+    answered = walk.known - 1
+    for entry in walk.entry.upward():
+        if entry.turns:
+            return entry, answered
+        if answered < 1 or messages[answered - 1]["role"] == "assistant":
+            return None
+        answered -= 1
+    return None
+
+
+def _chosen(ledger: Ledger, fitting: Sequence[int], own: int | None) -> int:
     """Choose the agent's own turn, or the one it went back to: the nearest before its last one that fits."""
-    key = (state or {}).get(STATE_KEY) or {}
-    if key.get("ledger") == ledger.uuid and key.get("turn", len(ledger)) < len(ledger):
-        for turn in reversed(ledger.path(key["turn"])):
-            if turn.index in fitting:
-                return turn.index
-    return fitting[-1]
-
-
-def _digest(key: bytes, value: Any) -> bytes:
-    encoded = json.dumps(value, sort_keys=True, ensure_ascii=True, default=_encode)
-    return hashlib.blake2b(encoded.encode(), key=key, digest_size=_DIGEST_SIZE).digest()
-
-
-def _encode(value: Any) -> Any:
-    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+    turn = own
+    while turn is not None:
+        if turn in fitting:
+            return turn
+        turn = ledger[turn].parent
+    return max(fitting)

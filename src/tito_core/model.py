@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
@@ -21,11 +22,12 @@ from tito_core import settings, turns
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
-from tito_core.history import remember
+from tito_core.history import as_shown, ledger_of, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.policy import Policy
+from tito_core.store import LedgerFile
 from tito_core.view import events, stop_reason
 
 if TYPE_CHECKING:
@@ -47,6 +49,9 @@ class TITOModel(Model):
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
         ledger: The ledger to write to; a new one when None.
         context_window_limit: Tokens of context to use; the server's own length when None.
+        history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
+            "error" raises `HistoryChangedError` before anything is sent.
+        store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
 
@@ -65,8 +70,11 @@ class TITOModel(Model):
         template_arguments: Mapping[str, Any] | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
+        history: Literal["fork", "error"] = "fork",
+        store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
+        settings.may_branch(history)
         checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
@@ -76,9 +84,10 @@ class TITOModel(Model):
             tokenizer=tokenizer,
             parser=parser,
             template_arguments=template_arguments,
+            store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit)
+        self._begin(policy, checked, ledger, context_window_limit, history)
 
     @classmethod
     def of(
@@ -88,15 +97,19 @@ class TITOModel(Model):
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
+        history: Literal["fork", "error"] = "fork",
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
         model = cls.__new__(cls)
-        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit)
+        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history)
         return model
 
-    def _begin(self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None) -> None:
+    def _begin(
+        self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None, history: str
+    ) -> None:
         self.policy = policy
-        self.ledger = ledger if ledger is not None else Ledger()  # an empty ledger is falsy
+        self.ledger = self._streamed(ledger) if ledger is not None else policy.ledger()  # an empty ledger is falsy
+        self._may_branch = settings.may_branch(history)
         self._sampling = sampling
         self._limit = settings.context_limit(limit, policy.info.max_model_len)
 
@@ -147,10 +160,9 @@ class TITOModel(Model):
             return found[0]
         if not found:
             raise settings.SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
-        branches = "; ".join(f"turns {'-'.join(map(str, t.turns))} ({len(t)} tokens)" for t in found)
         raise settings.SeveralTrajectoriesError(
-            f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared: {branches}. "
-            "Use model.trajectories."
+            f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared. "
+            f"Use model.trajectories.\n{self.ledger.tree()}"
         )
 
     def reset(self) -> Ledger:
@@ -158,8 +170,10 @@ class TITOModel(Model):
 
         Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
         """
-        sealed, self.ledger = self.ledger, Ledger()
-        return sealed
+        sealed, self.ledger = self.ledger, self.policy.ledger()
+        if self.policy.store is not None:
+            self.policy.store.sync()
+        return sealed.seal()
 
     async def stream(
         self,
@@ -182,12 +196,21 @@ class TITOModel(Model):
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         settings.refuse_reserved_name(tool_specs)
+        self._restore(model_state)
         ledger = self.ledger  # a reset meanwhile seals it, and this turn still belongs to it
         system = settings.system_text(system_prompt, system_prompt_content)
         sampling = settings.turn_sampling(self._sampling, tool_choice, structured_output_model)
         try:
             prepared = turns.prepare(
-                self.policy, ledger, messages, system, tool_specs, model_state, sampling, self._limit
+                self.policy,
+                ledger,
+                messages,
+                system,
+                tool_specs,
+                model_state,
+                sampling,
+                context_limit=self._limit,
+                may_branch=self._may_branch,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:
@@ -201,8 +224,17 @@ class TITOModel(Model):
         for event in events(message, stop_reason(message, response), response):
             yield event
         # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-        turn = ledger.commit(draft)
+        turn = ledger.commit(draft, prepared.place.walk, as_shown(message))
         remember(model_state, ledger, turn.index)
+
+    def _streamed(self, ledger: Ledger) -> Ledger:
+        return ledger if self.policy.store is None or ledger.sink is not None else self.policy.store.attach(ledger)
+
+    def _restore(self, state: Mapping[str, Any] | None) -> None:
+        """Take up the ledger that a restored agent's key names, while nothing was written to ours."""
+        store, uuid = self.policy.store, ledger_of(state)
+        if store is not None and uuid is not None and uuid != self.ledger.uuid and not len(self.ledger):
+            self.ledger = self._streamed(store.load(uuid)) if uuid in store else self.ledger
 
     async def count_tokens(
         self,

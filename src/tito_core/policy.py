@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
@@ -14,12 +15,13 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.ledger.ledger import Ledger
 from tito_core.parsing.registry import ToolParser, get_tool_parser
+from tito_core.store import LedgerFile
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tito_core.ledger.ledger import Ledger
     from tito_core.model import TITOModel
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ class Policy:
         template: Its certified chat template.
         parser: Reads reasoning and calls out of completions.
         stop_token_ids: Ends of a turn: the template's closer and the tokenizer's end of sequence.
+        store: The file that every rollout's turns are appended to as they are committed, or None.
     """
 
     backend: Backend
@@ -44,6 +47,7 @@ class Policy:
     template: ChatTemplate
     parser: ToolParser
     stop_token_ids: tuple[int, ...]
+    store: LedgerFile | None = None
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -59,6 +63,7 @@ class Policy:
         tokenizer: str | PreTrainedTokenizerBase,
         parser: str = "hermes",
         template_arguments: Mapping[str, Any] | None = None,
+        store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> Policy:
         """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
@@ -69,11 +74,14 @@ class Policy:
             tokenizer: Name or folder of the model's tokenizer, or the object.
             parser: Name of the tool-call format.
             template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
+            store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
+                when its session is restored.
             **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
 
         Raises:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, BackendError: Each a sentence.
         """
+        file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
         template = ChatTemplate.of(loaded, **(template_arguments or {}))
@@ -82,7 +90,7 @@ class Policy:
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
         info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
-        return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)))
+        return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)), file)
 
     def model(
         self,
@@ -90,11 +98,21 @@ class Policy:
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
+        history: Literal["fork", "error"] = "fork",
     ) -> TITOModel:
-        """Make the Strands model of one rollout."""
+        """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
         from tito_core.model import TITOModel
 
-        return TITOModel.of(self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit)
+        return TITOModel.of(
+            self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit, history=history
+        )
+
+    def ledger(
+        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
+    ) -> Ledger:
+        """Make a new ledger that names this policy's tokenizer, and streams to the store where there is one."""
+        ledger = Ledger(group_id=group_id, task_id=task_id, tokenizer=self.tokenizer.name_or_path or None, user=user)
+        return ledger if self.store is None else self.store.attach(ledger)
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""

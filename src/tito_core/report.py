@@ -15,7 +15,8 @@ from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.drift import drifted_turns
 from tito_core.engine.errors import EngineError
-from tito_core.ledger.invariants import LawViolationError, check_ledger
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.parsing.parsed import CallStatus

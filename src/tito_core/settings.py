@@ -49,6 +49,17 @@ def system_text(system_prompt: str | None, content: list[SystemContentBlock] | N
     return "\n".join(block["text"] for block in content if "text" in block) or None
 
 
+def may_branch(history: str) -> bool:
+    """Read the `history` setting.
+
+    Raises:
+        ValueError: It is neither "fork" nor "error".
+    """
+    if history not in ("fork", "error"):
+        raise ValueError(f"history must be 'fork' or 'error', not {history!r}.")
+    return history == "fork"
+
+
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
     """Refuse a tool under the name by which malformed calls are reported, which must stay unknown to Strands."""
     for spec in tool_specs or ():

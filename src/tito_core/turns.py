@@ -18,7 +18,9 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
-from tito_core.history import Place, extended_key, find_place, opening_key
+from tito_core.history import Place, as_shown, find_place, opening_of
+from tito_core.ledger.columns import Columns
+from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.parsing.parsed import ParsedTurn
@@ -58,16 +60,19 @@ def prepare(
     tool_specs: Sequence[ToolSpec] | None,
     state: Mapping[str, Any] | None,
     sampling: SamplingParams,
+    *,
     context_limit: int | None,
+    may_branch: bool,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
     Raises:
+        HistoryChangedError: The agent's history changed, and `may_branch` is False.
         TemplateError, UnsupportedContentError: The messages cannot become tokens.
         ContextLengthError: They leave no room to answer.
     """
-    opening = opening_key(system_prompt, tool_specs, policy.template.fingerprint)
-    place = find_place(ledger, opening, messages, state)
+    opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
+    place = find_place(ledger, opening, messages, state, may_branch=may_branch)
     if place.parent is None:
         delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
     else:
@@ -111,19 +116,20 @@ def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> Parsed
 
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
     """Put one answered turn together, ready to commit."""
-    request = prepared.request
+    request, place = prepared.request, prepared.place
+    sampling = request.sampling.model_dump(mode="json")
     return Draft(
-        parent=prepared.place.parent,
-        prompt_ids=prepared.delta.ids,
-        prompt_provenance=prepared.delta.provenance,
-        output_ids=response.output_ids,
-        logprobs=response.logprobs,
+        parent=place.parent,
+        columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
         constrained=request.sampling.grammar is not None,
         prompt_length=response.prompt_length,
         finish=response.finish,
         stop=response.stop,
-        fingerprint=extended_key(prepared.place.key, message),
-        sampling=request.sampling.model_dump(mode="json"),
+        fingerprint=extended(place.walk.digest, as_shown(message)),
+        max_new_tokens=sampling.pop("max_new_tokens"),
+        sampling=sampling,
+        reasoning_closed=parsed.reasoning_closed,
+        branch=place.branch,
         calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
         engine=EngineRecord(
             backend=policy.backend.name,

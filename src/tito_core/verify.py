@@ -10,8 +10,8 @@ import numpy as np
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
+from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import Logprobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

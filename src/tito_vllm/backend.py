@@ -12,7 +12,7 @@ from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
-from tito_core.ledger.turn import TokenIds
+from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
 
 _PATH = "/v1/completions"

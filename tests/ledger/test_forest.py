@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from support.drafts import drafts
+from support.drafts import drafts, make_draft
 from tito_core import store
 from tito_core.ledger import Ledger, Provenance, check_ledger
 from tito_core.ledger.codec import from_record, to_record
@@ -75,15 +75,16 @@ ForestMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=
 TestForest = ForestMachine.TestCase
 
 
-def test_commit_copies_and_freezes_the_arrays() -> None:
-    from support.drafts import make_draft
-
+def test_a_draft_copies_its_arrays_and_nobody_can_write_to_them() -> None:
+    output = np.array([200, 201], np.int32)
+    draft = make_draft(None, 0, [100, 101], [0, 0], output_ids=output)
+    output[0] = 299
     ledger = Ledger()
-    draft = make_draft(None, 0, [100, 101], [200, 201])
     turn = ledger.commit(draft)
-    draft.output_ids[0] = 299
     assert turn.draft.output_ids.tolist() == [200, 201]
-    assert not turn.draft.output_ids.flags.writeable
+    columns = turn.draft.columns
+    views = (columns.ids, columns.prompt_ids, columns.output_ids, columns.logprobs, columns.prompt_provenance)
+    assert not any(view.flags.writeable for view in views)
     trajectory = ledger.trajectories()[0]
     assert not any(
         column.flags.writeable
@@ -92,8 +93,6 @@ def test_commit_copies_and_freezes_the_arrays() -> None:
 
 
 def test_constrained_tokens_are_trained_only_when_asked_for() -> None:
-    from support.drafts import make_draft
-
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [100], [200, 201], constrained=True))
     assert ledger.trajectories()[0].loss_mask.sum() == 0
@@ -102,8 +101,6 @@ def test_constrained_tokens_are_trained_only_when_asked_for() -> None:
 
 
 def test_segments_say_which_tokens_belong_to_which_turn() -> None:
-    from support.drafts import make_draft
-
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.commit(make_draft(0, 3, [102], [201, 202]))

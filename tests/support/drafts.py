@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from tito_core.ledger import CallRecord, Draft, EngineRecord, Finish, Provenance, Semantics, VersionSpan
+from tito_core.ledger import CallRecord, Columns, Draft, EngineRecord, Finish, Provenance, Semantics, VersionSpan
 
 
 def engine_record(length: int, cut: int | None = None, backend: str = "scripted") -> EngineRecord:
@@ -17,18 +17,24 @@ def engine_record(length: int, cut: int | None = None, backend: str = "scripted"
 
 
 def make_draft(parent: int | None, path_length: int, prompt: list[int], output: list[int], **changes: object) -> Draft:
-    fields: dict[str, object] = {
-        "parent": parent,
+    """Make a draft; `changes` are its fields, or any of the four columns."""
+    columns = {
         "prompt_ids": np.array(prompt, np.int32),
         "prompt_provenance": np.zeros(len(prompt), np.uint8),
         "output_ids": np.array(output, np.int32),
         "logprobs": -np.arange(1, len(output) + 1, dtype=np.float32),
+    }
+    columns |= {name: changes.pop(name) for name in list(columns) if name in changes}
+    fields: dict[str, object] = {
+        "parent": parent,
+        "columns": Columns.pack(**columns),
         "constrained": False,
         "prompt_length": path_length + len(prompt),
         "finish": Finish.STOP,
         "stop": output[-1] if output else None,
         "fingerprint": bytes([len(prompt) % 256, path_length % 256]),
         "sampling": {"temperature": 1.0},
+        "max_new_tokens": 64,
         "calls": (),
         "engine": engine_record(len(output)),
     }

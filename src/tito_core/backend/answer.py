@@ -9,8 +9,10 @@ import numpy as np
 
 from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.ledger.invariants import LawViolationError, check_logprobs, check_versions
-from tito_core.ledger.turn import Finish, Logprobs, TokenIds, VersionSpan
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.invariants import check_logprobs, check_versions
+from tito_core.ledger.turn import Finish, VersionSpan
 
 _INT32_MAX = 2**31 - 1
 

@@ -25,7 +25,7 @@ from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.ledger.turn import Logprobs, TokenIds
+from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
 ABORT_WITHIN_S = 5.0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.turn import Finish, Logprobs, TokenIds, VersionSpan
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.turn import Finish, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import numpy as np
 
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.turn import Semantics, TokenIds
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.turn import Semantics
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
 SAME_NATS = 0.02

@@ -8,7 +8,7 @@ import numpy as np
 
 from tito_core.backend.errors import BadRequestError, ContextLengthError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.turn import TokenIds
+from tito_core.ledger.columns import TokenIds
 
 _INT32_MAX = 2**31 - 1
 

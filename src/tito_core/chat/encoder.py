@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from tito_core.chat.plain import without_added_tokens
 from tito_core.chat.traced import Span, Traced
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.provenance import Provenance, Provenances
-from tito_core.ledger.turn import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

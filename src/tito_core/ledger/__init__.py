@@ -1,21 +1,42 @@
 """The ledger: what a rollout's tokens are and where each came from. Pure, synchronous, numpy only."""
 
-from tito_core.ledger.invariants import LawViolationError, check_ledger
-from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.branch import Branch, Reason
+from tito_core.ledger.columns import Column, Columns
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.ledger import Ledger, Sink
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Segment, Trajectory
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Semantics, Turn, VersionSpan
+from tito_core.ledger.turn import (
+    CallRecord,
+    Draft,
+    EngineRecord,
+    Finish,
+    MediaSpan,
+    Semantics,
+    Turn,
+    VersionSpan,
+)
 
 __all__ = [
+    "Annotation",
+    "Branch",
     "CallRecord",
+    "Column",
+    "Columns",
     "Draft",
     "EngineRecord",
     "Finish",
+    "Header",
     "LawViolationError",
     "Ledger",
+    "MediaSpan",
     "Provenance",
+    "Reason",
     "Segment",
     "Semantics",
+    "Sink",
     "Trajectory",
     "Turn",
     "VersionSpan",

@@ -6,99 +6,98 @@ Each raises `LawViolationError` with one sentence that names the law, turn, offs
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tito_core.ledger.columns import Column, Logprobs
+from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, is_output
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.ledger.turn import Draft, VersionSpan
+from tito_core.ledger.turn import Draft, MediaSpan, Turn, VersionSpan
 
 if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
 
 SENTINEL_LOGPROB = -9999.0
 """What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`); never a measurement."""
-
-
-class LawViolationError(ValueError):
-    """A law of the ledger does not hold.
-
-    Attributes:
-        law: Its number.
-    """
-
-    def __init__(self, law: int, sentence: str) -> None:
-        super().__init__(f"Law {law}: {sentence}")
-        self.law = law
+ROUNDING = 1e-4
+"""How far above 0 float32 rounding may put the logprob of a certain token, in nats."""
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """Check every law that a ledger alone can answer (1 to 4 and 10)."""
-    for turn in ledger:
-        check_draft(turn.draft, path_length=ledger.path_length(turn.parent), turn=turn.index)
-    for leaf, trajectory in zip(ledger.leaves(), ledger.trajectories(train_constrained=True), strict=True):
-        check_prefix(ledger, leaf)
+    """Check every law that a ledger alone can answer (1 to 4, 8 and 10)."""
+    turns = list(ledger)
+    if not _sound_values(turns):  # all turns at once; one by one only to name what is wrong
+        for turn in turns:
+            check_values(turn.draft, turn=turn.index)
+    extended: set[int | None] = set()
+    for turn in turns:
+        check_prefix(ledger, turn)
+        check_facts(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+        check_branch(turn, first=turn.parent not in extended)
+        extended.add(turn.parent)
+    trained: Counter[int] = Counter()
+    for trajectory in ledger.iter_trajectories():
         check_alignment(trajectory)
-    check_trained_once(ledger, ledger.trajectories())
+        count_trained(trajectory, trained)
+    check_trained_once(turns, trained)
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
-    """Check laws 1, 2, 4 and 10 on one turn, before it is committed or after.
+    """Check laws 1, 2, 3, 4 and 10 on one turn, before it is committed.
 
     Args:
         draft: The turn's content.
         path_length: Tokens before its delta.
         turn: Its index, for the message.
     """
-    _check_lengths(draft, turn)
-    _check_delta_provenance(draft, turn)
-    check_logprobs(draft.logprobs, turn=turn)
-    expected = path_length + len(draft.prompt_ids)
-    if draft.prompt_length != expected:
-        raise LawViolationError(
-            4,
-            f"turn {turn}: the engine reported a prompt of {draft.prompt_length} tokens, "
-            f"the ledger holds {expected} ({path_length} of the path and {len(draft.prompt_ids)} of the delta).",
-        )
-    check_versions(draft.engine.versions, len(draft.output_ids), turn=turn)
+    check_values(draft, turn=turn)
+    check_facts(draft, path_length=path_length, turn=turn)
 
 
-def _check_lengths(draft: Draft, turn: int) -> None:
-    if len(draft.prompt_ids) != len(draft.prompt_provenance):
-        raise LawViolationError(
-            2, f"turn {turn}: {len(draft.prompt_ids)} delta ids but {len(draft.prompt_provenance)} provenances."
-        )
-    if len(draft.output_ids) != len(draft.logprobs):
-        raise LawViolationError(
-            2, f"turn {turn}: {len(draft.output_ids)} output ids but {len(draft.logprobs)} logprobs."
-        )
+def check_values(draft: Draft, *, turn: int) -> None:
+    """Check laws 2, 3 and 4 on the columns of one turn: ids, the delta's provenance, logprobs."""
     for name, ids in (("delta", draft.prompt_ids), ("output", draft.output_ids)):
         if len(ids) and int(ids.min()) < 0:
             offset = int(np.argmin(ids))
             raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[offset])} at offset {offset} is negative.")
-
-
-def _check_delta_provenance(draft: Draft, turn: int) -> None:
-    wrong = np.flatnonzero(draft.prompt_provenance > Provenance.INSERTED)
-    if len(wrong):
-        found = int(draft.prompt_provenance[wrong[0]])
+    provenance = draft.prompt_provenance
+    if len(provenance) and int(provenance.max()) > Provenance.INSERTED:
+        offset = int(np.argmax(provenance > Provenance.INSERTED))
+        found = int(provenance[offset])
         raise LawViolationError(
-            3, f"turn {turn}: delta token {int(wrong[0])} has provenance {found}; only the engine's output may."
+            3, f"turn {turn}: delta token {offset} has provenance {found}; only the engine's output may."
         )
+    check_logprobs(draft.logprobs, turn=turn)
 
 
-def check_logprobs(logprobs: Sequence[float] | np.ndarray, *, turn: int | None = None) -> None:
+def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
+    """Check laws 2, 4 and 10 on what is said of one turn: prompt length, version spans, optional columns, media."""
+    expected = path_length + draft.columns.prompt
+    if draft.prompt_length != expected:
+        raise LawViolationError(
+            4,
+            f"turn {turn}: the engine reported a prompt of {draft.prompt_length} tokens, "
+            f"the ledger holds {expected} ({path_length} of the path and {draft.columns.prompt} of the delta).",
+        )
+    check_versions(draft.engine.versions, draft.columns.output, turn=turn)
+    for name, column in draft.extras.items():
+        check_column(name, column, start=path_length, middle=expected, output=draft.columns.output, turn=turn)
+    check_media(draft.media, start=path_length, stop=expected, turn=turn)
+
+
+def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = None) -> None:
     """Check law 4 on logprobs: finite, at most 0 (within float32 rounding), no sentinel."""
     values = np.asarray(logprobs, np.float32)
-    wrong = np.flatnonzero(~np.isfinite(values) | (values > 1e-4) | (values <= SENTINEL_LOGPROB))
-    if len(wrong):
-        offset = int(wrong[0])
-        where = "the answer" if turn is None else f"turn {turn}"
-        raise LawViolationError(
-            4, f"{where}: logprob {float(values[offset])} at output offset {offset} is no log-probability."
-        )
+    if _sound_logprobs(values):
+        return
+    offset = int(np.argmax(~np.isfinite(values) | (values > ROUNDING) | (values <= SENTINEL_LOGPROB)))
+    where = "the answer" if turn is None else f"turn {turn}"
+    raise LawViolationError(
+        4, f"{where}: logprob {float(values[offset])} at output offset {offset} is no log-probability."
+    )
 
 
 def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn: int | None = None) -> None:
@@ -117,17 +116,66 @@ def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn:
         )
 
 
-def check_prefix(ledger: Ledger, leaf: int) -> None:
-    """Check law 1 along one path: each turn's prompt starts with its parent's prompt and completion."""
-    at = 0
-    for turn in ledger.path(leaf):
-        if turn.path_length != at + turn.own_length or turn.draft.prompt_length != at + len(turn.draft.prompt_ids):
+def check_column(name: str, column: Column, *, start: int, middle: int, output: int, turn: int) -> None:
+    """Check law 2 on an optional column: its rows lie in the path; those of samples are the output's, one each."""
+    rows = len(column.values)
+    if name in ("top_ids", "top_logprobs", "sampling_mask"):
+        if (column.start, rows) != (middle, output):
             raise LawViolationError(
-                1,
-                f"turn {turn.index}: its prompt of {turn.draft.prompt_length} tokens does not extend "
-                f"the {at} tokens of its parent by its delta of {len(turn.draft.prompt_ids)}.",
+                2,
+                f"turn {turn}: column {name!r} has rows {column.start}:{column.start + rows}, "
+                f"expected those of the output, {middle}:{middle + output}.",
             )
-        at = turn.path_length
+    elif column.start < 0 or column.start + rows > middle + output:
+        raise LawViolationError(
+            2,
+            f"turn {turn}: column {name!r} has rows {column.start}:{column.start + rows}, "
+            f"outside the {middle + output} tokens of its path.",
+        )
+    if name == "top_logprobs":
+        check_logprobs(np.asarray(column.values.ravel(), np.float32), turn=turn)
+
+
+def check_media(media: Sequence[MediaSpan], *, start: int, stop: int, turn: int) -> None:
+    """Check law 2 on media: spans in order, apart, within the delta, each with a SHA-256 digest."""
+    at = start
+    for span in media:
+        if span.offset < at or span.length < 1 or span.offset + span.length > stop:
+            raise LawViolationError(
+                2,
+                f"turn {turn}: media span {span.offset}:{span.offset + span.length} should lie within {at}:{stop}.",
+            )
+        if len(span.sha256) != 32:
+            raise LawViolationError(2, f"turn {turn}: a media digest has {len(span.sha256)} bytes, SHA-256 has 32.")
+        at = span.offset + span.length
+
+
+def check_prefix(ledger: Ledger, turn: Turn) -> None:
+    """Check law 1: a turn's path is its parent's and then its own tokens."""
+    before = ledger.path_length(turn.parent)
+    if turn.path_length != before + turn.own_length:
+        raise LawViolationError(
+            1,
+            f"turn {turn.index}: its path has {turn.path_length} tokens, "
+            f"expected {before} of its parent and {turn.own_length} of its own.",
+        )
+
+
+def check_branch(turn: Turn, *, first: bool) -> None:
+    """Check law 8: just the turns that are not the first root, or the first after their parent, say why they branch.
+
+    Args:
+        turn: The turn.
+        first: Whether it is the first root, or the first turn after its parent.
+    """
+    branch = turn.draft.branch
+    where = "the first root" if turn.parent is None else f"the first turn after turn {turn.parent}"
+    if first and branch is not None:
+        raise LawViolationError(8, f"turn {turn.index}: it is {where}, and yet a branch ({branch}).")
+    if not first and branch is None:
+        raise LawViolationError(8, f"turn {turn.index}: it is not {where}, and no reason says why it branches.")
+    if branch is not None and branch.turn is not None and not 0 <= branch.turn < turn.index:
+        raise LawViolationError(8, f"turn {turn.index}: it left turn {branch.turn}, which is not before it.")
 
 
 def check_alignment(trajectory: Trajectory) -> None:
@@ -137,9 +185,9 @@ def check_alignment(trajectory: Trajectory) -> None:
         found = len(getattr(trajectory, name))
         if found != n:
             raise LawViolationError(2, f"column {name} has {found} entries for {n} token ids.")
-    wrong = np.flatnonzero(np.isfinite(trajectory.logprobs) != is_output(trajectory.provenance))
-    if len(wrong):
-        i = int(wrong[0])
+    wrong = np.isfinite(trajectory.logprobs) != is_output(trajectory.provenance)
+    if wrong.any():
+        i = int(np.argmax(wrong))
         raise LawViolationError(
             2, f"token {i} has provenance {int(trajectory.provenance[i])} and logprob {trajectory.logprobs[i]}."
         )
@@ -152,18 +200,41 @@ def check_alignment(trajectory: Trajectory) -> None:
         raise LawViolationError(2, f"segments end at {at}, the columns at {n}.")
 
 
-def check_trained_once(ledger: Ledger, trajectories: Sequence[Trajectory]) -> None:
-    """Check law 3: each sampled token has mask 1 in exactly one trajectory, and nothing else has."""
-    trained: Counter[int] = Counter()
-    for trajectory in trajectories:
-        if np.any(trajectory.loss_mask[~is_output(trajectory.provenance)]):
-            raise LawViolationError(3, "a token that the engine did not report as output has loss mask 1.")
-        for segment in trajectory.segments:
-            if segment.is_output:
-                trained[segment.turn] += int(trajectory.loss_mask[segment.start : segment.stop].sum())
-    for turn in ledger:
-        expected = 0 if turn.draft.constrained else len(turn.draft.output_ids)
+def count_trained(trajectory: Trajectory, trained: Counter[int]) -> None:
+    """Add the tokens with loss mask 1 of each turn, and check law 3: they are all output."""
+    if np.any(trajectory.loss_mask > is_output(trajectory.provenance)):
+        raise LawViolationError(3, "a token that the engine did not report as output has loss mask 1.")
+    upto = np.concatenate([[0], np.cumsum(trajectory.loss_mask, dtype=np.int64)]).tolist()
+    for segment in trajectory.segments:
+        if segment.is_output:
+            trained[segment.turn] += upto[segment.stop] - upto[segment.start]
+
+
+def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
+    """Check law 3: each sampled token has mask 1 in exactly one trajectory."""
+    for turn in turns:
+        expected = 0 if turn.draft.constrained else turn.draft.columns.output
         if trained[turn.index] != expected:
             raise LawViolationError(
                 3, f"turn {turn.index}: {trained[turn.index]} of its tokens are trained, expected {expected}."
             )
+
+
+def _sound_logprobs(values: Logprobs) -> bool:
+    """Tell whether all are log-probabilities; NaN makes both bounds NaN, which fails both comparisons."""
+    return not len(values) or bool(values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING)
+
+
+def _sound_values(turns: Sequence[Turn]) -> bool:
+    """Tell whether `check_values` holds on every turn, in one pass over each column."""
+    if not turns:
+        return True
+    columns = [turn.draft.columns for turn in turns]
+    ids = np.concatenate([c.ids for c in columns])
+    provenance = np.concatenate([c.prompt_provenance for c in columns])
+    logprobs = np.concatenate([c.logprobs for c in columns])
+    return (
+        (not len(ids) or int(ids.min()) >= 0)
+        and (not len(provenance) or int(provenance.max()) <= Provenance.INSERTED)
+        and _sound_logprobs(logprobs)
+    )

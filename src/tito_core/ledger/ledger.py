@@ -3,34 +3,87 @@
 from __future__ import annotations
 
 import threading
-import uuid as uuid_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tito_core.ledger import invariants
+from tito_core.ledger.branch import Branch, Reason
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.header import Annotation, Header, new_uuid
+from tito_core.ledger.histories import Entry, Histories, Walk
+from tito_core.ledger.sharing import Sharing
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Draft, TokenIds, Turn
+from tito_core.ledger.turn import Draft, Turn
 
-G = TypeVar("G", bound=np.generic)
+
+class Sink(Protocol):
+    """Where a ledger's records go as they come, such as a file.
+
+    Each method is called under the ledger's lock, before the record is part of the ledger: when it raises, the record
+    stays out.
+    """
+
+    def turn(self, header: Header, turn: Turn) -> None:
+        """Take a turn that is about to be committed."""
+
+    def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
+        """Take the ledger's `index`th annotation."""
 
 
 class Ledger:
-    """The record of one rollout. Threads may share it: `commit` holds the only lock.
+    """The record of one rollout. Threads may share it: every change holds the only lock.
 
     Args:
         uuid: Identity of the rollout; a random one when not given.
+        group_id: Shared by the rollouts of one prompt.
+        task_id: The task that the rollout tries.
+        tokenizer: Name of the policy's tokenizer.
+        user: Anything JSON that should be kept with it.
     """
 
-    def __init__(self, uuid: str | None = None) -> None:
-        self.uuid = uuid or str(uuid_module.uuid4())
+    def __init__(
+        self,
+        uuid: str | None = None,
+        *,
+        group_id: str | None = None,
+        task_id: str | None = None,
+        tokenizer: str | None = None,
+        user: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.header = Header(uuid or new_uuid(), group_id, task_id, tokenizer, dict(user or {}))
+        self.sink: Sink | None = None
         self._turns: list[Turn] = []
-        self._by_fingerprint: dict[bytes, list[int]] = {}
+        self._annotations: list[Annotation] = []
+        self._parents: set[int] = set()
+        self._histories = Histories()
+        self._sharing = Sharing()
         self._lock = threading.Lock()
         self._call_ids = 0
+
+    @classmethod
+    def load(cls, header: Header, turns: Sequence[Draft], annotations: Sequence[Annotation], call_ids: int) -> Ledger:
+        """Rebuild a ledger from its parts, in commit order, unchecked: `check_ledger` tells whether the laws hold.
+
+        Raises:
+            IndexError: A parent does not come before its turn.
+        """
+        ledger = cls(header.uuid)
+        ledger.header = header
+        for draft in turns:
+            turn = ledger._place(draft)
+            ledger._append(turn)
+            ledger._histories.load(draft.fingerprint, turn.index)
+        ledger._annotations = list(annotations)
+        ledger._call_ids = call_ids
+        return ledger
+
+    @property
+    def uuid(self) -> str:
+        """Identity of the rollout."""
+        return self.header.uuid
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -41,28 +94,81 @@ class Ledger:
     def __getitem__(self, index: int) -> Turn:
         return self._turns[index]
 
-    def commit(self, draft: Draft) -> Turn:
+    def commit(self, draft: Draft, walk: Walk | None = None, answer: Any = None) -> Turn:
         """Append a turn, whole or not at all.
 
-        The arrays are copied and frozen; the draft's laws are checked before anything changes.
+        Args:
+            draft: The turn's content; its laws are checked before anything changes.
+            walk: The history that it answers, so that the next one finds it; without, only its digest is known.
+            answer: The message that follows that history.
 
         Raises:
-            LawViolationError: The draft breaks law 1, 2 or 4.
+            LawViolationError: The draft breaks law 1, 2, 4 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
         """
-        frozen = _frozen(draft)
         with self._lock:
-            start = self.path_length(draft.parent)
-            invariants.check_draft(frozen, path_length=start, turn=len(self._turns))
-            length = start + len(frozen.prompt_ids) + len(frozen.output_ids)
-            turn = Turn(index=len(self._turns), draft=frozen, path_length=length)
-            self._turns.append(turn)
-            self._by_fingerprint.setdefault(frozen.fingerprint, []).append(turn.index)
+            turn = self._place(self._linked(draft))
+            invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+            if self.sink is not None:
+                self.sink.turn(self.header, turn)
+            self._append(turn)
+            if walk is None:
+                self._histories.load(draft.fingerprint, turn.index)
+            else:
+                self._histories.add(walk, answer, draft.fingerprint, turn.index)
             return turn
 
-    def matching(self, fingerprint: bytes) -> tuple[int, ...]:
-        """List the turns whose history has this fingerprint, oldest first."""
-        return tuple(self._by_fingerprint.get(fingerprint, ()))
+    def walk(self, history: Sequence[Any]) -> Walk:
+        """Follow a history, its opening first, as far as this ledger knows it."""
+        with self._lock:
+            return self._histories.walk(history)
+
+    def adopt(self, turn: int, answer: Any) -> None:
+        """Refer to the caller's own strings for the answer of a turn."""
+        with self._lock:
+            self._histories.adopt(turn, answer)
+
+    def entry_of(self, turn: int) -> Entry | None:
+        """Give what is known of a turn's history, or None where only its digest is."""
+        return self._histories.entry_of(turn)
+
+    def retained(self) -> list[Any]:
+        """List the messages that are kept by reference, to find the parents of turns to come."""
+        with self._lock:
+            return [entry.message for entry in self._histories.entries()]
+
+    def seal(self) -> Ledger:
+        """Let go of the messages that are kept by reference. Turns may still come; digests find their parents."""
+        with self._lock:
+            self._histories.forget()
+        return self
+
+    def annotate(self, name: str, value: Any, *, turn: int | None = None) -> Annotation:
+        """Add an annotation, such as a reward or why the rollout ended.
+
+        Raises:
+            IndexError: `turn` is not a turn of this ledger.
+        """
+        with self._lock:
+            if turn is not None and not 0 <= turn < len(self._turns):
+                raise IndexError(f"There is no turn {turn} to annotate; the ledger holds {len(self._turns)}.")
+            annotation = Annotation(name, value, turn)
+            if self.sink is not None:
+                self.sink.annotation(self.header, len(self._annotations), annotation)
+            self._annotations.append(annotation)
+            return annotation
+
+    @property
+    def annotations(self) -> tuple[Annotation, ...]:
+        """Every annotation, in the order they came."""
+        return tuple(self._annotations)
+
+    def annotation(self, name: str, *, turn: int | None = None, default: Any = None) -> Any:
+        """Give the latest value of a name, or `default`."""
+        for annotation in reversed(self._annotations):
+            if (annotation.name, annotation.turn) == (name, turn):
+                return annotation.value
+        return default
 
     def next_call_id(self) -> str:
         """Give a tool-call id that is unique in this ledger and the same on every backend (law 13)."""
@@ -75,18 +181,13 @@ class Ledger:
         """How many tool-call ids were given out."""
         return self._call_ids
 
-    def resume_call_ids(self, given: int) -> None:
-        """Go on counting after a ledger was loaded, so that no id is given twice."""
-        with self._lock:
-            self._call_ids = max(self._call_ids, given)
-
     def path(self, index: int | None) -> list[Turn]:
         """List the turns from the root to `index`, both included; empty for None."""
         turns: list[Turn] = []
         while index is not None:
             turn = self._turns[index]
             turns.append(turn)
-            index = turn.parent
+            index = turn.draft.parent
         return turns[::-1]
 
     def path_length(self, index: int | None) -> int:
@@ -95,37 +196,52 @@ class Ledger:
 
     def path_ids(self, index: int | None) -> TokenIds:
         """Give every token id from the root to the end of turn `index`, shape (path_length,)."""
-        parts = [ids for turn in self.path(index) for ids in (turn.draft.prompt_ids, turn.draft.output_ids)]
+        parts = [turn.draft.columns.ids for turn in self.path(index)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    def extended(self, index: int) -> bool:
+        """Tell whether a turn has any turn after it."""
+        return index in self._parents
 
     def leaves(self) -> list[int]:
         """List the turns that no turn extends, in commit order: one trajectory each."""
-        parents = {turn.parent for turn in self._turns}
-        return [turn.index for turn in self._turns if turn.index not in parents]
+        return [turn.index for turn in self if turn.index not in self._parents]
 
-    def trajectories(self, *, train_constrained: bool = False) -> list[Trajectory]:
-        """Flatten every root-to-leaf path; a shared turn is trained in the first one only (law 3)."""
+    def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
+        """Flatten one root-to-leaf path after the other; a shared turn is trained in the first one only (law 3)."""
         seen: set[int] = set()
-        result = []
         for leaf in self.leaves():
             path = self.path(leaf)
-            result.append(assemble(path, context=frozenset(seen), train_constrained=train_constrained))
+            yield assemble(path, context=frozenset(seen), train_constrained=train_constrained)
             seen.update(turn.index for turn in path)
-        return result
 
+    def trajectories(self, *, train_constrained: bool = False) -> list[Trajectory]:
+        """List every root-to-leaf path, as `iter_trajectories` gives them."""
+        return list(self.iter_trajectories(train_constrained=train_constrained))
 
-def _frozen(draft: Draft) -> Draft:
-    """Copy the draft with arrays of the ledger's dtypes that nobody can write to."""
-    return replace(
-        draft,
-        prompt_ids=_copied(draft.prompt_ids, np.int32),
-        prompt_provenance=_copied(draft.prompt_provenance, np.uint8),
-        output_ids=_copied(draft.output_ids, np.int32),
-        logprobs=_copied(draft.logprobs, np.float32),
-    )
+    def tree(self) -> str:
+        """Draw the forest, a line a turn, so that a person sees what happened."""
+        from tito_core.ledger.tree import draw
 
+        return draw(self)
 
-def _copied(array: npt.ArrayLike, dtype: type[G]) -> npt.NDArray[G]:
-    copy = np.array(array, dtype)
-    copy.setflags(write=False)
-    return copy
+    def _place(self, draft: Draft) -> Turn:
+        """Give the turn that a draft would become; the ledger does not change."""
+        index = len(self._turns)
+        if draft.parent is not None and not 0 <= draft.parent < index:
+            raise IndexError(f"Turn {index} cannot follow turn {draft.parent}: the ledger holds {index} turns.")
+        length = self.path_length(draft.parent) + draft.columns.prompt + draft.columns.output
+        return self._sharing.turn(index, draft, length, self._call_ids)
+
+    def _linked(self, draft: Draft) -> Draft:
+        """Say why a draft branches that did not when it was prepared: others committed meanwhile (law 8)."""
+        taken = bool(self._turns) if draft.parent is None else draft.parent in self._parents
+        if draft.branch is not None or not taken:
+            return draft
+        return replace(draft, branch=Branch(Reason.SEPARATE, draft.parent))
+
+    def _append(self, turn: Turn) -> None:
+        self._turns.append(turn)
+        self._sharing.keep(turn)
+        if turn.draft.parent is not None:
+            self._parents.add(turn.draft.parent)

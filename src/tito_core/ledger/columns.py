@@ -1,0 +1,147 @@
+"""Per-token columns of one turn: the four that every turn has, packed, and the optional ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.provenance import Provenances
+
+TokenIds = npt.NDArray[np.int32]
+"""Token ids, dtype int32, shape (n,)."""
+Logprobs = npt.NDArray[np.float32]
+"""Natural-log probabilities, dtype float32, shape (n,)."""
+
+_ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
+_NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The columns of one turn's own tokens, in one immutable buffer: 5 bytes a prompt token, 8 an output token.
+
+    Little-endian, without gaps: ids (int32) of the prompt tokens and then of the output, the output's logprobs
+    (float32), the prompt's provenance (uint8). The output's provenance is one value for all of it, held by the turn.
+
+    Attributes:
+        prompt: Number of prompt tokens that the turn adds, its delta.
+        output: Number of output tokens.
+        buffer: The columns.
+    """
+
+    prompt: int
+    output: int
+    buffer: bytes
+
+    def __post_init__(self) -> None:
+        expected = 5 * self.prompt + 8 * self.output
+        if len(self.buffer) != expected or self.prompt < 0 or self.output < 0:
+            raise LawViolationError(
+                2,
+                f"columns of {self.prompt} prompt and {self.output} output tokens take {expected} bytes, "
+                f"found {len(self.buffer)}.",
+            )
+
+    @classmethod
+    def pack(
+        cls,
+        prompt_ids: npt.ArrayLike,
+        prompt_provenance: npt.ArrayLike,
+        output_ids: npt.ArrayLike,
+        logprobs: npt.ArrayLike,
+    ) -> Columns:
+        """Copy arrays of shapes (p,), (p,), (n,), (n,) into one buffer.
+
+        Raises:
+            LawViolationError: Law 2: lengths differ, or a value is no token id, provenance or float.
+        """
+        ids, answer = _whole("delta ids", prompt_ids, _ID), _whole("output ids", output_ids, _ID)
+        provenance = _whole("provenance", prompt_provenance, np.dtype("u1"))
+        scores = np.asarray(logprobs)
+        if scores.ndim != 1 or (scores.dtype.kind != "f" and len(scores)):
+            raise LawViolationError(2, f"logprobs must be floats of shape (n,), not {scores.dtype} {scores.shape}.")
+        if len(ids) != len(provenance):
+            raise LawViolationError(2, f"{len(ids)} delta ids but {len(provenance)} provenances.")
+        if len(answer) != len(scores):
+            raise LawViolationError(2, f"{len(answer)} output ids but {len(scores)} logprobs.")
+        parts = (ids, answer, scores.astype(_LOGPROB, copy=False), provenance)
+        return cls(len(ids), len(answer), b"".join([part.tobytes() for part in parts]))
+
+    @property
+    def ids(self) -> TokenIds:
+        """Ids of prompt and output, shape (p + n,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt + self.output)
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """Ids of the delta, shape (p,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt)
+
+    @property
+    def output_ids(self) -> TokenIds:
+        """Ids that the engine reported, shape (n,)."""
+        return np.frombuffer(self.buffer, _ID, self.output, 4 * self.prompt)
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """One for each of `output_ids`, shape (n,)."""
+        return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
+
+    @property
+    def prompt_provenance(self) -> Provenances:
+        """One value for each of `prompt_ids`, shape (p,)."""
+        return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """An optional column: row i belongs to token `start + i` of the path, counted from its root.
+
+    Known names: `prompt_logprobs` (rows,), `top_ids` and `top_logprobs` (n, k), `routed_experts`
+    (rows, layers, experts), `sampling_mask` (n, k): the ids that a truncated sampler kept, -1 where there are fewer.
+
+    Attributes:
+        start: Offset of the first row in the path.
+        values: Shape (rows, ...), read-only, in the smallest dtype that holds it.
+    """
+
+    start: int
+    values: npt.NDArray[np.generic]
+
+    @classmethod
+    def of(cls, start: int, values: npt.ArrayLike) -> Column:
+        """Copy values into the smallest integer dtype that holds them; floats become float32."""
+        array = np.asarray(values)
+        if array.ndim == 0 or array.dtype.kind not in "iubf":
+            raise LawViolationError(2, f"an optional column must hold numbers row by row, not {array.dtype}.")
+        copy = np.array(array, _LOGPROB if array.dtype.kind == "f" else _narrowest(array))
+        copy.setflags(write=False)
+        return cls(start, copy)
+
+
+def _narrowest(array: npt.NDArray[np.generic]) -> np.dtype[Any]:
+    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    for dtype in _NARROW:
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return dtype
+    raise LawViolationError(2, f"an optional column holds {low} to {high}, more than int32 takes.")
+
+
+def _whole(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
+    """Give whole numbers as `dtype`; a cast that would change one is refused."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise LawViolationError(2, f"{name} must have shape (n,), not {array.shape}.")
+    if array.dtype == dtype or not len(array):
+        return array.astype(dtype, copy=False)
+    if array.dtype.kind not in "iu":
+        raise LawViolationError(2, f"{name} must be whole numbers, not {array.dtype}.")
+    bounds = np.iinfo(dtype)
+    low, high = int(array.min()), int(array.max())
+    if low < bounds.min or high > bounds.max:
+        raise LawViolationError(2, f"{name} hold {low} to {high}, outside {bounds.min} to {bounds.max}.")
+    return array.astype(dtype)

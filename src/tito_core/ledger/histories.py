@@ -1,0 +1,174 @@
+"""Which histories a ledger knows: a tree of messages, compared by content, with the turns that answered them.
+
+A history is the opening (what comes before all messages) and its messages, as plain JSON-like values. What is known is
+kept by reference to the caller's own strings, so that finding a long history costs a comparison of pointers; digests
+serve what was loaded from a file, of which only they are known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tito_core.ledger.strict import strict
+
+DIGEST_BYTES = 16
+
+
+class Entry:
+    """One more message, a strict copy, after those of `above`; children and turns are only added."""
+
+    __slots__ = ("above", "children", "digest", "message", "turns")
+
+    def __init__(self, above: Entry | None, message: Any, digest: bytes) -> None:
+        self.above = above
+        self.message = message
+        self.digest = digest
+        self.children: list[Entry] = []
+        self.turns: list[int] = []
+
+    def child(self, message: Any) -> Entry | None:
+        """Find the entry for one more message, newest first."""
+        for entry in self.children:
+            if entry.message == message:
+                return entry
+        return None
+
+    def add(self, message: Any, digest: bytes) -> Entry:
+        """Give the entry for one more message, made if need be."""
+        entry = self.child(message)
+        if entry is None:
+            entry = Entry(self, message, digest)
+            self.children.insert(0, entry)
+        return entry
+
+    def upward(self) -> Iterator[Entry]:
+        """Yield this entry and those above it, but not the tree's root, which has no message."""
+        entry = self
+        while entry.above is not None:
+            yield entry
+            entry = entry.above
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """How far a history is known.
+
+    Attributes:
+        entry: The deepest known entry.
+        known: Number of items, opening included, that lead there.
+        new: Strict copies of the items after it.
+        digests: Digest of the history up to and including each of `new`.
+    """
+
+    entry: Entry
+    known: int
+    new: tuple[Any, ...]
+    digests: tuple[bytes, ...]
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the whole history."""
+        return self.digests[-1] if self.digests else self.entry.digest
+
+
+class Histories:
+    """The tree. Its owner, the ledger, holds the lock while it calls."""
+
+    def __init__(self) -> None:
+        self._root = Entry(None, None, b"")
+        self._entries: dict[int, Entry] = {}
+        self._loaded: dict[bytes, list[int]] = {}
+
+    def walk(self, history: Sequence[Any]) -> Walk:
+        """Follow a history, opening first, as far as it is known."""
+        entry, known = self._root, 0
+        for message in history:
+            for child in entry.children:  # Entry.child, without a call a message
+                if child.message == message:
+                    break
+            else:
+                break
+            entry = child
+            known += 1
+        digests = self._digests(entry.digest, history[known:])
+        if self._loaded:
+            entry, known = self._graft(entry, known, history, digests)
+        new = tuple([strict(message) for message in history[known:]])
+        return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]))
+
+    def add(self, walk: Walk, answer: Any, fingerprint: bytes, turn: int) -> None:
+        """Keep what a turn answered, and its answer, whose digest after that history is `fingerprint`."""
+        entry = walk.entry
+        for message, digest in zip(walk.new, walk.digests, strict=True):
+            entry = entry.add(message, digest)
+        entry = entry.add(strict(answer), fingerprint)
+        entry.turns.append(turn)
+        self._entries[turn] = entry
+
+    def load(self, fingerprint: bytes, turn: int) -> None:
+        """Keep a turn of which only the digest is known."""
+        self._loaded.setdefault(fingerprint, []).append(turn)
+
+    def entry_of(self, turn: int) -> Entry | None:
+        """Give the entry of a turn's answer, or None where only its digest is known."""
+        return self._entries.get(turn)
+
+    def adopt(self, turn: int, answer: Any) -> None:
+        """Refer to the caller's own strings for a turn's answer, which is equal to what is known of it.
+
+        Strands makes new strings of the answer that it was given; from then on it hands out those.
+        """
+        entry = self._entries.get(turn)
+        if entry is not None and not entry.children:
+            entry.message = strict(answer)
+
+    def forget(self) -> None:
+        """Let go of every message; what is known stays known by its digest."""
+        for turn, entry in sorted(self._entries.items()):
+            self.load(entry.digest, turn)
+        self._entries.clear()
+        self._root = Entry(None, None, b"")
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield every entry."""
+        waiting = list(self._root.children)
+        while waiting:
+            entry = waiting.pop()
+            yield entry
+            waiting += entry.children
+
+    def _graft(self, entry: Entry, known: int, history: Sequence[Any], digests: Sequence[bytes]) -> tuple[Entry, int]:
+        """Take up the messages that lead to loaded turns, now that somebody shows them."""
+        first = known
+        for end in range(len(digests), 0, -1):
+            if digests[end - 1] not in self._loaded:
+                continue
+            for message, digest in zip(history[first : first + end], digests[:end], strict=True):
+                entry = entry.add(strict(message), digest)
+                for turn in self._loaded.pop(digest, ()):
+                    entry.turns.append(turn)
+                    self._entries[turn] = entry
+            return entry, first + end
+        return entry, known
+
+    @staticmethod
+    def _digests(start: bytes, messages: Sequence[Any]) -> list[bytes]:
+        digests = []
+        for message in messages:
+            start = extended(start, message)
+            digests.append(start)
+        return digests
+
+
+def extended(digest: bytes, message: Any) -> bytes:
+    """Digest a history with one more message: BLAKE2b of its JSON with sorted keys, keyed by the digest so far."""
+    encoded = json.dumps(message, sort_keys=True, ensure_ascii=True, default=_encoded)
+    return hashlib.blake2b(encoded.encode(), key=digest, digest_size=DIGEST_BYTES).digest()
+
+
+def _encoded(value: Any) -> str:
+    return f"sha256:{hashlib.sha256(value).hexdigest()}" if isinstance(value, bytes) else repr(value)

@@ -1,0 +1,41 @@
+"""Ledgers in files: every turn appended as it is committed, read back lazily, safe against a crash at any byte."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import msgspec
+
+from tito_core.ledger.codec import SchemaError, to_record
+from tito_core.ledger.ledger import Ledger
+from tito_core.store.file import LedgerFile
+
+__all__ = ["LedgerFile", "SchemaError", "append", "encode", "read"]
+
+
+def encode(ledger: Ledger, *, engine: bool = True) -> bytes:
+    """Encode one ledger canonically: equal ledgers give equal bytes (law 13 compares them without `engine`)."""
+    return msgspec.msgpack.encode(to_record(ledger, engine=engine), order="deterministic")
+
+
+def append(path: str | os.PathLike[str], ledgers: Iterable[Ledger]) -> None:
+    """Append ledgers to a file, made if need be, and wait until they are on the disk.
+
+    Of a ledger that the file has already, only what is new is written.
+    """
+    with LedgerFile(path, "a") as file:
+        for ledger in ledgers:
+            file.append(ledger)
+        file.sync()
+
+
+def read(path: str | os.PathLike[str]) -> list[Ledger]:
+    """Read every ledger of a file and check its laws; a torn tail is left out.
+
+    Raises:
+        SchemaError: Not such a file, damaged in the middle, or written by a newer version.
+        LawViolationError: A ledger in it breaks a law.
+    """
+    with LedgerFile(path) as file:
+        return [file.load(uuid) for uuid in file.uuids]

@@ -1,0 +1,229 @@
+"""A file of ledgers: an index of where each record lies, ledgers read when they are asked for, turns appended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import uuid as uuid_module
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+
+from tito_core.ledger.codec import SchemaError, annotation_record, assemble, header_record, turn_record
+from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.records import AnnotationRecord, HeaderRecord, TurnRecord
+from tito_core.ledger.turn import Turn
+from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed, frames
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
+    Kind.HEADER: msgspec.msgpack.Decoder(HeaderRecord),
+    Kind.TURN: msgspec.msgpack.Decoder(TurnRecord),
+    Kind.ANNOTATION: msgspec.msgpack.Decoder(AnnotationRecord),
+}
+
+
+class LedgerFile:
+    """A file of ledgers, and the sink of those that stream into it.
+
+    Opening scans the file once and keeps where each record lies; a ledger is decoded when it is asked for. Several
+    processes may append at once: each record is written whole under a lock of the file. A torn tail that a crash left
+    is cut before anything is appended, and skipped by who only reads.
+
+    Args:
+        path: The file.
+        mode: "r" to read, "a" to append too, which makes the file if need be.
+
+    Raises:
+        SchemaError: Not such a file, damaged in the middle, or written by a newer version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r") -> None:
+        self.path = Path(path)
+        self._frames: dict[bytes, list[Frame]] = {}
+        self._counts: dict[bytes, dict[Kind, int]] = {}
+        self._end = 0
+        self._lock = threading.RLock()
+        self._file = open(self.path, "rb" if mode == "r" else "a+b", buffering=0 if mode == "a" else -1)  # noqa: SIM115
+        try:
+            if mode == "a":
+                with self._exclusive():
+                    pass
+            else:
+                expect_preamble(self._file, self.path)
+                self._end = len(PREAMBLE)
+                self._scan()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __contains__(self, uuid: object) -> bool:
+        return uuid in self.uuids
+
+    def __iter__(self) -> Iterator[Ledger]:
+        for uuid in self.uuids:
+            yield self.load(uuid)
+
+    @property
+    def uuids(self) -> list[str]:
+        """Identities of the ledgers, in the order they began."""
+        return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._frames]
+
+    def load(self, uuid: str, *, check: bool = True) -> Ledger:
+        """Read one ledger.
+
+        Args:
+            uuid: Its identity.
+            check: Whether to check its laws.
+
+        Raises:
+            KeyError: The file has no such ledger.
+            SchemaError: Its records do not fit together.
+            LawViolationError: It breaks a law.
+        """
+        with self._lock:
+            found = self._frames.get(_packed(uuid))
+            if found is None:
+                raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
+            records = [(frame.kind, self._record(frame)) for frame in found]
+        if records[0][0] != Kind.HEADER:
+            raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
+        turns = [record for kind, record in records if kind == Kind.TURN]
+        annotations = [record for kind, record in records if kind == Kind.ANNOTATION]
+        ledger = assemble(records[0][1], turns, annotations)
+        if check:
+            check_ledger(ledger)
+        return ledger
+
+    def append(self, ledger: Ledger) -> None:
+        """Write what the file does not have of a ledger yet.
+
+        Raises:
+            SchemaError: The file has more of this ledger than it holds itself.
+        """
+        with self._exclusive():
+            written = self._written(ledger.uuid)
+            turns, annotations = list(ledger)[written[Kind.TURN] :], ledger.annotations[written[Kind.ANNOTATION] :]
+            if written[Kind.TURN] > len(ledger) or written[Kind.ANNOTATION] > len(ledger.annotations):
+                raise SchemaError(
+                    f"{self.path} has {written[Kind.TURN]} turns of ledger {ledger.uuid}, which itself holds "
+                    f"{len(ledger)}: load it from the file before going on with it."
+                )
+            parts = [framed(Kind.TURN, _packed(ledger.uuid), _ENCODER.encode(turn_record(turn))) for turn in turns]
+            parts += [
+                framed(Kind.ANNOTATION, _packed(ledger.uuid), _ENCODER.encode(annotation_record(annotation)))
+                for annotation in annotations
+            ]
+            self._write(ledger.header, b"".join(parts))
+
+    def attach(self, ledger: Ledger) -> Ledger:
+        """Write what a ledger holds so far, and from now on every turn and annotation as it comes."""
+        if len(ledger) or ledger.annotations or _packed(ledger.uuid) in self._frames:
+            self.append(ledger)
+        ledger.sink = self
+        return ledger
+
+    def turn(self, header: Header, turn: Turn) -> None:
+        """Take a turn that is about to be committed (`Sink`)."""
+        self._stream(header, Kind.TURN, turn.index, _ENCODER.encode(turn_record(turn)))
+
+    def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
+        """Take a ledger's next annotation (`Sink`)."""
+        self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(annotation_record(annotation)))
+
+    def sync(self) -> None:
+        """Wait until everything that was written is on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file. What was written stays, and is on the disk after `sync`."""
+        self._file.close()
+
+    def _stream(self, header: Header, kind: Kind, index: int, payload: bytes) -> None:
+        with self._exclusive():
+            written = self._written(header.uuid)[kind]
+            if written != index:
+                raise SchemaError(
+                    f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, and number "
+                    f"{index} came: somebody else writes to the same ledger, or it was not attached whole."
+                )
+            self._write(header, framed(kind, _packed(header.uuid), payload))
+
+    def _write(self, header: Header, data: bytes) -> None:
+        """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""
+        if _packed(header.uuid) not in self._frames:
+            data = framed(Kind.HEADER, _packed(header.uuid), _ENCODER.encode(header_record(header))) + data
+        try:
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except BaseException:
+            self._file.truncate(self._end)
+            raise
+        self._scan()
+
+    def _written(self, uuid: str) -> dict[Kind, int]:
+        return self._counts.get(_packed(uuid)) or dict.fromkeys(Kind, 0)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the file alone, with its index up to date and its torn tail cut."""
+        with self._lock:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX)
+            try:
+                self._catch_up()
+                yield
+            finally:
+                fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)
+
+    def _catch_up(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        if size < len(PREAMBLE):
+            self._file.seek(0)
+            if PREAMBLE.startswith(self._file.read(size)):
+                self._file.truncate(0)
+                self._file.write(PREAMBLE)
+                size = len(PREAMBLE)
+        if not self._end:
+            self._file.seek(0)
+            expect_preamble(self._file, self.path)
+            self._end = len(PREAMBLE)
+        if size != self._end:
+            self._scan()
+            self._file.truncate(self._end)
+
+    def _scan(self) -> None:
+        for frame in frames(self._file, self._end, self.path):
+            self._frames.setdefault(frame.uuid, []).append(frame)
+            self._counts.setdefault(frame.uuid, dict.fromkeys(Kind, 0))[frame.kind] += 1
+            self._end = frame.stop
+
+    def _record(self, frame: Frame) -> Any:
+        payload = os.pread(self._file.fileno(), frame.length, frame.offset)
+        try:
+            return _DECODERS[frame.kind].decode(payload)
+        except msgspec.MsgspecError as error:
+            raise SchemaError(
+                f"{self.path}: the {frame.kind.name.lower()} record at byte {frame.offset} does not have the schema's "
+                f"fields: {error}."
+            ) from error
+
+
+def _packed(uuid: str) -> bytes:
+    return uuid_module.UUID(uuid).bytes
