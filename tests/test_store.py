@@ -45,10 +45,7 @@ def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Pat
                 whole_at.append((path.stat().st_size, made.uuid, len(made)))
     cut = data.draw(st.integers(0, path.stat().st_size))
     path.write_bytes(path.read_bytes()[:cut])
-    expected: dict[str, int] = {}
-    for end, uuid, turns in whole_at:
-        if end <= cut:
-            expected[uuid] = turns
+    expected = {uuid: turns for end, uuid, turns in whole_at if end <= cut}
     if cut >= len(PREAMBLE):
         found = {made.uuid: len(made) for made in store.read(path)}
         assert {uuid: turns for uuid, turns in found.items() if turns} == expected
