@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.drafts import make_draft
 from tito_core import store
 from tito_core.ledger import Ledger
-from tito_core.ledger.codec import SchemaError, from_record, to_record
+from tito_core.store import SchemaError, from_record, to_record
 from tito_core.store.frames import PREAMBLE
 
 

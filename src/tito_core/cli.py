@@ -12,7 +12,6 @@ from rich.console import Console
 
 from tito_core import store
 from tito_core.engine.cli import app as engine_app
-from tito_core.ledger.codec import SchemaError
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.report import EXPECTED_ERRORS, Rollout, rescored_line, rollout_table
@@ -57,6 +56,6 @@ def main() -> None:
     """Run the command; errors for people are one sentence and exit status 1."""
     try:
         app()
-    except (*EXPECTED_ERRORS, SchemaError) as error:
+    except (*EXPECTED_ERRORS, store.SchemaError) as error:
         Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)

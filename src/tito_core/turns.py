@@ -22,7 +22,7 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampling, Server
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message
@@ -101,10 +101,12 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
                 return task.result()
             if cancel is not None and cancel.is_set():
                 raise CancelledBySignal
-    finally:
-        if not task.done():
-            task.cancel()
+    except BaseException as lost:
+        task.cancel()
+        # A coroutine that is closed cannot wait; its task aborts by itself.
+        if not task.done() and not isinstance(lost, GeneratorExit):
             await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
+        raise
 
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
@@ -127,17 +129,15 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
         stop=response.stop,
         fingerprint=extended(place.walk.digest, as_shown(message)),
         max_new_tokens=sampling.pop("max_new_tokens"),
-        sampling=sampling,
+        sampling=Sampling(sampling),
         reasoning_closed=parsed.reasoning_closed,
         branch=place.branch,
         calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
         engine=EngineRecord(
-            backend=policy.backend.name,
-            model=policy.info.model,
+            server=Server(policy.backend.name, policy.info.model, semantics_of(policy.info, request.sampling)),
             request_id=response.request_id,
             latency_s=response.latency_s,
             cached_tokens=response.cached_tokens,
-            semantics=semantics_of(policy.info, request.sampling),
             versions=response.versions,
         ),
     )

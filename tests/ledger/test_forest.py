@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.drafts import drafts, make_draft
 from tito_core import store
 from tito_core.ledger import Ledger, Provenance, check_ledger
-from tito_core.ledger.codec import from_record, to_record
+from tito_core.store import from_record, to_record
 
 
 class ForestMachine(RuleBasedStateMachine):

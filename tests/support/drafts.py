@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from tito_core.ledger import CallRecord, Columns, Draft, EngineRecord, Finish, Provenance, Semantics, VersionSpan
+from tito_core.ledger import (
+    CallRecord,
+    Columns,
+    Draft,
+    EngineRecord,
+    Finish,
+    Provenance,
+    Sampling,
+    Semantics,
+    Server,
+    VersionSpan,
+)
 
 
 def engine_record(length: int, cut: int | None = None, backend: str = "scripted") -> EngineRecord:
@@ -13,7 +24,7 @@ def engine_record(length: int, cut: int | None = None, backend: str = "scripted"
         versions = (VersionSpan(0, length, None),)
     else:
         versions = (VersionSpan(0, cut, "v1"), VersionSpan(cut, length, "v2"))
-    return EngineRecord(backend, "m", "request", 0.25, None, Semantics(False, 1.0, False, "test"), versions)
+    return EngineRecord(Server(backend, "m", Semantics(False, 1.0, False, "test")), "request", 0.25, None, versions)
 
 
 def make_draft(parent: int | None, path_length: int, prompt: list[int], output: list[int], **changes: object) -> Draft:
@@ -33,7 +44,7 @@ def make_draft(parent: int | None, path_length: int, prompt: list[int], output: 
         "finish": Finish.STOP,
         "stop": output[-1] if output else None,
         "fingerprint": bytes([len(prompt) % 256, path_length % 256]),
-        "sampling": {"temperature": 1.0},
+        "sampling": Sampling({"temperature": 1.0}),
         "max_new_tokens": 64,
         "calls": (),
         "engine": engine_record(len(output)),

@@ -16,6 +16,7 @@ import msgspec
 
 from tito_core.backend.answer import Checks
 from tito_core.backend.errors import (
+    BackendError,
     BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
@@ -161,12 +162,11 @@ class HttpBackend(ABC):
             running, started = attempt.name(request_id), time.perf_counter()
             try:
                 raw = await self.http.send_once(prepare(running), request_id=request_id)
-            except (asyncio.CancelledError, EngineTimeoutError):
-                await self._abort_quietly(running)
-                raise
-            except EngineConnectionError as error:
-                if error.sent:
-                    await self._abort_quietly(running)
+            except BaseException as lost:
+                if _may_still_run(lost):
+                    abort = self._abort_quietly(running)
+                    if not isinstance(lost, GeneratorExit):  # a coroutine that is closed cannot wait
+                        await asyncio.shield(abort)  # a second cancellation goes through at once
                 raise
             return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
 
@@ -218,9 +218,10 @@ class HttpBackend(ABC):
             backend=self.name,
         )
 
-    async def _abort_quietly(self, request_id: str) -> None:
+    def _abort_quietly(self, request_id: str) -> asyncio.Future[None]:
+        """Start an abort, which runs to its end whatever becomes of who waits for it."""
+
         # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
-        # A second cancellation goes through at once, and the abort still runs to its end.
         async def stop() -> None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(ABORT_WITHIN_S):
@@ -229,4 +230,11 @@ class HttpBackend(ABC):
         abort = asyncio.ensure_future(stop())
         self._aborting.add(abort)
         abort.add_done_callback(self._aborting.discard)
-        await asyncio.shield(abort)
+        return abort
+
+
+def _may_still_run(lost: BaseException) -> bool:
+    """Tell whether the engine may be at work on a request that ended so, which no answer did."""
+    if isinstance(lost, EngineConnectionError):
+        return lost.sent
+    return not isinstance(lost, BackendError) or isinstance(lost, EngineTimeoutError)

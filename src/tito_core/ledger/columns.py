@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ Logprobs = npt.NDArray[np.float32]
 
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
+_KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,11 +108,26 @@ class Column:
 
     Attributes:
         start: Offset of the first row in the path.
-        values: Shape (rows, ...), read-only, in the smallest dtype that holds it.
+        dtype: NumPy's name of the values' type, such as "|u1" or "<f4".
+        shape: Shape of the values, (rows, ...).
+        buffer: The values, row by row.
     """
 
     start: int
-    values: npt.NDArray[np.generic]
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: bytes
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _KINDS:
+            raise LawViolationError(2, f"an optional column has dtype {self.dtype!r}, expected one of {_KINDS}.")
+        expected = np.dtype(self.dtype).itemsize * math.prod(self.shape)
+        if not self.shape or min(self.shape) < 0 or len(self.buffer) != expected:
+            raise LawViolationError(
+                2,
+                f"an optional column of shape {self.shape} and dtype {self.dtype} takes {expected} bytes, found "
+                f"{len(self.buffer)}.",
+            )
 
     @classmethod
     def of(cls, start: int, values: npt.ArrayLike) -> Column:
@@ -118,9 +135,18 @@ class Column:
         array = np.asarray(values)
         if array.ndim == 0 or array.dtype.kind not in "iubf":
             raise LawViolationError(2, f"an optional column must hold numbers row by row, not {array.dtype}.")
-        copy = np.array(array, _LOGPROB if array.dtype.kind == "f" else _narrowest(array))
-        copy.setflags(write=False)
-        return cls(start, copy)
+        copy = array.astype(_LOGPROB if array.dtype.kind == "f" else _narrowest(array))
+        return cls(start, copy.dtype.str, copy.shape, copy.tobytes())
+
+    @property
+    def rows(self) -> int:
+        """Number of tokens that have a row."""
+        return self.shape[0]
+
+    @property
+    def values(self) -> npt.NDArray[np.generic]:
+        """The values, shape (rows, ...), read-only."""
+        return np.frombuffer(self.buffer, self.dtype).reshape(self.shape)
 
 
 def _narrowest(array: npt.NDArray[np.generic]) -> np.dtype[Any]:

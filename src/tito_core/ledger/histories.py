@@ -62,12 +62,14 @@ class Walk:
         known: Number of items, opening included, that lead there.
         new: Strict copies of the items after it.
         digests: Digest of the history up to and including each of `new`.
+        root: Root of the tree that it was walked in.
     """
 
     entry: Entry
     known: int
     new: tuple[Any, ...]
     digests: tuple[bytes, ...]
+    root: Entry
 
     @property
     def digest(self) -> bytes:
@@ -82,6 +84,7 @@ class Histories:
         self._root = Entry(None, None, b"")
         self._entries: dict[int, Entry] = {}
         self._loaded: dict[bytes, list[int]] = {}
+        self._unindexed: list[tuple[bytes, int]] = []
 
     def walk(self, history: Sequence[Any]) -> Walk:
         """Follow a history, opening first, as far as it is known."""
@@ -95,13 +98,21 @@ class Histories:
             entry = child
             known += 1
         digests = self._digests(entry.digest, history[known:])
+        while self._unindexed:
+            fingerprint, turn = self._unindexed.pop()
+            self._loaded.setdefault(fingerprint, []).append(turn)
         if self._loaded:
+            for above in entry.upward():  # what came by its digest may say the same as what is known
+                self._take_up(above)
             entry, known = self._graft(entry, known, history, digests)
         new = tuple([strict(message) for message in history[known:]])
-        return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]))
+        return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
 
     def add(self, walk: Walk, answer: Any, fingerprint: bytes, turn: int) -> None:
         """Keep what a turn answered, and its answer, whose digest after that history is `fingerprint`."""
+        if walk.root is not self._root:  # every message was let go of since
+            self.load(fingerprint, turn)
+            return
         entry = walk.entry
         for message, digest in zip(walk.new, walk.digests, strict=True):
             entry = entry.add(message, digest)
@@ -111,7 +122,7 @@ class Histories:
 
     def load(self, fingerprint: bytes, turn: int) -> None:
         """Keep a turn of which only the digest is known."""
-        self._loaded.setdefault(fingerprint, []).append(turn)
+        self._unindexed.append((fingerprint, turn))
 
     def entry_of(self, turn: int) -> Entry | None:
         """Give the entry of a turn's answer, or None where only its digest is known."""
@@ -149,11 +160,15 @@ class Histories:
                 continue
             for message, digest in zip(history[first : first + end], digests[:end], strict=True):
                 entry = entry.add(strict(message), digest)
-                for turn in self._loaded.pop(digest, ()):
-                    entry.turns.append(turn)
-                    self._entries[turn] = entry
+                self._take_up(entry)
             return entry, first + end
         return entry, known
+
+    def _take_up(self, entry: Entry) -> None:
+        """Give an entry the loaded turns that end in it."""
+        for turn in self._loaded.pop(entry.digest, ()):
+            entry.turns.append(turn)
+            self._entries[turn] = entry
 
     @staticmethod
     def _digests(start: bytes, messages: Sequence[Any]) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -64,20 +64,25 @@ class Ledger:
         self._call_ids = 0
 
     @classmethod
-    def load(cls, header: Header, turns: Sequence[Draft], annotations: Sequence[Annotation], call_ids: int) -> Ledger:
+    def load(cls, header: Header, drafts: Iterable[Draft], annotations: Iterable[Annotation]) -> Ledger:
         """Rebuild a ledger from its parts, in commit order, unchecked: `check_ledger` tells whether the laws hold.
+
+        Args:
+            header: Its header.
+            drafts: Its turns' content, with equal sampling parameters and servers as one object that knows its first.
+            annotations: Its annotations.
 
         Raises:
             IndexError: A parent does not come before its turn.
         """
         ledger = cls(header.uuid)
         ledger.header = header
-        for draft in turns:
+        for draft in drafts:
             turn = ledger._place(draft)
             ledger._append(turn)
             ledger._histories.load(draft.fingerprint, turn.index)
+            ledger._call_ids = max(ledger._call_ids, draft.call_ids)
         ledger._annotations = list(annotations)
-        ledger._call_ids = call_ids
         return ledger
 
     @property
@@ -103,12 +108,13 @@ class Ledger:
             answer: The message that follows that history.
 
         Raises:
-            LawViolationError: The draft breaks law 1, 2, 4 or 10.
+            LawViolationError: The draft breaks law 1, 2, 3, 4, 8 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
         """
         with self._lock:
-            turn = self._place(self._linked(draft))
+            turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self._call_ids))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+            invariants.check_branch(turn, first=not self._taken(draft.parent))
             if self.sink is not None:
                 self.sink.turn(self.header, turn)
             self._append(turn)
@@ -231,14 +237,17 @@ class Ledger:
         if draft.parent is not None and not 0 <= draft.parent < index:
             raise IndexError(f"Turn {index} cannot follow turn {draft.parent}: the ledger holds {index} turns.")
         length = self.path_length(draft.parent) + draft.columns.prompt + draft.columns.output
-        return self._sharing.turn(index, draft, length, self._call_ids)
+        return Turn(index, draft, length)
 
     def _linked(self, draft: Draft) -> Draft:
         """Say why a draft branches that did not when it was prepared: others committed meanwhile (law 8)."""
-        taken = bool(self._turns) if draft.parent is None else draft.parent in self._parents
-        if draft.branch is not None or not taken:
+        if draft.branch is not None or not self._taken(draft.parent):
             return draft
         return replace(draft, branch=Branch(Reason.SEPARATE, draft.parent))
+
+    def _taken(self, parent: int | None) -> bool:
+        """Tell whether a turn follows `parent` already; for None, whether there is a root."""
+        return bool(self._turns) if parent is None else parent in self._parents
 
     def _append(self, turn: Turn) -> None:
         self._turns.append(turn)

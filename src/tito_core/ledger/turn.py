@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
@@ -20,6 +20,32 @@ class Finish(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+class Sampling(Mapping[str, Any]):
+    """Sampling parameters as sent, JSON-compatible, all but `max_new_tokens`. A ledger holds equal ones once.
+
+    Attributes:
+        first: The turn that had them first.
+    """
+
+    __slots__ = ("_parameters", "first")
+
+    def __init__(self, parameters: Mapping[str, Any], first: int = 0) -> None:
+        self._parameters = dict(parameters)
+        self.first = first
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parameters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __repr__(self) -> str:
+        return f"Sampling({self._parameters!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +70,29 @@ class Semantics:
         return self.temperature == 1.0 and not self.adjusted
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
+class Server:
+    """What stays while one server answers alike. A ledger holds equal ones once.
+
+    Attributes:
+        backend: Name of the backend.
+        model: The model's name on the server.
+        semantics: What its logprobs mean.
+        first: The turn that it answered first.
+    """
+
+    __slots__ = ("backend", "first", "model", "semantics")
+
+    def __init__(self, backend: str, model: str, semantics: Semantics, first: int = 0) -> None:
+        self.backend = backend
+        self.model = model
+        self.semantics = semantics
+        self.first = first
+
+    def __repr__(self) -> str:
+        return f"Server({self.backend!r}, {self.model!r}, {self.semantics!r})"
+
+
+class VersionSpan(NamedTuple):
     """Weights that sampled tokens `start` to `stop`; None where the engine did not say.
 
     Offsets count from the first output token of a turn, or in a trajectory from its first token.
@@ -56,21 +103,7 @@ class VersionSpan:
     version: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRecord:
-    """What only this engine and this run know of a turn; everything else is equal on every backend (law 13)."""
-
-    backend: str
-    model: str
-    request_id: str
-    latency_s: float
-    cached_tokens: int | None
-    semantics: Semantics
-    versions: tuple[VersionSpan, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(NamedTuple):
     """One tool call as the policy's tokens say it.
 
     Attributes:
@@ -88,8 +121,7 @@ class CallRecord:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MediaSpan:
+class MediaSpan(NamedTuple):
     """Placeholder tokens of an image or another medium.
 
     Attributes:
@@ -104,38 +136,64 @@ class MediaSpan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EngineRecord:
+    """What only this engine and this run know of a turn; everything else is equal on every backend (law 13).
+
+    Attributes:
+        server: Who answered, and what its logprobs mean.
+        request_id: The engine's name for the request.
+        latency_s: Seconds from sending to the whole answer.
+        cached_tokens: Prompt tokens that the engine had in its prefix cache, or None when it did not say.
+        versions: Weight versions that tile the output (law 10).
+    """
+
+    server: Server
+    request_id: str
+    latency_s: float
+    cached_tokens: int | None
+    versions: tuple[VersionSpan, ...]
+
+    @property
+    def semantics(self) -> Semantics:
+        """What the logprobs mean (law 11)."""
+        return self.server.semantics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """Everything of a turn before it has a place in a ledger. Built aside, committed whole (law 5).
 
     Attributes:
-        parent: Index of the turn that this one extends, or None for a new root.
         columns: Tokens, logprobs and provenance of the delta and the output.
-        constrained: Whether a grammar was in force, which makes the whole output `CONSTRAINED`.
         prompt_length: Tokens of the whole prompt as the engine reported them, path included.
         finish: Why sampling stopped.
-        stop: The stop token id or stop string that ended it, or None.
         fingerprint: Digest of the history up to and including the answer, as Strands stores it.
-        sampling: Sampling parameters as sent, JSON-compatible, all but `max_new_tokens`.
+        sampling: Sampling parameters as sent.
         max_new_tokens: What the context left room for, or the user's own limit.
-        calls: Tool calls, in order.
-        reasoning_closed: False when the output ends inside a reasoning block.
         engine: The engine's record.
+        parent: Index of the turn that this one extends, or None for a new root.
+        stop: The stop token id or stop string that ended it, or None.
+        constrained: Whether a grammar was in force, which makes the whole output `CONSTRAINED`.
+        calls: Tool calls, in order.
+        call_ids: Tool-call ids that the ledger had given out when the turn was committed, which sets it.
+        reasoning_closed: False when the output ends inside a reasoning block.
         branch: Why this turn does not simply follow the latest one, or None when it does.
         extras: Optional columns by name.
         media: Spans of media among the prompt's tokens.
     """
 
-    parent: int | None
     columns: Columns
-    constrained: bool
     prompt_length: int
     finish: Finish
-    stop: int | str | None
     fingerprint: bytes
-    sampling: Mapping[str, Any]
+    sampling: Sampling
     max_new_tokens: int
-    calls: tuple[CallRecord, ...]
     engine: EngineRecord
+    parent: int | None = None
+    stop: int | str | None = None
+    constrained: bool = False
+    calls: tuple[CallRecord, ...] = ()
+    call_ids: int = 0
     reasoning_closed: bool = True
     branch: Branch | None = None
     extras: Mapping[str, Column] = field(default_factory=lambda: _NO_EXTRAS)
@@ -179,17 +237,11 @@ class Turn:
         index: Its place in commit order.
         draft: Its content.
         path_length: Tokens from the root to its end.
-        sampling_of: First turn with the same sampling parameters; its own index when it is the first.
-        server_of: First turn that the same server answered with the same logprob semantics.
-        call_ids: Tool-call ids that the ledger had given out when the turn was committed.
     """
 
     index: int
     draft: Draft
     path_length: int
-    sampling_of: int
-    server_of: int
-    call_ids: int
 
     @property
     def parent(self) -> int | None:

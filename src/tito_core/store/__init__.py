@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tito_core.ledger.codec import SchemaError, to_record
 from tito_core.ledger.ledger import Ledger
 from tito_core.store.file import LedgerFile
+from tito_core.store.records import SchemaError, from_record, to_record
 
-__all__ = ["LedgerFile", "SchemaError", "append", "encode", "read"]
+__all__ = ["LedgerFile", "SchemaError", "append", "encode", "from_record", "read", "to_record"]
 
 
 def encode(ledger: Ledger, *, engine: bool = True) -> bytes:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import threading
 import uuid as uuid_module
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,20 +14,14 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from tito_core.ledger.codec import SchemaError, annotation_record, assemble, header_record, turn_record
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.records import AnnotationRecord, HeaderRecord, TurnRecord
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed, frames
+from tito_core.store.records import Loader, SchemaError, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODERS: dict[Kind, msgspec.msgpack.Decoder[Any]] = {
-    Kind.HEADER: msgspec.msgpack.Decoder(HeaderRecord),
-    Kind.TURN: msgspec.msgpack.Decoder(TurnRecord),
-    Kind.ANNOTATION: msgspec.msgpack.Decoder(AnnotationRecord),
-}
 
 
 class LedgerFile:
@@ -101,12 +95,12 @@ class LedgerFile:
             found = self._frames.get(_packed(uuid))
             if found is None:
                 raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
-            records = [(frame.kind, self._record(frame)) for frame in found]
+            records = [(frame.kind, os.pread(self._file.fileno(), frame.length, frame.offset)) for frame in found]
         if records[0][0] != Kind.HEADER:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
         turns = [record for kind, record in records if kind == Kind.TURN]
         annotations = [record for kind, record in records if kind == Kind.ANNOTATION]
-        ledger = assemble(records[0][1], turns, annotations)
+        ledger = Loader(_decode).ledger(records[0][1], turns, annotations)
         if check:
             check_ledger(ledger)
         return ledger
@@ -127,7 +121,7 @@ class LedgerFile:
                 )
             parts = [framed(Kind.TURN, _packed(ledger.uuid), _ENCODER.encode(turn_record(turn))) for turn in turns]
             parts += [
-                framed(Kind.ANNOTATION, _packed(ledger.uuid), _ENCODER.encode(annotation_record(annotation)))
+                framed(Kind.ANNOTATION, _packed(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
             ]
             self._write(ledger.header, b"".join(parts))
@@ -145,7 +139,7 @@ class LedgerFile:
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Take a ledger's next annotation (`Sink`)."""
-        self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(annotation_record(annotation)))
+        self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(record_of(annotation)))
 
     def sync(self) -> None:
         """Wait until everything that was written is on the disk."""
@@ -168,7 +162,7 @@ class LedgerFile:
     def _write(self, header: Header, data: bytes) -> None:
         """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""
         if _packed(header.uuid) not in self._frames:
-            data = framed(Kind.HEADER, _packed(header.uuid), _ENCODER.encode(header_record(header))) + data
+            data = framed(Kind.HEADER, _packed(header.uuid), _ENCODER.encode(record_of(header))) + data
         try:
             written = 0
             while written < len(data):
@@ -214,15 +208,9 @@ class LedgerFile:
             self._counts.setdefault(frame.uuid, dict.fromkeys(Kind, 0))[frame.kind] += 1
             self._end = frame.stop
 
-    def _record(self, frame: Frame) -> Any:
-        payload = os.pread(self._file.fileno(), frame.length, frame.offset)
-        try:
-            return _DECODERS[frame.kind].decode(payload)
-        except msgspec.MsgspecError as error:
-            raise SchemaError(
-                f"{self.path}: the {frame.kind.name.lower()} record at byte {frame.offset} does not have the schema's "
-                f"fields: {error}."
-            ) from error
+
+def _decode(payload: bytes, kind: type[Any], hook: Callable[[type, Any], Any]) -> Any:
+    return msgspec.msgpack.decode(payload, type=kind, dec_hook=hook)
 
 
 def _packed(uuid: str) -> bytes:

@@ -11,8 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from tito_core.ledger.codec import SchemaError
-from tito_core.ledger.records import SCHEMA
+from tito_core.store.records import SCHEMA, SchemaError
 
 MAGIC = b"\x89TITO\r\n"
 PREAMBLE = MAGIC + bytes([SCHEMA])

@@ -1,0 +1,97 @@
+"""Rollouts for the benchmarks: as many turns and tokens as asked for, half of them sampled, ids at random."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from tito_core.backend import SamplingParams
+from tito_core.ledger import (
+    CallRecord,
+    Columns,
+    Draft,
+    EngineRecord,
+    Finish,
+    Ledger,
+    Provenance,
+    Sampling,
+    Semantics,
+    Server,
+    VersionSpan,
+)
+from tito_core.ledger.histories import extended
+
+SCAFFOLD = 8
+"""Template tokens around the content of each delta."""
+
+
+VOCABULARY = 151_669
+"""Tokens of a real vocabulary, Qwen3's."""
+
+
+def draft(rng: np.random.Generator, parent: int | None, path_length: int, tokens: int, fingerprint: bytes) -> Draft:
+    """Make a turn of so many tokens, half of them sampled, with everything that a real one records."""
+    output = tokens // 2
+    prompt = tokens - output
+    provenance = np.full(prompt, Provenance.PROMPT, np.uint8)
+    provenance[:SCAFFOLD] = provenance[-SCAFFOLD:] = Provenance.SCAFFOLD
+    ids = rng.integers(0, VOCABULARY, tokens, np.int32)
+    sampling = SamplingParams(temperature=1.0).model_dump(mode="json")
+    called = rng.random() < 0.75
+    return Draft(
+        parent=parent,
+        columns=Columns.pack(ids[:prompt], provenance, ids[prompt:], -rng.exponential(1, output).astype(np.float32)),
+        constrained=False,
+        prompt_length=path_length + prompt,
+        finish=Finish.STOP,
+        stop=int(ids[-1]),
+        fingerprint=fingerprint,
+        max_new_tokens=sampling.pop("max_new_tokens"),
+        sampling=Sampling(sampling),
+        calls=(CallRecord("calculator", "ok", output // 2, output - 1),) if called else (),
+        engine=EngineRecord(
+            server=Server(
+                "vllm",
+                "Qwen/Qwen3-4B",
+                Semantics(processed=False, temperature=1.0, adjusted=False, source="vllm 0.32.0, measured"),
+            ),
+            request_id=uuid.UUID(bytes=rng.bytes(16)).hex,
+            latency_s=float(rng.random()),
+            cached_tokens=path_length,
+            versions=(VersionSpan(0, output, "step-" + "17"),),
+        ),
+    )
+
+
+def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Ledger:
+    """Make a finished rollout; with `messages`, as a live one that keeps its history by reference."""
+    rng = np.random.default_rng(seed)
+    ledger = Ledger(str(uuid.UUID(bytes=rng.bytes(16))))
+    history: list[Any] = [{"system": "Be exact.", "tools": [], "template": "t"}]
+    for turn in range(turns):
+        size = tokens * (turn + 1) // turns - tokens * turn // turns
+        parent = turn - 1 if turn else None
+        if not messages:
+            ledger.commit(draft(rng, parent, ledger.path_length(parent), size, rng.bytes(16)))
+            continue
+        history.append(asked(rng, turn, size))
+        walk, answer = ledger.walk(history), answered(rng, turn, size)
+        fingerprint = extended(walk.digest, answer)
+        ledger.commit(draft(rng, parent, ledger.path_length(parent), size, fingerprint), walk, answer)
+        history.append(answer)
+    return ledger
+
+
+def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+    """Make a tool's result of half the turn's tokens, at four characters a token."""
+    shown = {"text": rng.bytes(tokens).hex()}
+    result = {"toolUseId": f"call_1a2b3c4d_{turn}", "status": "success", "content": [shown]}
+    return {"role": "user", "content": [{"toolResult": result}]}
+
+
+def answered(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
+    """Make the answer of the other half: text and a call with numbers in it."""
+    use = {"toolUseId": f"call_1a2b3c4d_{turn + 1}", "name": "calculator", "input": {"a": turn, "b": "x" * 8}}
+    return {"role": "assistant", "content": [{"text": rng.bytes(tokens).hex()}, {"toolUse": use}]}
