@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tito_core.ledger.strict import strict
+from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16
 
@@ -84,7 +85,7 @@ class Histories:
         self._root = Entry(None, None, b"")
         self._entries: dict[int, Entry] = {}
         self._loaded: dict[bytes, list[int]] = {}
-        self._unindexed: list[tuple[bytes, int]] = []
+        self._unindexed: list[Turn] = []
 
     def walk(self, history: Sequence[Any]) -> Walk:
         """Follow a history, opening first, as far as it is known."""
@@ -98,9 +99,7 @@ class Histories:
             entry = child
             known += 1
         digests = self._digests(entry.digest, history[known:])
-        while self._unindexed:
-            fingerprint, turn = self._unindexed.pop()
-            self._loaded.setdefault(fingerprint, []).append(turn)
+        self._index_loaded()
         if self._loaded:
             for above in entry.upward():  # what came by its digest may say the same as what is known
                 self._take_up(above)
@@ -108,21 +107,21 @@ class Histories:
         new = tuple([strict(message) for message in history[known:]])
         return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
 
-    def add(self, walk: Walk, answer: Any, fingerprint: bytes, turn: int) -> None:
-        """Keep what a turn answered, and its answer, whose digest after that history is `fingerprint`."""
+    def add(self, walk: Walk, answer: Any, turn: Turn) -> None:
+        """Keep what a turn answered, and its answer."""
         if walk.root is not self._root:  # every message was let go of since
-            self.load(fingerprint, turn)
+            self.load([turn])
             return
         entry = walk.entry
         for message, digest in zip(walk.new, walk.digests, strict=True):
             entry = entry.add(message, digest)
-        entry = entry.add(strict(answer), fingerprint)
-        entry.turns.append(turn)
-        self._entries[turn] = entry
+        entry = entry.add(strict(answer), turn.draft.fingerprint)
+        entry.turns.append(turn.index)
+        self._entries[turn.index] = entry
 
-    def load(self, fingerprint: bytes, turn: int) -> None:
-        """Keep a turn of which only the digest is known."""
-        self._unindexed.append((fingerprint, turn))
+    def load(self, turns: Iterable[Turn]) -> None:
+        """Keep turns of which only the digest is known; they are indexed when a history is first looked for."""
+        self._unindexed += turns
 
     def entry_of(self, turn: int) -> Entry | None:
         """Give the entry of a turn's answer, or None where only its digest is known."""
@@ -139,8 +138,8 @@ class Histories:
 
     def forget(self) -> None:
         """Let go of every message; what is known stays known by its digest."""
-        for turn, entry in sorted(self._entries.items()):
-            self.load(entry.digest, turn)
+        for index, entry in sorted(self._entries.items()):
+            self._loaded.setdefault(entry.digest, []).append(index)
         self._entries.clear()
         self._root = Entry(None, None, b"")
 
@@ -151,6 +150,11 @@ class Histories:
             entry = waiting.pop()
             yield entry
             waiting += entry.children
+
+    def _index_loaded(self) -> None:
+        for turn in self._unindexed:
+            self._loaded.setdefault(turn.draft.fingerprint, []).append(turn.index)
+        self._unindexed.clear()
 
     def _graft(self, entry: Entry, known: int, history: Sequence[Any], digests: Sequence[bytes]) -> tuple[Entry, int]:
         """Take up the messages that lead to loaded turns, now that somebody shows them."""

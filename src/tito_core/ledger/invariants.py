@@ -202,11 +202,10 @@ def count_trained(trajectory: Trajectory, trained: Counter[int]) -> None:
     """Add the tokens with loss mask 1 of each turn, and check law 3: they are all output."""
     if np.any(trajectory.loss_mask > is_output(trajectory.provenance)):
         raise LawViolationError(3, "a token that the engine did not report as output has loss mask 1.")
-    upto = np.cumsum(trajectory.loss_mask, dtype=np.int64)
-    ends = np.fromiter((turn.path_length for turn in trajectory.path), np.int64, len(trajectory.path)) - 1
-    counts = np.diff(upto[ends], prepend=0).tolist()
-    for turn, count in zip(trajectory.path, counts, strict=True):
-        trained[turn.index] += count
+    at = 0
+    for turn in trajectory.path:
+        trained[turn.index] += int(np.count_nonzero(trajectory.loss_mask[at : turn.path_length]))
+        at = turn.path_length
 
 
 def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:

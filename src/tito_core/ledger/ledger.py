@@ -80,8 +80,10 @@ class Ledger:
         for draft in drafts:
             turn = ledger._place(draft)
             ledger._append(turn)
-            ledger._histories.load(draft.fingerprint, turn.index)
-            ledger._call_ids = max(ledger._call_ids, draft.call_ids)
+            if turn.index in (draft.sampling.first, draft.engine.server.first):
+                ledger._sharing.keep(turn)
+        ledger._histories.load(ledger._turns)
+        ledger._call_ids = max((turn.draft.call_ids for turn in ledger._turns), default=0)
         ledger._annotations = list(annotations)
         return ledger
 
@@ -118,10 +120,11 @@ class Ledger:
             if self.sink is not None:
                 self.sink.turn(self.header, turn)
             self._append(turn)
+            self._sharing.keep(turn)
             if walk is None:
-                self._histories.load(draft.fingerprint, turn.index)
+                self._histories.load([turn])
             else:
-                self._histories.add(walk, answer, draft.fingerprint, turn.index)
+                self._histories.add(walk, answer, turn)
             return turn
 
     def walk(self, history: Sequence[Any]) -> Walk:
@@ -251,6 +254,5 @@ class Ledger:
 
     def _append(self, turn: Turn) -> None:
         self._turns.append(turn)
-        self._sharing.keep(turn)
         if turn.draft.parent is not None:
             self._parents.add(turn.draft.parent)

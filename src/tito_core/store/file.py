@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import threading
 import uuid as uuid_module
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed, frames
-from tito_core.store.records import Loader, SchemaError, record_of, turn_record
+from tito_core.store.records import Hook, Loader, SchemaError, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -41,8 +42,7 @@ class LedgerFile:
 
     def __init__(self, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r") -> None:
         self.path = Path(path)
-        self._frames: dict[bytes, list[Frame]] = {}
-        self._counts: dict[bytes, dict[Kind, int]] = {}
+        self._records: dict[bytes, dict[Kind, list[Frame]]] = {}
         self._end = 0
         self._lock = threading.RLock()
         self._file = open(self.path, "rb" if mode == "r" else "a+b", buffering=0 if mode == "a" else -1)  # noqa: SIM115
@@ -65,7 +65,7 @@ class LedgerFile:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._records)
 
     def __contains__(self, uuid: object) -> bool:
         return uuid in self.uuids
@@ -77,7 +77,7 @@ class LedgerFile:
     @property
     def uuids(self) -> list[str]:
         """Identities of the ledgers, in the order they began."""
-        return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._frames]
+        return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._records]
 
     def load(self, uuid: str, *, check: bool = True) -> Ledger:
         """Read one ledger.
@@ -92,17 +92,16 @@ class LedgerFile:
             LawViolationError: It breaks a law.
         """
         with self._lock:
-            found = self._frames.get(_packed(uuid))
+            found = self._records.get(_packed(uuid))
             if found is None:
                 raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
-            records = [(frame.kind, os.pread(self._file.fileno(), frame.length, frame.offset)) for frame in found]
-        if records[0][0] != Kind.HEADER:
+            header, turns, annotations = (self._read(found[kind]) for kind in Kind)
+        if not header:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
-        turns = [record for kind, record in records if kind == Kind.TURN]
-        annotations = [record for kind, record in records if kind == Kind.ANNOTATION]
-        ledger = Loader(_decode).ledger(records[0][1], turns, annotations)
-        if check:
-            check_ledger(ledger)
+        with _without_collector():
+            ledger = Loader(_decoding).ledger(header[0], turns, annotations)
+            if check:
+                check_ledger(ledger)
         return ledger
 
     def append(self, ledger: Ledger) -> None:
@@ -112,11 +111,11 @@ class LedgerFile:
             SchemaError: The file has more of this ledger than it holds itself.
         """
         with self._exclusive():
-            written = self._written(ledger.uuid)
-            turns, annotations = list(ledger)[written[Kind.TURN] :], ledger.annotations[written[Kind.ANNOTATION] :]
-            if written[Kind.TURN] > len(ledger) or written[Kind.ANNOTATION] > len(ledger.annotations):
+            turns_written, said = self._count(ledger.uuid, Kind.TURN), self._count(ledger.uuid, Kind.ANNOTATION)
+            turns, annotations = list(ledger)[turns_written:], ledger.annotations[said:]
+            if turns_written > len(ledger) or said > len(ledger.annotations):
                 raise SchemaError(
-                    f"{self.path} has {written[Kind.TURN]} turns of ledger {ledger.uuid}, which itself holds "
+                    f"{self.path} has {turns_written} turns of ledger {ledger.uuid}, which itself holds "
                     f"{len(ledger)}: load it from the file before going on with it."
                 )
             parts = [framed(Kind.TURN, _packed(ledger.uuid), _ENCODER.encode(turn_record(turn))) for turn in turns]
@@ -128,7 +127,7 @@ class LedgerFile:
 
     def attach(self, ledger: Ledger) -> Ledger:
         """Write what a ledger holds so far, and from now on every turn and annotation as it comes."""
-        if len(ledger) or ledger.annotations or _packed(ledger.uuid) in self._frames:
+        if len(ledger) or ledger.annotations or _packed(ledger.uuid) in self._records:
             self.append(ledger)
         ledger.sink = self
         return ledger
@@ -151,7 +150,7 @@ class LedgerFile:
 
     def _stream(self, header: Header, kind: Kind, index: int, payload: bytes) -> None:
         with self._exclusive():
-            written = self._written(header.uuid)[kind]
+            written = self._count(header.uuid, kind)
             if written != index:
                 raise SchemaError(
                     f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, and number "
@@ -161,7 +160,7 @@ class LedgerFile:
 
     def _write(self, header: Header, data: bytes) -> None:
         """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""
-        if _packed(header.uuid) not in self._frames:
+        if _packed(header.uuid) not in self._records:
             data = framed(Kind.HEADER, _packed(header.uuid), _ENCODER.encode(record_of(header))) + data
         try:
             written = 0
@@ -172,8 +171,19 @@ class LedgerFile:
             raise
         self._scan()
 
-    def _written(self, uuid: str) -> dict[Kind, int]:
-        return self._counts.get(_packed(uuid)) or dict.fromkeys(Kind, 0)
+    def _count(self, uuid: str, kind: Kind) -> int:
+        found = self._records.get(_packed(uuid))
+        return len(found[kind]) if found else 0
+
+    def _read(self, frames: Sequence[Frame]) -> list[memoryview]:
+        """Read payloads: at once where they lie together, as those of a finished ledger do."""
+        if not frames:
+            return []
+        start, stop = frames[0].offset, frames[-1].offset + frames[-1].length
+        if stop - start > 2 * sum(frame.length for frame in frames):
+            return [memoryview(os.pread(self._file.fileno(), frame.length, frame.offset)) for frame in frames]
+        block = memoryview(os.pread(self._file.fileno(), stop - start, start))
+        return [block[frame.offset - start : frame.offset - start + frame.length] for frame in frames]
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -204,13 +214,27 @@ class LedgerFile:
 
     def _scan(self) -> None:
         for frame in frames(self._file, self._end, self.path):
-            self._frames.setdefault(frame.uuid, []).append(frame)
-            self._counts.setdefault(frame.uuid, dict.fromkeys(Kind, 0))[frame.kind] += 1
-            self._end = frame.stop
+            found = self._records.get(frame.uuid)
+            if found is None:
+                found = self._records[frame.uuid] = {kind: [] for kind in Kind}
+            found[frame.kind].append(frame)
+            self._end = frame.offset + frame.length
 
 
-def _decode(payload: bytes, kind: type[Any], hook: Callable[[type, Any], Any]) -> Any:
-    return msgspec.msgpack.decode(payload, type=kind, dec_hook=hook)
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Hold the cycle collector back: a ledger's turns hold no cycle, and looking for one takes longer than reading."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=hook).decode
 
 
 def _packed(uuid: str) -> bytes:

@@ -6,10 +6,9 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from tito_core.store.records import SCHEMA, SchemaError
 
@@ -18,8 +17,11 @@ PREAMBLE = MAGIC + bytes([SCHEMA])
 """How a file begins: the magic number, then the version of the schema as one byte."""
 _FACTS = struct.Struct("<IIB16s")
 """A record's head: length of its payload in bytes, CRC-32 of its payload, its kind, the UUID of its ledger."""
-HEAD_BYTES = _FACTS.size + 4
-"""The head ends in a CRC-32 of itself, so that a damaged length is not taken for a torn tail."""
+_HEAD = struct.Struct("<IIB16sI")
+HEAD_BYTES = _HEAD.size
+"""The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
+BLOCK = 1 << 20
+"""Bytes of a file that are read at once."""
 
 
 class Kind(IntEnum):
@@ -30,11 +32,10 @@ class Kind(IntEnum):
     ANNOTATION = 3
 
 
-_KINDS = frozenset(Kind)
+_KINDS = {int(kind): kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Where a record lies.
 
     Attributes:
@@ -48,11 +49,6 @@ class Frame:
     uuid: bytes
     offset: int
     length: int
-
-    @property
-    def stop(self) -> int:
-        """One past its last byte in the file."""
-        return self.offset + self.length
 
 
 def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
@@ -86,26 +82,34 @@ def frames(file: BinaryIO, start: int, path: str | os.PathLike[str]) -> Iterator
         SchemaError: A record is damaged. Nothing is cut away, since it was whole once.
     """
     file.seek(start)
-    while len(head := file.read(HEAD_BYTES)) == HEAD_BYTES:
-        at = file.tell() - HEAD_BYTES
-        facts = head[: _FACTS.size]
-        length, checksum, kind, uuid = _FACTS.unpack(facts)
-        if zlib.crc32(facts) != int.from_bytes(head[_FACTS.size :], "little"):
-            if not any(head) and _only_zeros(file):
+    block, at = b"", 0  # what is read of the file, and where in it the next record begins
+    while True:
+        if len(block) - at < HEAD_BYTES:
+            block, start, at = block[at:] + file.read(BLOCK), start + at, 0
+            if len(block) < HEAD_BYTES:
                 return
-            raise _damaged(path, at)
-        payload = file.read(length)
-        if len(payload) < length:
+        length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
+        if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
+            if any(block[at:]) or not _only_zeros(file):
+                raise _damaged(path, start + at)
             return
-        if zlib.crc32(payload) != checksum:
-            if _only_zeros(file):
+        begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
+        if len(block) < end:
+            block, start, at = block[at:] + file.read(max(BLOCK, end - len(block))), start + at, 0
+            if len(block) < HEAD_BYTES + length:
                 return
-            raise _damaged(path, at)
+            begin, end = HEAD_BYTES, HEAD_BYTES + length
+        if zlib.crc32(block[begin:end]) != checksum:
+            if any(block[end:]) or not _only_zeros(file):
+                raise _damaged(path, start + at)
+            return
         if kind not in _KINDS:
             raise SchemaError(
-                f"{Path(path)} holds a record of unknown kind {kind} at byte {at}: upgrade strands-tito to read it."
+                f"{Path(path)} holds a record of unknown kind {kind} at byte {start + at}: upgrade strands-tito to "
+                "read it."
             )
-        yield Frame(Kind(kind), uuid, at + HEAD_BYTES, length)
+        yield Frame(_KINDS[kind], uuid, start + begin, length)
+        at = end
 
 
 def _only_zeros(file: BinaryIO) -> bool:

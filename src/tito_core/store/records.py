@@ -61,7 +61,7 @@ def from_record(record: Mapping[str, Any]) -> Ledger:
             f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
             "upgrade strands-tito to read it."
         )
-    loader = Loader(lambda value, kind, hook: msgspec.convert(value, kind, dec_hook=hook))
+    loader = Loader(lambda kind, hook: lambda value: msgspec.convert(value, kind, dec_hook=hook))
     return loader.ledger(record["header"], record["turns"], record["annotations"])
 
 
@@ -115,15 +115,21 @@ def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ..
     )
 
 
+Hook = Callable[[type, Any], Any]
+"""Makes a value of a class that the decoder does not know."""
+Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
+"""Makes what reads a record as a class."""
+
+
 class Loader:
     """Rebuilds one ledger from its records, in the order they were written.
 
     Args:
-        decode: Reads a record as a class, with a hook for what turns have in common.
+        decoding: Makes what reads a record, which is called with a hook for what turns have in common.
     """
 
-    def __init__(self, decode: Callable[[Any, type[Any], Callable[[type, Any], Any]], Any]) -> None:
-        self._decode = decode
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
         self._drafts: list[Draft] = []
 
     def ledger(self, header: Any, turns: Iterable[Any], annotations: Iterable[Any]) -> Ledger:
@@ -133,10 +139,11 @@ class Loader:
             SchemaError: They do not have the schema's fields, or do not fit together.
         """
         try:
-            begun: Header = self._decode(header, Header, self._shared)
+            begun: Header = self._decoding(Header, self._shared)(header)
+            read = self._decoding(Draft, self._shared)
             for record in turns:
-                self._drafts.append(self._decode(record, Draft, self._shared))
-            said = [self._decode(record, Annotation, self._shared) for record in annotations]
+                self._drafts.append(read(record))
+            said = map(self._decoding(Annotation, self._shared), annotations)
             return Ledger.load(begun, self._drafts, said)
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise SchemaError(f"Record {len(self._drafts)} of a ledger cannot be read: {error}") from error
