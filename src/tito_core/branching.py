@@ -1,8 +1,14 @@
-"""Why a history does not simply go on after the latest turn: what changed, told from its content."""
+"""Why a history does not simply go on after the latest turn: what changed, told from its content (law 8).
+
+Three questions, in this order. Is the place taken? A turn that is the first after its parent, or the first of all, is
+no branch. Who asks? A call without an agent is a side call, and an agent that brings no key of its own, or whose own
+last turn somebody else went on from, is separate. What did the agent do? Its history is compared with the one that its
+own last turn ended, and where they part tells the reason.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +18,8 @@ from tito_core.ledger.branch import OF_ONE_AGENT, Branch, Reason
 from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
 
+_BLANK = [{"text": "[blank text]"}]
+"""What Strands shows of an answer without content (strands/event_loop/streaming.py)."""
 _SHOWN = 60
 """Characters of a message that an error shows."""
 
@@ -29,8 +37,8 @@ class Situation:
         walk: How far it knows the history.
         opening: What comes before all messages.
         messages: The history.
-        own: The turn that the agent's own key names, or None.
-        state: The agent's own channel; None for a call outside any agent.
+        own: The agent's own last turn, as its key names it, or None.
+        is_agents: Whether an agent calls; a call outside any agent has no channel for a key.
     """
 
     ledger: Ledger
@@ -38,12 +46,24 @@ class Situation:
     opening: dict[str, Any]
     messages: Messages
     own: int | None
-    state: dict[str, Any] | None
+    is_agents: bool
 
-    @property
-    def history(self) -> list[Any]:
-        """The opening and the messages."""
-        return [self.opening, *self.messages]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Change:
+    """How an agent's history differs from what it was: equal up to item `at` (item 0 is the opening).
+
+    Attributes:
+        entries: The history that the agent's own last turn ended, its answer last.
+        before: The messages of `entries`.
+        now: The history that comes.
+        at: First item that differs, or the length of the shorter one.
+    """
+
+    entries: Sequence[Entry]
+    before: Sequence[Any]
+    now: Sequence[Any]
+    at: int
 
 
 def branch_of(situation: Situation, parent: int | None) -> Branch | None:
@@ -53,70 +73,104 @@ def branch_of(situation: Situation, parent: int | None) -> Branch | None:
         situation: What the call brings.
         parent: The turn that it extends, or None for a new root.
     """
-    if parent is not None:
-        return _fork(situation, parent)
-    if not len(situation.ledger):
+    ledger = situation.ledger
+    is_taken = len(ledger) > 0 if parent is None else ledger.extended(parent)
+    if not is_taken:
         return None
-    return _departure(situation) if situation.own is not None else _newcomer(situation)
-
-
-def _fork(situation: Situation, parent: int) -> Branch | None:
-    """Tell why a second turn follows `parent`."""
-    ledger, own = situation.ledger, situation.own
-    if not ledger.extended(parent):
-        return None
-    strangers = situation.state is not None and (own is None or (own == parent and situation.walk.new))
-    if strangers:
+    if situation.own is None:
+        return _outsider(situation, parent)
+    if situation.own == parent:  # this agent did not move: another one went on from its turn
         return Branch(Reason.SEPARATE, parent)
-    return Branch(_again(situation, parent), parent)
+    return _departure(situation, situation.own, parent)
 
 
-def _again(situation: Situation, parent: int | None) -> Reason:
-    """Tell a retry, the same messages asked again after the same turn, from a rewind."""
-    asked = not situation.walk.new and any(
-        situation.ledger[turn].parent == parent for child in situation.walk.entry.children for turn in child.turns
-    )
-    return Reason.RETRY if asked else Reason.REWIND
+def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
+    """Yield a turn and those it came from, nearest first: its path, and past each root the turn that this one left."""
+    while turn is not None:
+        yield turn
+        draft = ledger[turn].draft
+        turn = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
 
 
-def _newcomer(situation: Situation) -> Branch:
-    """Tell what a history is that comes without an agent's own key and fits nowhere."""
-    left = _last_turn(situation.walk.entry, None)
-    if left is not None:
-        return Branch(Reason.EDIT, left, situation.walk.known - 1)
-    return Branch(Reason.SIDE_CALL if situation.state is None else Reason.SEPARATE)
+def _outsider(situation: Situation, parent: int | None) -> Branch:
+    """Link a call of nobody known: to the turn that it forks, or to the last one that its history begins with."""
+    reason = Reason.SEPARATE if situation.is_agents else Reason.SIDE_CALL
+    if parent is not None:
+        return Branch(reason, parent)
+    for entry in situation.walk.entry.upward():
+        if entry.turns:
+            return Branch(reason, max(entry.turns), situation.walk.known - 1)
+    return Branch(reason)
 
 
-def _departure(situation: Situation) -> Branch:
-    """Tell how an agent's history left the path of its own last turn."""
-    own = situation.own
-    assert own is not None
-    before = _known(situation.ledger.entry_of(own))
-    if before is None:  # a loaded ledger knows digests only
-        return Branch(Reason.EDIT, own)
-    now = situation.history
-    same = next((i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new), None)
-    if same is None:
-        same = min(len(before), len(now))
-    if same == 0:
-        return Branch(Reason.OPENING, own, detail=_changed_parts(before[0], situation.opening))
-    left = _last_turn(_above(situation.ledger.entry_of(own), len(before) - same), own, situation.ledger)
-    asked_anew = all(message["role"] != "assistant" for message in now[same:])
-    reason = _again(situation, None) if asked_anew else _edited(before, now, same)
-    return Branch(reason, left, same - 1)
+def _departure(situation: Situation, own: int, parent: int | None) -> Branch:
+    """Tell how an agent's history left the one of its own last turn."""
+    change = _change(situation)
+    if change is None:  # a loaded ledger knows the digest only
+        reason = Reason.EDIT if parent is None else _asked(situation, parent)
+        return Branch(reason, own if parent is None else parent)
+    if change.at == 0:
+        detail = _changed_parts(change.before[0], situation.opening)
+        return Branch(Reason.OPENING, own if parent is None else parent, detail=detail)
+    message = change.at - 1
+    if parent is not None:
+        return Branch(_asked(situation, parent), parent, message)
+    return Branch(_reason(situation, change), _left(situation.ledger, own, change), message)
 
 
-def _edited(before: Sequence[Any], now: Sequence[Any], at: int) -> Reason:
-    """Name the change of a history that differs from item `at` on and goes on with answers from elsewhere."""
-    if at == len(before):
-        return Reason.EDIT
-    if _without_reasoning(before[at]) == now[at]:
-        return Reason.THINKING
-    if any(old == now[at] for old in before[at + 1 :]):
+def _change(situation: Situation) -> _Change | None:
+    """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
+    last = None if situation.own is None else situation.ledger.entry_of(situation.own)
+    if last is None:
+        return None
+    entries = list(last.upward())[::-1]
+    before, now = [entry.message for entry in entries], [situation.opening, *situation.messages]
+    differ = (i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new)
+    return _Change(entries, before, now, next(differ, min(len(before), len(now))))
+
+
+def _left(ledger: Ledger, own: int, change: _Change) -> int | None:
+    """Give the last turn that ends in what did not change: the agent's own where several do."""
+    ancestors = set(lineage(ledger, own))
+    for entry in reversed(change.entries[: change.at]):
+        if entry.turns:
+            return max(ancestors.intersection(entry.turns) or entry.turns)
+    return None
+
+
+def _reason(situation: Situation, change: _Change) -> Reason:
+    """Name a change after which no turn of the ledger can be extended."""
+    before, now, at = change.before, change.now, change.at
+    asked = _asked(situation, None)
+    if asked == Reason.RETRY:
+        return asked
+    if _resumed(before, now[at:], at + 1) is not None:
         return Reason.TRIM
-    follower = now[at + 1] if at + 1 < len(now) else None
-    replaced = next((i for i, old in enumerate(before[at + 1 :], 1) if old == follower), 0)
-    return Reason.SUMMARY if replaced > 1 else Reason.EDIT
+    if all(message["role"] != "assistant" for message in now[at:]):
+        return asked
+    if at < len(before) and _without_reasoning(before[at]) == now[at]:
+        return Reason.THINKING
+    kept_from = _resumed(before, now[at + 1 :], at + 1)
+    return Reason.SUMMARY if kept_from is not None and kept_from > at + 1 else Reason.EDIT
+
+
+def _asked(situation: Situation, parent: int | None) -> Reason:
+    """Tell a retry, the same messages asked again after the same turn, from a rewind."""
+    walk, ledger = situation.walk, situation.ledger
+    answers = () if walk.new else (turn for answer in walk.entry.children for turn in answer.turns)
+    return Reason.RETRY if any(ledger[turn].parent == parent for turn in answers) else Reason.REWIND
+
+
+def _resumed(before: Sequence[Any], now: Sequence[Any], start: int) -> int | None:
+    """Find the first item of `before`, from `start` on, from which `now` takes up all that follows.
+
+    The last item is an answer that a hook may have lost: it counts only where nothing else is left.
+    """
+    for first in range(start, len(before)):
+        kept = before[first:-1] or before[first:]
+        if kept == now[: len(kept)]:
+            return first
+    return None
 
 
 def _without_reasoning(message: Any) -> Any:
@@ -124,35 +178,12 @@ def _without_reasoning(message: Any) -> Any:
     if message.get("role") != "assistant":
         return None
     kept = [block for block in message["content"] if "reasoningContent" not in block]
-    return {**message, "content": kept} if len(kept) < len(message["content"]) else None
+    return {**message, "content": kept or _BLANK} if len(kept) < len(message["content"]) else None
 
 
 def _changed_parts(old: Any, new: dict[str, Any]) -> str:
     names = {"system": "system prompt", "tools": "tools", "template": "template"}
     return " and ".join(name for key, name in names.items() if old[key] != new[key])
-
-
-def _known(entry: Entry | None) -> list[Any] | None:
-    """Give the known history, opening first, that ends in an entry."""
-    return None if entry is None else [above.message for above in entry.upward()][::-1]
-
-
-def _above(entry: Entry | None, steps: int) -> Entry:
-    assert entry is not None
-    for _ in range(steps):
-        assert entry.above is not None
-        entry = entry.above
-    return entry
-
-
-def _last_turn(entry: Entry, own: int | None, ledger: Ledger | None = None) -> int | None:
-    """Give the latest turn that ends in or above an entry: of the agent's own path where `own` is given."""
-    path = {turn.index for turn in ledger.path(own)} if ledger is not None and own is not None else None
-    for above in entry.upward():
-        turns = [turn for turn in above.turns if path is None or turn in path]
-        if turns:
-            return max(turns)
-    return None
 
 
 def refuse(situation: Situation, branch: Branch | None) -> None:
@@ -170,14 +201,21 @@ def refuse(situation: Situation, branch: Branch | None) -> None:
 
 
 def _what_changed(situation: Situation, branch: Branch) -> str:
-    if branch.message is None:
+    change = _change(situation)
+    if branch.message is None or change is None:
         return f"the {branch.detail or 'history'} changed"
-    now = situation.messages[branch.message :][:1]
-    known = _known(situation.ledger.entry_of(situation.own)) if situation.own is not None else None
-    before = (known or [])[branch.message + 1 :][:1]
-    shown = " became ".join(_excerpt(message) for message in (*before, *now)) if before and now else "it is not there"
-    role = (now or before or [{"role": "gone"}])[0]["role"]
-    return f"message {branch.message} ({role}) changed: {shown}"
+    old, new = change.before[change.at :], change.now[change.at :]
+    if not new:
+        what = "is asked for again" if branch.reason == Reason.RETRY else "is gone"
+        return f"{_named(branch.message, old[0])} {what}: {_excerpt(old[0])}"
+    if not old:
+        at, stranger = next((i, message) for i, message in enumerate(new) if message["role"] == "assistant")
+        return f"{_named(branch.message + at, stranger)} was not sampled here: {_excerpt(stranger)}"
+    return f"{_named(branch.message, new[0])} changed: {_excerpt(old[0])} became {_excerpt(new[0])}"
+
+
+def _named(index: int, message: Any) -> str:
+    return f"message {index} ({message['role']})"
 
 
 def _excerpt(message: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.branching import Situation, branch_of, refuse
+from tito_core.branching import Situation, branch_of, lineage, refuse
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
@@ -77,7 +77,7 @@ def find_place(
         entry, answered = fit
         parent = _chosen(ledger, entry.turns, own)
         ledger.adopt(parent, messages[answered - 1])
-    situation = Situation(ledger, walk, opening, messages, own, None if state is None else dict(state))
+    situation = Situation(ledger, walk, opening, messages, own, is_agents=state is not None)
     branch = branch_of(situation, parent)
     if not may_branch:
         refuse(situation, branch)
@@ -120,10 +120,5 @@ def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
 
 
 def _chosen(ledger: Ledger, fitting: Sequence[int], own: int | None) -> int:
-    """Choose the agent's own turn, or the one it went back to: the nearest before its last one that fits."""
-    turn = own
-    while turn is not None:
-        if turn in fitting:
-            return turn
-        turn = ledger[turn].parent
-    return max(fitting)
+    """Choose the agent's own turn, or the one it went back to: the nearest it came from that fits."""
+    return next((turn for turn in lineage(ledger, own) if turn in fitting), max(fitting))

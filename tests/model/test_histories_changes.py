@@ -1,0 +1,267 @@
+"""What a user or a hook does to one agent's history: each is exact, or a branch that says what changed and where."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from strands import tool
+from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
+
+from support.histories import watched
+from support.scripted import BACKENDS, END, call, ids_of
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+
+
+def asked(text: str) -> Any:
+    return {"role": "user", "content": [{"text": text}]}
+
+
+async def ask(agent: Any, *questions: str) -> None:
+    for question in questions:
+        await agent.invoke_async(question)
+
+
+async def test_an_edited_message_leaves_after_the_turn_before_it(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.", "Four.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?")
+    agent.messages[2] = asked("Second, redacted?")
+    await ask(agent, "Third?", "Fourth?")
+    assert it.parents == [None, 0, None, 2]
+    assert it.branches == {2: ("EDIT", 0, 2)}
+    it.check()
+
+
+async def test_a_message_redacted_in_place_is_an_edit(kind: str) -> None:
+    it = watched(kind, "One.", "Two.")
+    agent = it.agent()
+    await ask(agent, "My number is 12345.")
+    agent.messages[0]["content"][0]["text"] = "My number is [redacted]."
+    await ask(agent, "And?")
+    assert it.parents == [None, None]
+    assert it.branches == {1: ("EDIT", None, 0)}
+    it.check()
+
+
+async def test_an_edited_answer_is_an_edit_of_that_answer(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?")
+    agent.messages[3]["content"] = [{"text": "Two, corrected."}]
+    await ask(agent, "Third?")
+    assert it.branches == {2: ("EDIT", 0, 3)}
+    it.check()
+
+
+async def test_a_second_edit_is_linked_past_the_root_of_the_first(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.", "Four.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?")
+    agent.messages[2] = asked("Second, edited?")
+    await ask(agent, "Third?")
+    agent.messages[4] = asked("Third, edited?")
+    await ask(agent, "Fourth?")
+    assert it.branches == {2: ("EDIT", 0, 2), 3: ("EDIT", 0, 4)}
+    it.check()
+
+
+@pytest.mark.parametrize("again", ["Second?", "Another?"])
+async def test_a_popped_question_is_asked_again_after_the_turn_before_it(kind: str, again: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?")
+    del agent.messages[2:]
+    await ask(agent, again)
+    assert it.parents == [None, 0, 0]
+    assert it.branches == {2: ("RETRY", 0, 3) if again == "Second?" else ("REWIND", 0, 2)}
+    it.check()
+
+
+async def test_a_rewind_to_an_answer_that_nobody_went_on_from_is_no_branch(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.", "Four.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?")
+    older = copy.deepcopy(agent.messages)
+    del agent.messages[2:]
+    await ask(agent, "Other?")
+    agent.messages[:] = older
+    await ask(agent, "Third?")
+    assert it.parents == [None, 0, 0, 1]
+    assert it.branches == {2: ("REWIND", 0, 2)}
+    it.check()
+
+
+async def test_an_emptied_history_begins_anew(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.")
+    agent = it.agent()
+    await ask(agent, "First?")
+    agent.messages.clear()
+    await ask(agent, "Something else?")
+    agent.messages.clear()
+    await ask(agent, "First?")
+    assert it.parents == [None, None, None]
+    assert it.branches == {1: ("REWIND", None, 0), 2: ("RETRY", None, 0)}
+    it.check()
+
+
+async def test_a_round_left_out_of_the_middle_is_a_trim(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.", "Four.")
+    agent = it.agent()
+    await ask(agent, "First?", "Second?", "Third?")
+    del agent.messages[2:4]
+    await ask(agent, "Fourth?")
+    assert it.branches == {3: ("TRIM", 0, 2)}
+    it.check()
+
+
+async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers(kind: str) -> None:
+    it = watched(kind, "Ok.")
+    agent = it.agent()
+    await ask(agent, "First?", "Go on.", "Go on.", "Go on.")
+    agent.messages[0:5] = [asked("So far: nothing.")]
+    await ask(agent, "Go on.")
+    assert it.branches == {4: ("SUMMARY", None, 0)}
+    agent.messages[0] = asked("So far: nothing at all.")
+    await ask(agent, "Go on.")
+    assert it.branches[5] == ("EDIT", None, 0)
+    it.check()
+
+
+@pytest.mark.parametrize("texts", [("One.", "Another."), ("One.", "One.")])
+async def test_a_retried_answer_is_a_retry_and_the_kept_one_goes_on(kind: str, texts: tuple[str, str]) -> None:
+    # Two answers, different ids even where the text is the same.
+    first, second = ids_of(texts[0] + END), [*(i for c in texts[1] for i in ids_of(c)), *ids_of(END)]
+    it = watched(kind, "Zero.", first, second, "Two.")
+    agent = it.agent()
+    await ask(agent, "Nought?")
+    again = [True]
+
+    def retry(event: AfterModelCallEvent) -> None:
+        event.retry = again.pop() if again else False
+
+    agent.hooks.add_callback(AfterModelCallEvent, retry)
+    await ask(agent, "First?", "Second?")
+    assert it.parents == [None, 0, 0, 2]
+    assert it.branches == {2: ("RETRY", 0, 3)}
+    assert it.model.trajectories[1].token_ids.tolist() == list(it.script.requests[3].prompt_ids) + ids_of("Two." + END)
+    it.check()
+
+
+async def test_a_retried_first_answer_is_a_root_that_says_so(kind: str) -> None:
+    it = watched(kind, "One.", "Uno.", "Two.")
+    agent = it.agent()
+    again = [True]
+    agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
+    await ask(agent, "First?", "Second?")
+    assert it.parents == [None, None, 1]
+    assert it.branches == {1: ("RETRY", None, 1)}
+    it.check()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+async def test_an_answer_lost_to_a_hook_that_raises_stays_a_leaf(kind: str, before: int) -> None:
+    it = watched(kind, *["Zero."][:before], "Lost.", "Kept.", "More.")
+    agent = it.agent()
+    await ask(agent, *["Nought?"][:before])
+    fail = [True]
+
+    def refuse(event: AfterModelCallEvent) -> None:
+        if fail:
+            fail.pop()
+            raise RuntimeError("guardrail")
+
+    agent.hooks.add_callback(AfterModelCallEvent, refuse)
+    with pytest.raises(RuntimeError, match="guardrail"):
+        await ask(agent, "First?")
+    assert agent.messages[-1]["role"] == "user"
+    await ask(agent, "Second?", "Third?")
+    if before:
+        assert it.parents == [None, 0, 0, 2]
+        assert it.branches == {2: ("REWIND", 0, 3)}
+    else:
+        assert it.parents == [None, None, 1]
+        assert it.branches == {1: ("REWIND", None, 1)}
+    it.check()
+
+
+async def test_a_new_system_prompt_or_tool_between_invocations_is_a_new_opening(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.", "Four.", "Five.")
+    agent = it.agent()
+
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    await ask(agent, "First?")
+    agent.system_prompt = "Be long."
+    await ask(agent, "Second?")
+    agent.tool_registry.process_tools([look])
+    await ask(agent, "Third?", "Fourth?")
+    assert it.parents == [None, None, None, 2]
+    assert it.branches == {1: ("OPENING", 0, None), 2: ("OPENING", 1, None)}
+    details = [turn.draft.branch.detail for turn in it.model.ledger if turn.draft.branch is not None]
+    assert details == ["system prompt", "tools"]
+    agent.system_prompt = "Be brief."
+    agent.tool_registry.registry.pop("look")
+    agent.tool_registry.dynamic_tools.pop("look", None)
+    del agent.messages[2:]
+    await ask(agent, "Second?")
+    assert it.parents[-1] == 0, "the first opening is back, and its turn was never extended"
+    it.check()
+
+
+async def test_a_system_prompt_or_tool_that_changes_within_an_invocation_is_a_new_opening(kind: str) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    it = watched(kind, call("add", '{"a": 1, "b": 2}'), call("look", "{}"), "Three.")
+    agent = it.agent()
+
+    def change(event: BeforeModelCallEvent) -> None:
+        if len(event.agent.messages) == 3:
+            event.agent.tool_registry.process_tools([look])
+        if len(event.agent.messages) == 5:
+            event.agent.system_prompt = "Be long."
+
+    agent.hooks.add_callback(BeforeModelCallEvent, change)
+    await ask(agent, "First?")
+    assert it.parents == [None, None, None]
+    assert it.branches == {1: ("OPENING", 0, None), 2: ("OPENING", 1, None)}
+    it.check()
+
+
+@pytest.mark.parametrize(("name", "beside"), [("qwen3-tiny", "One."), ("qwen3-tiny", "")])
+async def test_thinking_that_a_hook_strips_is_named(kind: str, name: str, beside: str) -> None:
+    it = watched(kind, f"<think>\nHm.\n</think>\n\n{beside}", "<think>\nSo.\n</think>\n\nTwo.", "Three.", name=name)
+    agent = it.agent()
+
+    def strip(event: BeforeModelCallEvent) -> None:
+        for message in event.agent.messages:
+            message["content"] = [block for block in message["content"] if "reasoningContent" not in block]
+
+    await ask(agent, "First?")
+    assert "reasoningContent" in agent.messages[1]["content"][0]
+    agent.hooks.add_callback(BeforeModelCallEvent, strip)
+    await ask(agent, "Second?", "Third?")
+    assert it.parents == [None, None, None]
+    assert it.branches == {1: ("THINKING", None, 1), 2: ("THINKING", None, 3)}
+    it.check()
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True])
+async def test_one_and_one_point_nought_and_true_are_three_inputs(kind: str, value: Any) -> None:
+    it = watched(kind, call("add", '{"a": 1, "b": 2}'), "Three.", "More.")
+    agent = it.agent()
+    await ask(agent, "1 + 2?")
+    agent.messages[1]["content"][0]["toolUse"]["input"]["a"] = value
+    await ask(agent, "And?")
+    same = type(value) is int
+    assert it.parents == [None, 0, 1 if same else None]
+    assert it.branches == ({} if same else {2: ("EDIT", None, 1)})
+    it.check()
