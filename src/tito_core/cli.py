@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from tito_core import store
+from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.engine.cli import app as engine_app
-from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
-from tito_core.report import EXPECTED_ERRORS, Rollout, rescored_line, rollout_table
+from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
+from tito_core.tokens import Show, coloured, ids_only
 from tito_core.verify import connect_for_scoring, merge, rescore
 
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
@@ -25,10 +27,38 @@ File = Annotated[Path, typer.Argument(help="A file of rollouts, as the demo writ
 
 
 @app.command()
-def inspect(file: File) -> None:
-    """Summarise the rollouts in a file."""
-    ledgers = store.read(file)
-    console.print(rollout_table([Rollout(ledger.uuid, "", "", ledger) for ledger in ledgers]))
+def inspect(
+    file: File,
+    rollout: Annotated[int, typer.Option(min=0, help="Number of one rollout, to draw its turns.")] = 0,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Show its tokens, coloured by provenance.")] = False,
+    tokenizer: Annotated[str, typer.Option(help="Tokenizer for the tokens' text; by default the rollout's own.")] = "",
+) -> None:
+    """Summarise the rollouts in a file, or show one of them turn by turn."""
+    if tokens and not rollout:
+        raise typer.BadParameter("--tokens shows one rollout: say which, with --rollout N.")
+    with store.LedgerFile(file) as ledgers:
+        if not rollout:
+            console.print(ledger_table(ledgers))
+            return
+        if rollout > len(ledgers):
+            raise typer.BadParameter(f"--rollout {rollout}: {file} holds {len(ledgers)} rollouts.")
+        ledger = ledgers.load(ledgers.uuids[rollout - 1])
+    console.print(coloured(ledger, _shown(ledger, tokenizer)) if tokens else Text(ledger.tree()))
+
+
+def _shown(ledger: Ledger, name: str) -> Show:
+    """Choose how to show a token: as text where its tokenizer can be had, else as its id."""
+    wanted = name or ledger.header.tokenizer
+    if not wanted:
+        return ids_only
+    try:
+        loaded = load_tokenizer(wanted)
+    except TokenizerError as error:
+        if name:
+            raise
+        console.print(f"Showing ids: {error}", style="yellow", markup=False)
+        return ids_only
+    return lambda token: str(loaded.decode([token], skip_special_tokens=False))
 
 
 @app.command()
@@ -38,11 +68,9 @@ def verify(
     base_url: Annotated[str, typer.Option(help="A server with the same weights, to re-score.")] = "",
 ) -> None:
     """Check every law on the rollouts in a file and, with a server, re-score their tokens."""
-    ledgers = store.read(file)
-    for ledger in ledgers:
-        check_ledger(ledger)
+    ledgers = store.read(file)  # which checks every law that a ledger alone can answer
     turns = sum(len(ledger) for ledger in ledgers)
-    console.print(f"laws        1 to 4 and 10 hold on {len(ledgers)} ledgers, {turns} turns")
+    console.print(laws_line(len(ledgers), turns))
     if base_url:
         console.print(asyncio.run(_rescore(ledgers, backend, base_url)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -94,6 +94,59 @@ def rollout_table(rollouts: Sequence[Rollout]) -> Table:
     return table
 
 
+def ledger_table(ledgers: Iterable[Ledger]) -> Table:
+    """Make the table with a row a stored ledger; task, reward and termination show where any ledger has them."""
+    rows = [_ledger_row(ledger) for ledger in ledgers]
+    shown = [name for name in _LEDGER_COLUMNS if name not in _WHERE_KNOWN or any(row[name] for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("#", justify="right", min_width=2)
+    for name in shown:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=len(name))
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *(row[name] for name in shown))
+    return table
+
+
+_WORDS = ("ledger", "task", "ended")
+_WHERE_KNOWN = ("task", "reward", "ended")
+_LEDGER_COLUMNS = (
+    "ledger",
+    "task",
+    "turns",
+    "leaves",
+    "prompt",
+    "inserted",
+    "sampled",
+    "calls",
+    "malformed",
+    "reward",
+    "ended",
+)
+
+
+def _ledger_row(ledger: Ledger) -> dict[str, str]:
+    count = Counts.of(ledger)
+    values = (
+        ledger.uuid[:8],
+        ledger.header.task_id or "",
+        count.turns,
+        len(ledger.leaves()),
+        count.prompt,
+        count.inserted,
+        count.sampled,
+        count.good_calls,
+        count.malformed_calls,
+        ledger.annotation("reward", default=""),
+        ledger.annotation("termination", default=""),
+    )
+    return dict(zip(_LEDGER_COLUMNS, map(str, values), strict=True))
+
+
+def laws_line(ledgers: int, turns: int) -> str:
+    """Say which laws were checked on how much."""
+    return f"laws        1 to 4, 8 and 10 hold on {ledgers} ledgers, {turns} turns"
+
+
 async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:
     """Print every rollout and what holds over all of them.
 
@@ -110,7 +163,7 @@ async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], se
     sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
     info = policy.info
     console.print(f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}")
-    console.print(f"laws        1 to 4 and 10 hold on {len(ledgers)} ledgers, {turns} turns")
+    console.print(laws_line(len(ledgers), turns))
     console.print(rescored_line(rescored))
     share = drifted / turns if turns else 0.0
     console.print(f"drift       {drifted} of {turns} turns ({share:.0%}) would change if their text were re-tokenized")

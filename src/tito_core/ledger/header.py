@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tito_core.ledger.strict import plain
+
 
 def new_uuid() -> str:
     """Give a random identity."""
@@ -18,14 +20,14 @@ class Header:
     """The identity of a rollout, fixed when it begins.
 
     Attributes:
-        uuid: Unique; random when not given. In the usual 36-character form.
+        uuid: Unique, in the usual 36-character form.
         group_id: Rollouts of one prompt share it, such as a GRPO group.
         task_id: The task that the rollout tries.
         tokenizer: Name of the policy's tokenizer, so that a reader can show tokens as text.
         user: Anything JSON that the user wants kept.
     """
 
-    uuid: str = field(default_factory=new_uuid)
+    uuid: str
     group_id: str | None = None
     task_id: str | None = None
     tokenizer: str | None = None
@@ -38,6 +40,11 @@ class Header:
             canonical = None
         if canonical != self.uuid:
             raise ValueError(f"{self.uuid!r} is no UUID in its usual form, such as {new_uuid()}.")
+        for name in ("group_id", "task_id", "tokenizer"):
+            if not isinstance(found := getattr(self, name), str | None):
+                raise TypeError(f"{name} is {found!r}; it must be a string, such as {str(found)!r}, or None.")
+            plain(found, name)
+        object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which nobody changes afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +60,9 @@ class Annotation:
     name: str
     value: Any
     turn: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"An annotation's name is {self.name!r}; it must be a string.")
+        plain(self.name, "the name of an annotation")
+        object.__setattr__(self, "value", plain(self.value, self.name))

@@ -1,8 +1,11 @@
-"""Comparing JSON-like values as JSON does: 1, 1.0 and true are three values."""
+"""JSON-like values: compared as JSON does, where 1, 1.0 and true are three values, and copied as plain JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 
 class _Number:
@@ -34,3 +37,32 @@ def strict(value: Any) -> Any:
     if isinstance(value, float | int):
         return _Number(value)
     return value  # a string, bytes, None, or already strict
+
+
+def plain(value: Any, where: str) -> Any:
+    """Copy a value as JSON. NaN and infinities are kept; NumPy's scalars become Python's.
+
+    Args:
+        value: Dicts with string keys, lists, tuples (which become lists), strings, numbers, bools and None.
+        where: What the value is, for the message.
+
+    Raises:
+        TypeError: Something else is in it.
+        ValueError: A string is not Unicode, or a whole number needs more than 64 bits.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        value.encode()  # a lone surrogate has no place in a file
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"{where} has the keys {list(value)}; in JSON a key is a string.")
+        return {plain(key, where): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{where} is {value}, which needs more than 64 bits.")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"{where} is {value!r}, which is no JSON.")

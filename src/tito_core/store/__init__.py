@@ -9,9 +9,21 @@ import msgspec
 
 from tito_core.ledger.ledger import Ledger
 from tito_core.store.file import LedgerFile
+from tito_core.store.json import LedgerField, from_json, to_json
 from tito_core.store.records import SchemaError, from_record, to_record
 
-__all__ = ["LedgerFile", "SchemaError", "append", "encode", "from_record", "read", "to_record"]
+__all__ = [
+    "LedgerField",
+    "LedgerFile",
+    "SchemaError",
+    "append",
+    "encode",
+    "from_json",
+    "from_record",
+    "read",
+    "to_json",
+    "to_record",
+]
 
 
 def encode(ledger: Ledger, *, engine: bool = True) -> bytes:

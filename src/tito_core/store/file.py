@@ -67,8 +67,8 @@ class LedgerFile:
     def __len__(self) -> int:
         return len(self._records)
 
-    def __contains__(self, uuid: object) -> bool:
-        return uuid in self.uuids
+    def __contains__(self, uuid: str) -> bool:
+        return _packed(uuid) in self._records
 
     def __iter__(self) -> Iterator[Ledger]:
         for uuid in self.uuids:
@@ -100,6 +100,8 @@ class LedgerFile:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
         with _without_collector():
             ledger = Loader(_decoding).ledger(header[0], turns, annotations)
+            if ledger.uuid != uuid:
+                raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
             if check:
                 check_ledger(ledger)
         return ledger

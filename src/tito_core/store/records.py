@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,8 +23,11 @@ from tito_core.ledger.turn import Draft, Sampling, Semantics, Server, Turn
 FORMAT = "strands-tito/ledger"
 SCHEMA = 1
 
-T = TypeVar("T")
 Record = dict[str, Any]
+Hook = Callable[[type, Any], Any]
+"""Makes a value of a class that the decoder does not know."""
+Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
+"""Makes what reads a record as a class."""
 
 
 class SchemaError(ValueError):
@@ -54,6 +57,11 @@ def from_record(record: Mapping[str, Any]) -> Ledger:
     Raises:
         SchemaError: Another format, a schema newer than this version knows, or parts that do not fit together.
     """
+    return load_record(record, lambda kind, hook: lambda value: msgspec.convert(value, kind, dec_hook=hook))
+
+
+def load_record(record: Mapping[str, Any], decoding: Decoding) -> Ledger:
+    """Rebuild a ledger whose parts `decoding` reads; the errors are those of `from_record`."""
     if record.get("format") != FORMAT:
         raise SchemaError(f"This is no ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
     if record.get("schema") != SCHEMA:
@@ -61,8 +69,10 @@ def from_record(record: Mapping[str, Any]) -> Ledger:
             f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
             "upgrade strands-tito to read it."
         )
-    loader = Loader(lambda kind, hook: lambda value: msgspec.convert(value, kind, dec_hook=hook))
-    return loader.ledger(record["header"], record["turns"], record["annotations"])
+    for name in ("turns", "annotations"):
+        if not isinstance(record.get(name), list):
+            raise SchemaError(f"This ledger has no list of {name}.")
+    return Loader(decoding).ledger(record.get("header"), record["turns"], record["annotations"])
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
@@ -113,12 +123,6 @@ def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ..
         )
         for field in fields(kind)
     )
-
-
-Hook = Callable[[type, Any], Any]
-"""Makes a value of a class that the decoder does not know."""
-Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
-"""Makes what reads a record as a class."""
 
 
 class Loader:

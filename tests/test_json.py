@@ -1,0 +1,96 @@
+"""Ledgers as JSON and as a field of a pydantic model: the same ledger comes back, and anything else is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from support.drafts import drafts, make_draft
+from tito_core import store
+from tito_core.ledger import Column, LawViolationError, Ledger, MediaSpan
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    ledger = Ledger(task_id=draw(st.none() | st.text(max_size=3)), user={"seed": draw(st.integers(0, 9))})
+    for _ in range(draw(st.integers(0, 4))):
+        parent = draw(st.sampled_from([None, *range(len(ledger))]))
+        ledger.commit(draw(drafts(parent, ledger.path_length(parent))))
+    ledger.annotate("reward", draw(st.floats(0, 1)))
+    return ledger
+
+
+class Sample(BaseModel):
+    ledger: store.LedgerField
+
+
+@settings(max_examples=50)
+@given(ledgers())
+def test_json_round_trip_is_identity(ledger: Ledger) -> None:
+    text = json.dumps(store.to_json(ledger), allow_nan=False)
+    assert store.encode(store.from_json(json.loads(text))) == store.encode(ledger)
+    sample = Sample.model_validate_json(Sample(ledger=ledger).model_dump_json())
+    assert store.encode(sample.ledger) == store.encode(ledger)
+
+
+def test_optional_columns_and_media_come_back() -> None:
+    ledger = Ledger()
+    extras = {
+        "routed_experts": Column.of(0, np.arange(12).reshape(3, 2, 2)),
+        "top_logprobs": Column.of(2, np.array([[-0.5, -1.0]])),
+    }
+    media = (MediaSpan(0, 1, bytes(range(32))),)
+    ledger.commit(make_draft(None, 0, [100, 101], [200], extras=extras, media=media))
+    again = store.from_json(json.loads(json.dumps(store.to_json(ledger))))
+    assert again[0].draft.extras["routed_experts"].values.tolist() == extras["routed_experts"].values.tolist()
+    assert again[0].draft.extras["routed_experts"].values.dtype == np.uint8
+    assert again[0].draft.media == media
+
+
+def test_a_field_takes_a_ledger_and_has_a_schema() -> None:
+    ledger = Ledger()
+    assert Sample(ledger=ledger).ledger is ledger
+    assert Sample.model_json_schema()["properties"]["ledger"]["type"] == "object"
+
+
+GOOD = Ledger()
+GOOD.commit(make_draft(None, 0, [100, 101], [200, 201]))
+RECORD: Any = store.to_json(GOOD)
+TURN = RECORD["turns"][0]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (3, "is of type int"),
+        ({}, "its format is None"),
+        ({**RECORD, "schema": 2}, "has schema 2, this version of strands-tito reads 1"),
+        ({**RECORD, "turns": 3}, "no list of turns"),
+        ({**RECORD, "header": {}}, "missing required field|is no UUID"),
+        ({**RECORD, "turns": [{}]}, "missing required field"),
+        ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
+        ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),
+        ({**RECORD, "turns": [{**TURN, "columns": {"prompt_ids": [1]}}]}, "four lists of numbers"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "invalid literal"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, "outside"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids but 1"),
+        ({**RECORD, "turns": [{**TURN, "finish": "abort"}]}, "Invalid enum value"),
+    ],
+)
+def test_what_is_no_ledger_is_refused(record: Any, words: str) -> None:
+    with pytest.raises(store.SchemaError, match=words):
+        store.from_json(record)
+    with pytest.raises(ValidationError):
+        Sample.model_validate({"ledger": record})
+
+
+def test_a_ledger_that_breaks_a_law_is_refused() -> None:
+    broken = {**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0, 0.5]}}]}
+    with pytest.raises(LawViolationError, match=r"logprob 0\.5 at output offset 1"):
+        store.from_json(broken)
