@@ -1,108 +1,211 @@
-"""Random forests against an independent oracle: one Python list a path, built the slow obvious way."""
+"""Random forests against an independent oracle: two ledgers in one file, held to plain lists and dicts."""
 
 from __future__ import annotations
 
-import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from hypothesis import settings
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from support.drafts import drafts, make_draft
+from support.equal import expect_equal, expect_walk
+from support.forests import Dice, broken, digest_of, draft_of, said_of
+from support.oracle import Oracle
 from tito_core import store
-from tito_core.ledger import Ledger, Provenance, check_ledger
-from tito_core.store import from_record, to_record
+from tito_core.ledger import Annotation, Header, Ledger, Turn, check_ledger
+
+UUIDS = ["00000000-0000-4000-8000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"]
+MESSAGES: list[Any] = [
+    {"role": "user", "content": [{"text": "hi"}]},
+    {"role": "user", "content": [{"text": "hi"}], "n": 1},
+    {"role": "user", "content": [{"text": "hi"}], "n": 1.0},
+    {"role": "user", "content": [{"text": "hi"}], "n": True},
+    {"role": "assistant", "content": [{"text": "[blank text]"}]},
+    {"role": "assistant", "content": [{"reasoningContent": {"redacted": None}}]},
+]
+USERS: list[dict[str, Any]] = [{}, {"a": [1, 1.0, True, None, {"ü": "\x00"}]}, {"big": 2**63, "low": -(2**63)}]
+VALUES: list[Any] = [1.0, 1, True, None, "", [1, [2.5]], {"a": {"b": []}}, float("nan"), float("-inf"), -0.0]
+ROLLS = st.binary(min_size=80, max_size=80)  # one choice for Hypothesis, so that a turn costs it little
 
 
-class ForestMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ledger = Ledger("00000000-0000-4000-8000-000000000000")
-        # The oracle: for each turn, every token from the root as (id, provenance, logprob or None, turn).
-        self.paths: list[list[tuple[int, int, float | None, int]]] = []
-        self.parents: list[int | None] = []
+class Refusing:
+    """A sink whose disk is full."""
 
-    @rule(data=st.data())
-    def commit(self, data: st.DataObject) -> None:
-        parent = data.draw(st.sampled_from([None, *range(len(self.paths))]))
-        before = [] if parent is None else self.paths[parent]
-        draft = data.draw(drafts(parent, len(before)))
-        turn = self.ledger.commit(draft)
-        assert turn.index == len(self.paths)
-        kind = Provenance.CONSTRAINED if draft.constrained else Provenance.SAMPLED
-        added = [
-            (int(i), int(p), None, turn.index) for i, p in zip(draft.prompt_ids, draft.prompt_provenance, strict=True)
-        ]
-        added += [
-            (int(i), int(kind), float(lp), turn.index) for i, lp in zip(draft.output_ids, draft.logprobs, strict=True)
-        ]
-        self.paths.append(before + added)
-        self.parents.append(parent)
+    def turn(self, header: Header, turn: Turn) -> None:
+        raise OSError(28, "No space left on device")
 
-    @invariant()
-    def laws_hold(self) -> None:
-        check_ledger(self.ledger)
-
-    @invariant()
-    def trajectories_equal_the_oracle(self) -> None:
-        leaves = [i for i in range(len(self.paths)) if i not in self.parents]
-        assert self.ledger.leaves() == leaves
-        already: set[int] = set()
-        for leaf, trajectory in zip(leaves, self.ledger.trajectories(), strict=True):
-            path = self.paths[leaf]
-            assert trajectory.token_ids.tolist() == [token for token, _, _, _ in path]
-            assert trajectory.provenance.tolist() == [provenance for _, provenance, _, _ in path]
-            for found, (_, _, expected, _) in zip(trajectory.logprobs.tolist(), path, strict=True):
-                assert math.isnan(found) if expected is None else found == expected
-            mask = [int(p == Provenance.SAMPLED and turn not in already) for _, p, _, turn in path]
-            assert trajectory.loss_mask.tolist() == mask
-            already |= {turn for _, _, _, turn in path}
-
-    @invariant()
-    def every_path_is_readable(self) -> None:
-        for index, path in enumerate(self.paths):
-            assert self.ledger.path_ids(index).tolist() == [token for token, _, _, _ in path]
-            assert self.ledger.path_length(index) == len(path)
-
-    @invariant()
-    def round_trip_is_identity(self) -> None:
-        again = from_record(to_record(self.ledger))
-        assert store.encode(again) == store.encode(self.ledger)
+    def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
+        raise OSError(28, "No space left on device")
 
 
-ForestMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
-TestForest = ForestMachine.TestCase
+class Forests(RuleBasedStateMachine):
+    @initialize(roll=ROLLS)
+    def begin(self, roll: bytes) -> None:
+        dice = Dice(roll)
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name, "rollouts.tito")
+        self.file = store.LedgerFile(self.path, "a")
+        self.ledgers, self.oracles = [], []
+        for uuid in UUIDS:
+            header = {
+                "uuid": uuid,
+                "group_id": dice.pick([None, "g", ""]),
+                "task_id": dice.pick([None, "ü"]),
+                "tokenizer": dice.pick([None, "t"]),
+                "user": dice.pick(USERS),
+            }
+            self.oracles.append(Oracle(header))
+            self.ledgers.append(self.file.attach(Ledger(**header)))
+
+    @rule(roll=ROLLS)
+    def commit(self, roll: bytes) -> None:
+        dice = Dice(roll)
+        which = dice.number(2)
+        ledger, oracle = self.ledgers[which], self.oracles[which]
+        parent = dice.pick([None, *range(len(oracle.turns))][::-1])
+        asked, walk, answer, before = self._history(dice, oracle, parent), None, None, dice.pick(["", "seal", "commit"])
+        said = said_of(dice, oracle, parent)
+        if asked is None:
+            said.fingerprint = bytes([dice.number(256)] * dice.pick([16, 0, 1]))
+        else:
+            answer = {"role": "assistant", "content": [{"text": dice.pick(["yes", "no"])}]}
+            said.history = [*asked, answer]
+            said.fingerprint = digest_of(said.history)
+            walk = ledger.walk(asked) if dice.pick([True, True, False]) else None
+            if walk is not None:
+                assert walk.digest == digest_of(asked)
+        draft = self._draft(said, oracle)
+        if before == "seal":
+            assert ledger.seal().retained() == []
+        elif before == "commit" and dice.seldom():  # the same again, by another agent that was quicker
+            ledger.commit(draft)
+            oracle.commit(replace(said, branch=said.branch))
+        turn = ledger.commit(draft, walk, answer)
+        oracle.commit(said)
+        assert turn is ledger[len(oracle.turns) - 1]
+
+    def _history(self, dice: Dice, oracle: Oracle, parent: int | None) -> list[Any] | None:
+        """Go on with what the parent's turn left, with another's, or with none that anybody knows."""
+        known = [said.history for said in oracle.turns if said.history is not None]
+        if parent is not None and oracle.turns[parent].history is not None:
+            known.append(oracle.turns[parent].history)
+        beginning = dice.pick([[{"system": None, "tools": []}], None, [{"system": "s"}], *known[::-1]])
+        if beginning is None:
+            return None
+        return [*beginning[: dice.pick([99, 99, 2])], *[dice.pick(MESSAGES) for _ in range(dice.pick([1, 0, 2]))]]
+
+    def _draft(self, said: Any, oracle: Oracle) -> Any:
+        return replace(draft_of(said), prompt_length=oracle.length(said.parent) + len(said.prompt))
+
+    @rule(roll=ROLLS)
+    def fail(self, roll: bytes) -> None:
+        """A broken draft, and a whole one that cannot be written, leave no trace."""
+        dice = Dice(roll)
+        which = dice.number(2)
+        ledger, oracle = self.ledgers[which], self.oracles[which]
+        parent = dice.pick([None, *range(len(oracle.turns))][::-1])
+        good = self._draft(said_of(dice, oracle, parent), oracle)
+        walk = ledger.walk([{"system": None, "tools": []}])
+        bad, error = broken(dice, good, oracle)
+        self._refused(ledger, error, lambda: ledger.commit(bad, walk, {"role": "assistant", "content": []}))
+        self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=len(oracle.turns)))
+        self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=-1))
+        ledger.sink = Refusing()
+        self._refused(ledger, OSError, lambda: ledger.commit(good, walk, {"role": "assistant", "content": []}))
+        self._refused(ledger, OSError, lambda: ledger.annotate("reward", 1.0))
+        ledger.sink = self.file
+
+    def _refused(self, ledger: Ledger, error: type[Exception], attempt: Callable[[], object]) -> None:
+        def state() -> tuple[bytes, int, int, list[int]]:
+            return store.encode(ledger), len(ledger.retained()), self.path.stat().st_size, ledger.leaves()
+
+        before = state()
+        with pytest.raises(error):
+            attempt()
+        assert state() == before
+
+    @rule(which=st.integers(0, 1), value=st.sampled_from(VALUES), name=st.sampled_from(["reward", "", "ü"]), at=ROLLS)
+    def annotate(self, which: int, value: Any, name: str, at: bytes) -> None:
+        turn = Dice(at).pick([None, *range(len(self.oracles[which].turns))])
+        self.ledgers[which].annotate(name, value, turn=turn)
+        self.oracles[which].annotations.append((name, value, turn))
+
+    @rule(which=st.integers(0, 1))
+    def name_a_call(self, which: int) -> None:
+        oracle = self.oracles[which]
+        oracle.call_ids += 1
+        assert self.ledgers[which].next_call_id() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
+
+    @rule(which=st.integers(0, 1), roll=ROLLS)
+    def walk(self, which: int, roll: bytes) -> None:
+        oracle, dice = self.oracles[which], Dice(roll)
+        asked = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
+        if asked is not None:
+            expect_walk(self.ledgers[which], oracle, asked)
+
+    @rule(which=st.integers(0, 1))
+    def seal(self, which: int) -> None:
+        assert self.ledgers[which].seal().retained() == []
+
+    @rule(which=st.integers(0, 1), way=st.sampled_from(["file", "record", "bytes"]))
+    def come_back(self, which: int, way: str) -> None:
+        """The process ends, and another one goes on with what it finds."""
+        ledger, oracle = self.ledgers[which], self.oracles[which]
+        if way == "file":
+            if not oracle.turns and not oracle.annotations:
+                return  # nobody wrote anything yet
+            with store.LedgerFile(self.path) as stored:
+                ledger = stored.load(ledger.uuid)
+        elif way == "record":
+            ledger = store.from_record(store.to_record(ledger))
+        else:
+            ledger = store.from_record(msgspec.msgpack.decode(store.encode(ledger)))
+        self.ledgers[which] = ledger
+        self.file.attach(ledger)
+        oracle.reload()
+        assert ledger.call_ids == oracle.call_ids
+
+    def teardown(self) -> None:
+        with self.folder:
+            self.file.close()
+            with store.LedgerFile(self.path) as stored:
+                self._compare(stored)
+
+    def _compare(self, stored: store.LedgerFile) -> None:
+        for ledger, oracle in zip(self.ledgers, self.oracles, strict=True):
+            copies = [ledger, store.from_record(store.to_record(ledger))]
+            assert (ledger.uuid in stored) == bool(oracle.turns or oracle.annotations)
+            if ledger.uuid in stored:
+                copies.append(stored.load(ledger.uuid))
+            for copy in copies:
+                check_ledger(copy)
+                expect_equal(copy, oracle)
+                assert store.encode(copy) == store.encode(ledger)
+                for said in oracle.turns:
+                    if said.history is not None:
+                        expect_walk(copy, oracle, said.history)
+            expect_plain(store.to_record(ledger))
 
 
-def test_a_draft_copies_its_arrays_and_nobody_can_write_to_them() -> None:
-    output = np.array([200, 201], np.int32)
-    draft = make_draft(None, 0, [100, 101], [0, 0], output_ids=output)
-    output[0] = 299
-    ledger = Ledger()
-    turn = ledger.commit(draft)
-    assert turn.draft.output_ids.tolist() == [200, 201]
-    columns = turn.draft.columns
-    views = (columns.ids, columns.prompt_ids, columns.output_ids, columns.logprobs, columns.prompt_provenance)
-    assert not any(view.flags.writeable for view in views)
-    trajectory = ledger.trajectories()[0]
-    assert not any(
-        column.flags.writeable
-        for column in (trajectory.token_ids, trajectory.loss_mask, trajectory.logprobs, trajectory.provenance)
-    )
+def expect_plain(value: Any) -> None:
+    """A record holds what any carrier takes: JSON's types, and bytes."""
+    if type(value) is dict:
+        assert all(type(key) is str for key in value)
+        value = list(value.values())
+    if type(value) is list:
+        for item in value:
+            expect_plain(item)
+    else:
+        assert value is None or type(value) in (str, int, float, bool, bytes), type(value)
 
 
-def test_constrained_tokens_are_trained_only_when_asked_for() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100], [200, 201], constrained=True))
-    assert ledger.trajectories()[0].loss_mask.sum() == 0
-    assert ledger.trajectories(train_constrained=True)[0].loss_mask.tolist() == [0, 1, 1]
-    assert np.isfinite(ledger.trajectories()[0].logprobs[1:]).all()
-
-
-def test_segments_say_which_tokens_belong_to_which_turn() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100, 101], [200]))
-    ledger.commit(make_draft(0, 3, [102], [201, 202]))
-    runs = [(s.turn, s.start, s.stop, s.is_output) for s in ledger.trajectories()[0].segments]
-    assert runs == [(0, 0, 2, False), (0, 2, 3, True), (1, 3, 4, False), (1, 4, 6, True)]
+Forests.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=14, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestForests = Forests.TestCase

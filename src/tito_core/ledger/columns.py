@@ -70,7 +70,8 @@ class Columns:
             raise LawViolationError(2, f"{len(ids)} delta ids but {len(provenance)} provenances.")
         if len(answer) != len(scores):
             raise LawViolationError(2, f"{len(answer)} output ids but {len(scores)} logprobs.")
-        parts = (ids, answer, scores.astype(_LOGPROB, copy=False), provenance)
+        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which law 4 refuses by name
+            parts = (ids, answer, scores.astype(_LOGPROB, copy=False), provenance)
         return cls(len(ids), len(answer), b"".join([part.tobytes() for part in parts]))
 
     @property
@@ -135,7 +136,10 @@ class Column:
         array = np.asarray(values)
         if array.ndim == 0 or array.dtype.kind not in "iubf":
             raise LawViolationError(2, f"an optional column must hold numbers row by row, not {array.dtype}.")
-        copy = array.astype(_LOGPROB if array.dtype.kind == "f" else _narrowest(array))
+        with np.errstate(over="ignore"):
+            copy = array.astype(_LOGPROB if array.dtype.kind == "f" else _narrowest(array))
+        if array.dtype.kind == "f" and np.any(np.isinf(copy) & np.isfinite(array)):
+            raise LawViolationError(2, "an optional column holds a number beyond float32.")
         return cls(start, copy.dtype.str, copy.shape, copy.tobytes())
 
     @property

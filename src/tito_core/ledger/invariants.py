@@ -43,6 +43,9 @@ def check_ledger(ledger: Ledger) -> None:
         check_alignment(trajectory)
         count_trained(trajectory, trained)
     check_trained_once(turns, trained)
+    for note in ledger.annotations:
+        if note.turn is not None and not 0 <= note.turn < len(turns):
+            raise LawViolationError(8, f"annotation {note.name!r} is about turn {note.turn}; there are {len(turns)}.")
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:

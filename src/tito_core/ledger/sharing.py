@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +33,7 @@ class Sharing:
         engine = EngineRecord(
             server, draft.engine.request_id, draft.engine.latency_s, draft.engine.cached_tokens, tuple(spans)
         )
-        sampling = known or Sampling(draft.sampling, index)
+        sampling = Sampling(deepcopy(dict(draft.sampling)), index) if known is None else known
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
 
     def keep(self, turn: Turn) -> None:

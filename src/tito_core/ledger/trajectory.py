@@ -106,11 +106,12 @@ class Trajectory:
         pieces = [turn.draft.extras[name] for turn in self.path if name in turn.draft.extras]
         if not pieces:
             raise KeyError(f"No turn brought a column {name!r}; there are {', '.join(self.column_names) or 'none'}.")
+        pieces = [piece for piece in pieces if piece.rows] or pieces[:1]
         shapes = {piece.shape[1:] for piece in pieces}
         if len(shapes) > 1:
             raise LawViolationError(2, f"optional column {name!r} has rows of shapes {sorted(shapes)}.")
         dtype = np.result_type(*(piece.dtype for piece in pieces))
-        if dtype.kind != "f" and not np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max:
+        if dtype.kind != "f" and not (np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max and fill == int(fill)):
             raise LawViolationError(2, f"{fill} does not fit optional column {name!r} of dtype {dtype}.")
         whole = np.full((len(self), *shapes.pop()), fill, dtype)
         for piece in pieces:

@@ -48,7 +48,9 @@ def _words(turn: Turn) -> str:
     draft = turn.draft
     parts = [f"turn {turn.index}", f"{draft.columns.prompt}+{draft.columns.output} tokens", str(draft.finish)]
     if draft.calls:
-        parts.append("calls " + ", ".join(f"{call.name or '?'}{_unless_ok(call.status)}" for call in draft.calls))
+        parts.append(
+            "calls " + ", ".join(f"{_one_line(call.name or '?')}{_unless_ok(call.status)}" for call in draft.calls)
+        )
     if not draft.reasoning_closed:
         parts.append("reasoning left open")
     if draft.constrained:
@@ -56,6 +58,11 @@ def _words(turn: Turn) -> str:
     if draft.branch is not None:
         parts.append(f"← {draft.branch}")
     return "  ".join(parts)
+
+
+def _one_line(name: str) -> str:
+    """Write out what would break the line: a malformed call is named as the policy's tokens say."""
+    return name if name.isprintable() else repr(name)
 
 
 def _unless_ok(status: str) -> str:

@@ -1,0 +1,257 @@
+"""Random turns of every kind, said in plain words by a string of random bytes, and made into drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from support.oracle import PROMPT_KINDS, Oracle, Said
+from tito_core.ledger import (
+    Branch,
+    CallRecord,
+    Column,
+    Columns,
+    Draft,
+    EngineRecord,
+    Finish,
+    LawViolationError,
+    MediaSpan,
+    Reason,
+    Sampling,
+    Semantics,
+    Server,
+    VersionSpan,
+)
+from tito_core.ledger.histories import extended
+
+T = TypeVar("T")
+
+IDS = [200, 201, 202, 0, 2**31 - 1]
+# The ends of what is a log-probability: just above the sentinel, the smallest float32, rounding above zero.
+LOGPROBS = [-1.0, -0.5, -2.25, 0.0, -0.0, -9998.0, -(2.0**-149), 2.0**-14]
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 1},
+    {"temperature": True},
+    {},
+    {"temperature": 1.0, "seed": 2**63, "stop": ["a", "ü"], "extra": {"deep": [None, {"x": 0.5}]}},
+    {"temperature": 1.0, "seed": None},
+]
+SERVERS: list[tuple[str, str, bool | None, float | None, bool, str]] = [
+    ("scripted", "m", False, 1.0, False, "test"),
+    ("scripted", "m", True, 0.5, True, "test"),
+    ("scripted", "adapter", False, 1.0, False, "test"),
+    ("other", "m", None, None, False, "nobody said"),
+    ("other", "m", None, 1.0, False, "None"),
+]
+CALLS: list[tuple[str | None, str, str]] = [
+    ("look", "ok", ""),
+    (None, "malformed", "It has no name."),
+    ("look\nturn 0  ", "malformed", "A name\nof two lines."),
+    ("look", "truncated", "It was cut."),
+]
+# Values, then the smallest type that holds them: each one's edges.
+INTEGERS: list[tuple[list[int], str]] = [
+    ([0, 255], "|u1"),
+    ([-1, 127], "|i1"),
+    ([-128, 0], "|i1"),
+    ([256, 0], "<u2"),
+    ([0, 65535], "<u2"),
+    ([-1, 128], "<i2"),
+    ([-129, 5], "<i2"),
+    ([-32768, 32767], "<i2"),
+    ([65536, 0], "<i4"),
+    ([-1, 32768], "<i4"),
+    ([-(2**31), 2**31 - 1], "<i4"),
+]
+FLOATS = [-1.0, 0.0, -0.25, -(2.0**-149), -3.0]
+
+
+class Dice:
+    """Choices read off a string of bytes; all zeros, and every one beyond its end, choose what is simplest."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = iter(data)
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[next(self._left, 0) % len(options)]
+
+    def number(self, below: int) -> int:
+        return next(self._left, 0) % below
+
+    def seldom(self) -> bool:
+        return next(self._left, 0) >= 192
+
+
+def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> Said:
+    """Say a turn that the ledger must take."""
+    start = oracle.length(parent)
+    kinds = list(PROMPT_KINDS)
+    prompt = [(dice.pick(IDS), dice.pick(kinds)) for _ in range(dice.pick([1, 2, 0, 4]))]
+    output = [(dice.pick(IDS), dice.pick(LOGPROBS)) for _ in range(dice.pick([1, 2, 0, 4]))]
+    middle, stop = start + len(prompt), start + len(prompt) + len(output)
+    calls = []
+    for name, status, reason in [dice.pick(CALLS) for _ in range(dice.pick([0, 0, 1, 2]))]:
+        calls.append((name, status, 0, len(output), reason))
+    said = Said(
+        parent=parent,
+        prompt=prompt,
+        output=output,
+        constrained=dice.seldom(),
+        finish=dice.pick(["stop", "length"]),
+        stop=dice.pick([None, 2, 0, "END", ""]),
+        sampling=dice.pick(SAMPLINGS),
+        max_new_tokens=dice.pick([64, 1, 2**40]),
+        server=dice.pick(SERVERS),
+        request=dice.pick(["request", "", "ü"]),
+        latency_s=dice.pick([0.25, 0.0]),
+        cached=dice.pick([None, 0, 7]),
+        versions=_versions(dice, len(output)),
+        calls=calls,
+        reasoning_closed=not dice.seldom(),
+        branch=_branch(dice, oracle, parent),
+        extras=_extras(dice, middle, stop),
+        media=[],
+        history=None,
+    )
+    if prompt and dice.seldom():
+        said.media.append((start, 1, bytes(32)))
+        if len(prompt) > 1:
+            said.media.append((start + 1, len(prompt) - 1, bytes(range(32))))
+    return said
+
+
+def _versions(dice: Dice, output: int) -> list[tuple[int, int, str | None]]:
+    cuts = sorted({dice.number(output + 1) for _ in range(dice.pick([0, 0, 1, 2]))} | {0})
+    if dice.seldom():
+        cuts.insert(0, 0)  # a span without tokens
+    spans = [(a, b, dice.pick([None, "v1", "v2", ""])) for a, b in zip(cuts, [*cuts[1:], output], strict=True)]
+    return spans if output or dice.seldom() else []
+
+
+def _branch(dice: Dice, oracle: Oracle, parent: int | None) -> tuple[str, int | None, int | None, str] | None:
+    taken = any(said.parent == parent for said in oracle.turns)
+    if not taken or dice.seldom():  # or it was prepared when nobody had branched there
+        return None
+    reason = dice.pick([str(reason) for reason in Reason])
+    turn = dice.pick([None, *range(len(oracle.turns))])
+    return reason, turn, dice.pick([None, 0, 3]), dice.pick(["", "tools"])
+
+
+def _extras(dice: Dice, middle: int, stop: int) -> dict[str, tuple[int, list[Any], str]]:
+    extras: dict[str, tuple[int, list[Any], str]] = {}
+    output = stop - middle
+    if dice.seldom():
+        start = dice.number(stop + 1)
+        values = [dice.pick([float("nan"), *FLOATS]) for _ in range(dice.number(stop - start + 1))]
+        extras["prompt_logprobs"] = (start, values, "<f4")
+    if dice.seldom():
+        rows = dice.number(stop + 1)
+        (low, high), dtype = dice.pick(INTEGERS)
+        values = [[[low, high]] for _ in range(rows)]
+        extras["routed_experts"] = (stop - rows, values, dtype if rows else "|u1")
+    if dice.seldom() and output:
+        extras["top_ids"] = (middle, [[0, 255]] * output, "|u1")
+        extras["top_logprobs"] = (middle, [[dice.pick(FLOATS), -7.0] for _ in range(output)], "<f4")
+    if dice.seldom() and output:
+        extras["sampling_mask"] = (middle, [[-1, dice.pick([7, 127])]] * output, "|i1")
+    return extras
+
+
+def draft_of(said: Said) -> Draft:
+    """Make the draft that says the same."""
+    backend, model, processed, temperature, adjusted, source = said.server
+    return Draft(
+        parent=said.parent,
+        columns=Columns.pack(
+            np.array([token for token, _ in said.prompt], np.int32),
+            np.array([PROMPT_KINDS[kind] for _, kind in said.prompt], np.uint8),
+            np.array([token for token, _ in said.output], np.int64),
+            np.array([logprob for _, logprob in said.output], np.float64),
+        ),
+        constrained=said.constrained,
+        prompt_length=0,  # the caller knows how long the path is
+        finish=Finish(said.finish),
+        stop=said.stop,
+        fingerprint=said.fingerprint,
+        sampling=Sampling(said.sampling),
+        max_new_tokens=said.max_new_tokens,
+        calls=tuple(CallRecord(*call) for call in said.calls),
+        engine=EngineRecord(
+            Server(backend, model, Semantics(processed, temperature, adjusted, source)),
+            said.request,
+            said.latency_s,
+            said.cached,
+            tuple(VersionSpan(*span) for span in said.versions),
+        ),
+        reasoning_closed=said.reasoning_closed,
+        branch=None if said.branch is None else Branch(Reason(said.branch[0]), *said.branch[1:]),
+        extras={name: _column(*column) for name, column in said.extras.items()},
+        media=tuple(MediaSpan(*span) for span in said.media),
+    )
+
+
+def _column(start: int, rows: list[Any], dtype: str) -> Column:
+    if rows:
+        return Column.of(start, rows)
+    return Column.of(start, np.zeros((0, 1, 2), np.int64) if dtype != "<f4" else np.zeros(0))
+
+
+def digest_of(history: Sequence[Any]) -> bytes:
+    """Digest a history, opening and answer included, as the model does for a draft's fingerprint."""
+    digest = b""
+    for message in history:
+        digest = extended(digest, message)
+    return digest
+
+
+def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Exception]]:
+    """Break one thing that no ledger may take."""
+    start, turns = oracle.length(good.parent), len(oracle.turns)
+    stop = start + good.columns.prompt + good.columns.output
+    engine = good.engine
+
+    def columns(prompt: int, kind: int, output: int, logprob: float) -> Columns:
+        return Columns.pack(
+            np.full(good.columns.prompt + 1, prompt, np.int64), np.full(good.columns.prompt + 1, kind, np.uint8),
+            np.full(good.columns.output + 1, output, np.int64), np.full(good.columns.output + 1, logprob),
+        )  # fmt: skip
+
+    longer = {
+        "prompt_length": good.prompt_length + 1,
+        "engine": _with_versions(engine, [(0, good.columns.output + 1, None)]),
+        "extras": {},
+        "media": (),
+    }
+    free = all(said.parent != good.parent for said in oracle.turns)
+    changes: list[dict[str, Any]] = [
+        {"prompt_length": good.prompt_length + 1},
+        {"columns": columns(-1, 0, 1, -1.0), **longer},
+        {"columns": columns(1, 3, 1, -1.0), **longer},
+        {"columns": columns(1, 255, 1, -1.0), **longer},
+        {"columns": columns(1, 0, -1, -1.0), **longer},
+        *({"columns": columns(1, 0, 1, bad), **longer} for bad in (np.nan, np.inf, -np.inf, 0.001, -9999.0, -1e300)),
+        {"engine": _with_versions(engine, [(0, good.columns.output + 1, "v")])},
+        {"engine": _with_versions(engine, [(1, good.columns.output, "v")])},
+        {"engine": _with_versions(engine, [(0, good.columns.output, "v"), (good.columns.output + 1, 0, "v")])},
+        {"extras": {"prompt_logprobs": Column.of(-1, [0.0])}},
+        {"extras": {"routed_experts": Column.of(stop, [[1]])}},
+        {"extras": {"top_ids": Column.of(start + good.columns.prompt + 1, np.zeros((good.columns.output, 2), int))}},
+        {"extras": {"sampling_mask": Column.of(stop - good.columns.output, [[1]] * (good.columns.output + 1))}},
+        {"media": (MediaSpan(start, good.columns.prompt + 1, bytes(32)),)},
+        {"media": (MediaSpan(start - 1, 1, bytes(32)),)},
+        {"media": (MediaSpan(start, 0, bytes(32)),)},
+        {"parent": turns},
+        {"parent": -1},
+        {"branch": Branch(Reason.EDIT) if free else Branch(Reason.EDIT, turns)},
+        {"branch": Branch(Reason.EDIT) if free else Branch(Reason.RETRY, -1)},
+    ]
+    change = dice.pick(changes)
+    return replace(good, **change), IndexError if "parent" in change else LawViolationError
+
+
+def _with_versions(engine: EngineRecord, spans: Sequence[tuple[int, int, str | None]]) -> EngineRecord:
+    return replace(engine, versions=tuple(VersionSpan(*span) for span in spans))
