@@ -29,9 +29,6 @@ ROUNDING = 1e-4
 def check_ledger(ledger: Ledger) -> None:
     """Check every law that a ledger alone can answer (1 to 4, 8 and 10)."""
     turns = list(ledger)
-    if not _sound_values(turns):  # all turns at once; one by one only to name what is wrong
-        for turn in turns:
-            check_values(turn.draft, turn=turn.index)
     extended: set[int | None] = set()
     for turn in turns:
         check_prefix(ledger, turn)
@@ -40,6 +37,9 @@ def check_ledger(ledger: Ledger) -> None:
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
     for trajectory in ledger.iter_trajectories():
+        if not _sound_values(trajectory):  # all its turns at once; one by one only to name what is wrong
+            for turn in trajectory.path:
+                check_values(turn.draft, turn=turn.index)
         check_alignment(trajectory)
         count_trained(trajectory, trained)
     check_trained_once(turns, trained)
@@ -226,17 +226,9 @@ def _sound_logprobs(values: Logprobs) -> bool:
     return not len(values) or bool(values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING)
 
 
-def _sound_values(turns: Sequence[Turn]) -> bool:
-    """Tell whether `check_values` holds on every turn, in one pass over each column."""
-    if not turns:
-        return True
-    columns = [turn.draft.columns for turn in turns]
-    cuts = [(c.buffer, 4 * (c.prompt + c.output), 4 * c.output) for c in columns]
-    ids = np.frombuffer(b"".join([buffer[:scores] for buffer, scores, _ in cuts]), "<i4")
-    logprobs = np.frombuffer(b"".join([buffer[scores : scores + size] for buffer, scores, size in cuts]), "<f4")
-    provenance = b"".join([buffer[scores + size :] for buffer, scores, size in cuts])
-    return (
-        (not len(ids) or int(ids.min()) >= 0)
-        and (not provenance or int(np.frombuffer(provenance, np.uint8).max()) <= Provenance.INSERTED)
-        and _sound_logprobs(logprobs)
-    )
+def _sound_values(trajectory: Trajectory) -> bool:
+    """Tell whether `check_values` holds on every turn of a path: ids, and log-probabilities just where output is."""
+    logprobs = trajectory.logprobs
+    sound = (logprobs > SENTINEL_LOGPROB) & (logprobs <= ROUNDING)  # NaN is neither
+    in_place = np.array_equal(sound, is_output(trajectory.provenance))
+    return in_place and (not len(logprobs) or int(trajectory.token_ids.min()) >= 0)

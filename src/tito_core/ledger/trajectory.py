@@ -119,6 +119,7 @@ class Trajectory:
         return whole
 
 
+_BYTE = {kind: bytes([kind]) for kind in Provenance}
 _NAN = np.float32(np.nan).astype("<f4").tobytes()
 
 
@@ -135,7 +136,7 @@ def assemble(path: Sequence[Turn], *, context: frozenset[int], train_constrained
         scores = 4 * (prompt + output)
         ids.append(buffer[:scores])
         masks += [bytes(prompt), (b"\1" if trained else b"\0") * output]
-        provenances += [buffer[scores + 4 * output :], kind.to_bytes(1, "little") * output]
+        provenances += [buffer[scores + 4 * output :], _BYTE[kind] * output]
         logprobs += [_NAN * prompt, buffer[scores : scores + 4 * output]]
     return Trajectory(
         path=tuple(path),
