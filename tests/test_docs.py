@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.scripted import Says, call, engine_of, tokenizer
+from tito_core.ledger import Reason
 from tito_core.testing import ScriptedServer
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +60,19 @@ def test_the_readmes_columns_are_the_trajectorys(folder: str) -> None:
 def test_the_quickstart_runs(folder: str) -> None:
     with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
         exec(at_server(snippets("docs/quickstart.md")[0], server.base_url, folder), {})
+
+
+def test_the_ledger_page_draws_what_its_example_prints(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = (*ANSWERS, "It is 24.", "With pleasure.", "It is 64.")
+    with ScriptedServer(engine_of("vllm", Says(*answers))) as server:
+        exec(at_server(snippets("docs/ledger.md")[0], server.base_url, folder), {})
+    printed = re.sub(r"^ledger \S+:", "ledger:", capsys.readouterr().out)
+    assert printed == re.sub(r"^ledger \S+:", "ledger:", snippets("docs/ledger.md", "text")[0])
+
+
+def test_every_reason_is_on_the_ledger_page() -> None:
+    page = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
+    assert [line.split("`")[1] for line in page.splitlines() if re.match(r"\| `[a-z ]+` \|", line)] == [*Reason]
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
