@@ -91,9 +91,9 @@ class Watched:
         return trajectories
 
 
-def watched(kind: str, *answers: Any, name: str = "smollm2", **options: Any) -> Watched:
+def watched(kind: str, *answers: Any, name: str = "smollm2", says: type[Says] = Says, **options: Any) -> Watched:
     """Make a model that gives these answers in turn; `options` are the model's, or a fault, latency, max_model_len."""
-    script = Says(*answers, name=name)
+    script = says(*answers, name=name)
     model = model_of(kind, script, name, **options)
     whole = Watched(script, model)
     stream = model.stream
@@ -152,7 +152,8 @@ def said(messages: Any) -> list[Said]:
 
 def _answer(text: str, calls: list[str]) -> Said:
     found = [json.loads(call) for call in _CALL.findall(text)]
-    spoken = _CALL.sub("", text).strip().replace("[blank text]", "")
+    # Strands holds an answer's text without its outer blanks, and its calls after it.
+    spoken = " ".join(_CALL.sub("", text).replace("[blank text]", "").split())
     return ("assistant", spoken, (*(_call(call["name"], call["arguments"]) for call in found), *calls))
 
 

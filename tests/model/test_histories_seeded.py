@@ -1,0 +1,121 @@
+"""Histories that begin with messages nobody sampled here, and answers that were cut: exact, all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strands.types.exceptions import MaxTokensReachedException
+
+from support.conversations import answer, asked, calls, results
+from support.histories import watched
+from support.scripted import BACKENDS, END, call, ids_of
+from tito_core.ledger import Finish, Provenance
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+
+SEEDS: dict[str, Any] = {
+    "text": [asked("Hi?"), answer("Hello.")],
+    "several blocks": [
+        asked("One,", "two?"),
+        {"role": "assistant", "content": [{"text": "Three,"}, {"text": "four."}]},
+    ],
+    "calls only": [asked("Add."), *calls(("add", {"a": 1, "b": 2})), results("3"), answer("Three.")],
+    "text and calls": [asked("Add."), *calls(("add", {"a": 1}), ("add", {}), text="So:"), results("3", {"x": [1]})],
+    "reasoning": [asked("Hi?"), answer("Hello.", "They greet me.")],
+    "reasoning and calls": [asked("Add."), *calls(("add", {"a": 1, "b": 2}), reasoning="Hm."), results("3")],
+    "blank answer": [asked("Hi?"), {"role": "assistant", "content": [{"text": " "}]}],
+    "no answer": [asked("Hi?"), asked("Anyone?")],
+    "reasoning only": [
+        asked("Hi?"),
+        {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {"text": "Hm.", "signature": "s"}}}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
+async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, seed: str, name: str) -> None:
+    it = watched(kind, "One.", call("add", '{"a": 1, "b": 2}'), "Three.", name=name)
+    agent = it.agent(messages=[*SEEDS[seed]])
+    await agent.invoke_async("First?")
+    await agent.invoke_async("Second?")
+    assert it.parents == [None, 0, 1]
+    assert it.branches == {}
+    assert len(it.check()) == 1
+
+
+async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_edit(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.")
+    agent = it.agent(messages=[asked("Hi?"), answer("Hello.")])
+    await agent.invoke_async("First?")
+    agent.messages[1]["content"][0]["text"] = "Hello there."
+    await agent.invoke_async("Second?")
+    agent.messages[4] = asked("Second, edited?")
+    await agent.invoke_async("Third?")
+    assert it.branches == {1: ("EDIT", None, 1), 2: ("EDIT", None, 4)}
+    it.check()
+
+
+async def test_an_agent_seeded_with_anothers_history_goes_on_from_its_turn(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Other.", "Three.")
+    first = it.agent()
+    await first.invoke_async("First?")
+    second = it.agent(messages=[*first.messages])
+    await first.invoke_async("Second?")
+    await second.invoke_async("Other?")
+    await second.invoke_async("Third?")
+    assert it.parents == [None, 0, 0, 2]
+    assert it.branches == {2: ("SEPARATE", 0, None)}
+    it.check()
+
+
+async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Other.")
+    first = it.agent()
+    await first.invoke_async("First?")
+    await first.invoke_async("Second?")
+    second = it.agent(messages=[*first.messages[:3], answer("Two, I am told.")])
+    await second.invoke_async("Other?")
+    assert it.branches == {2: ("SEPARATE", 0, 3)}
+    it.check()
+
+
+async def test_a_cut_answer_is_gone_on_with_though_it_stands_last(kind: str) -> None:
+    limit = len(ids_of("I was about to"))
+    it = watched(kind, "I was about to...", "Yes.", "No.", sampling={"max_new_tokens": limit})
+    agent = it.agent()
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("Tell me.")
+    assert agent.messages[-1]["role"] == "assistant"
+    await agent.invoke_async(None)
+    await agent.invoke_async("And?")
+    assert it.parents == [None, 0, 1]
+    assert it.model.ledger[0].draft.finish == Finish.LENGTH
+    inserted = [list(turn.draft.prompt_provenance == Provenance.INSERTED) for turn in it.model.ledger]
+    assert [sum(each) for each in inserted] == [0, 1, 0]
+    assert it.model.ledger[1].draft.prompt_ids.tolist() == ids_of(f"{END}\n<|im_start|>assistant\n")
+    assert len(it.check()) == 1
+
+
+@pytest.mark.parametrize("said", ['So: <tool_call>{"name": "add", "argu...', call("add", '{"a": 1, "b": 2}') + " x..."])
+async def test_a_cut_call_whole_or_not_stays_text_and_is_gone_on_with(kind: str, said: str) -> None:
+    it = watched(kind, said, "Fine.", "More.", sampling={"max_new_tokens": len(ids_of(said[:-3]))})
+    agent = it.agent()
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("2 + 3?")
+    assert "toolUse" not in str(agent.messages)
+    await agent.invoke_async("Well?")
+    await agent.invoke_async("And?")
+    assert it.parents == [None, 0, 1]
+    assert len(it.check()) == 1
+
+
+async def test_an_invocation_without_a_prompt_after_a_whole_answer_goes_on(kind: str) -> None:
+    it = watched(kind, "One.", "Two.", "Three.")
+    agent = it.agent()
+    await agent.invoke_async("First?")
+    await agent.invoke_async(None)
+    await agent.invoke_async("Third?")
+    assert it.parents == [None, 0, 1]
+    it.check()
