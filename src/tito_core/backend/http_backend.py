@@ -162,11 +162,14 @@ class HttpBackend(ABC):
             running, started = attempt.name(request_id), time.perf_counter()
             try:
                 raw = await self.http.send_once(prepare(running), request_id=request_id)
+            except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
+                with contextlib.suppress(RuntimeError):
+                    self._abort_quietly(running, asyncio.get_running_loop())
+                raise
             except BaseException as lost:
                 if _may_still_run(lost):
-                    abort = self._abort_quietly(running)
-                    if not isinstance(lost, GeneratorExit):  # a coroutine that is closed cannot wait
-                        await asyncio.shield(abort)  # a second cancellation goes through at once
+                    # A second cancellation goes through at once.
+                    await asyncio.shield(self._abort_quietly(running, asyncio.get_running_loop()))
                 raise
             return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
 
@@ -218,7 +221,7 @@ class HttpBackend(ABC):
             backend=self.name,
         )
 
-    def _abort_quietly(self, request_id: str) -> asyncio.Future[None]:
+    def _abort_quietly(self, request_id: str, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Start an abort, which runs to its end whatever becomes of who waits for it."""
 
         # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
@@ -227,7 +230,7 @@ class HttpBackend(ABC):
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await self.abort(request_id)
 
-        abort = asyncio.ensure_future(stop())
+        abort = loop.create_task(stop())
         self._aborting.add(abort)
         abort.add_done_callback(self._aborting.discard)
         return abort
