@@ -57,6 +57,11 @@ def _as_shown(block: Any) -> Any:
     return block
 
 
+def _told(message: Message) -> Message:
+    """Give what of a message becomes tokens; a side call may bring Strands' own notes, such as its metadata."""
+    return {"role": message["role"], "content": message["content"]}
+
+
 def find_place(
     ledger: Ledger, opening: Opening, messages: Messages, state: Mapping[str, Any] | None, *, may_branch: bool = True
 ) -> Place:
@@ -69,6 +74,7 @@ def find_place(
     Raises:
         HistoryChangedError: `may_branch` is False, and the agent's own history changed.
     """
+    messages = [message if len(message) == 2 else _told(message) for message in messages]
     walk = ledger.walk([opening, *messages])
     own = _own(ledger, state)
     fit = _fit(walk, messages)

@@ -1,0 +1,149 @@
+"""`history="error"`: an agent's own change is named before anything is sent; others' calls are no change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strands.agent.conversation_manager import SlidingWindowConversationManager
+from strands.hooks import AfterModelCallEvent
+
+from support.conversations import answer, asked
+from support.histories import Watched, watched
+from support.scripted import BACKENDS
+from tito_core.branching import HistoryChangedError
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+
+
+async def begun(kind: str, **options: Any) -> tuple[Watched, Any]:
+    it = watched(kind, "One.", "Two.", "Three.", history="error", **options)
+    agent = it.agent()
+    await agent.invoke_async("First?")
+    await agent.invoke_async("Second?")
+    return it, agent
+
+
+def edit(agent: Any) -> None:
+    agent.messages[2] = asked("Second, redacted?")
+
+
+def redact(agent: Any) -> None:
+    agent.messages[0]["content"][0]["text"] = "[gone]"
+
+
+def edit_answer(agent: Any) -> None:
+    agent.messages[1] = answer("Eins.")
+
+
+def pop(agent: Any) -> None:
+    del agent.messages[2:]
+
+
+def clear(agent: Any) -> None:
+    agent.messages.clear()
+
+
+def trim(agent: Any) -> None:
+    del agent.messages[:2]
+
+
+def summarise(agent: Any) -> None:
+    agent.messages[:3] = [asked("So far: nothing.")]
+
+
+def call_directly(agent: Any) -> None:
+    agent.tool.add(a=1, b=2)
+
+
+def prompt(agent: Any) -> None:
+    agent.system_prompt = "Be long."
+
+
+def tools(agent: Any) -> None:
+    agent.tool_registry.registry.clear()
+
+
+CHANGES = [
+    (edit, r"message 2 \(user\) changed: 'Second\?' became 'Second, redacted\?' \(edit, after turn 0, at message 2\)"),
+    (redact, r"message 0 \(user\) changed: 'First\?' became '\[gone\]' \(edit, at message 0\)"),
+    (edit_answer, r"message 1 \(assistant\) changed: 'One\.' became 'Eins\.' \(edit, at message 1\)"),
+    (pop, r"message 2 \(user\) changed: 'Second\?' became 'Third\?' \(rewind, after turn 0, at message 2\)"),
+    (clear, r"message 0 \(user\) changed: 'First\?' became 'Third\?' \(rewind, at message 0\)"),
+    (trim, r"message 0 \(user\) changed: 'First\?' became 'Second\?' \(trim, at message 0\)"),
+    (summarise, r"message 0 \(user\) changed: 'First\?' became 'So far: nothing\.' \(summary, at message 0\)"),
+    (
+        call_directly,
+        r"message 5 \(assistant\) was not sampled here: '[^']*add[^']*' \(edit, after turn 1, at message 4\)",
+    ),
+    (prompt, r"the system prompt changed \(new system prompt or tools \(system prompt\), after turn 1\)"),
+    (tools, r"the tools changed"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+async def test_each_change_is_named_before_anything_is_sent(kind: str, change: Any, named: str) -> None:
+    it, agent = await begun(kind)
+    change(agent)
+    with pytest.raises(HistoryChangedError, match=named):
+        await agent.invoke_async("Third?")
+    assert len(it.script.requests) == 2
+    assert it.parents == [None, 0]
+    it.check()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+async def test_a_retry_names_the_answer_that_is_asked_for_again(kind: str, depth: int) -> None:
+    it, agent = await begun(kind)
+    del agent.messages[depth:]
+    with pytest.raises(HistoryChangedError, match=rf"message {depth + 1} \(assistant\) is asked for again: '(One|Two)"):
+        await agent.invoke_async("Second?" if depth else "First?")
+    assert len(it.script.requests) == 2
+
+
+async def test_a_hooks_retry_is_refused(kind: str) -> None:
+    it, agent = await begun(kind)
+    again = [True]
+    agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
+    with pytest.raises(HistoryChangedError, match=r"message 5 \(assistant\) is asked for again: 'Three\.'"):
+        await agent.invoke_async("Third?")
+    assert it.parents == [None, 0, 1]
+
+
+async def test_the_window_is_refused(kind: str) -> None:
+    it = watched(kind, *(f"Answer {i}." for i in range(3)), history="error")
+    agent = it.agent(conversation_manager=SlidingWindowConversationManager(window_size=4))
+    for i in range(3):
+        await agent.invoke_async(f"Question {i}?")
+    with pytest.raises(HistoryChangedError, match=r"trim, at message 0"):
+        await agent.invoke_async("Question 3?")
+    assert len(it.script.requests) == 3
+
+
+async def test_a_change_taken_back_goes_on(kind: str) -> None:
+    it, agent = await begun(kind)
+    edit(agent)
+    with pytest.raises(HistoryChangedError):
+        await agent.invoke_async("Third?")
+    agent.messages[2] = asked("Second?")
+    await agent.invoke_async("Third, then?")
+    assert it.parents == [None, 0, 1]
+    assert len(it.check()) == 1
+
+
+async def test_separate_agents_and_side_calls_are_no_change(kind: str) -> None:
+    it, agent = await begun(kind)
+    other = it.agent()
+    await other.invoke_async("First?")
+    seeded = it.agent(messages=[*agent.messages[:2]])
+    await seeded.invoke_async("Second, otherwise?")
+    edited = it.agent(messages=[*agent.messages[:2], asked("Second?"), answer("Zwei.")])
+    await edited.invoke_async("Third?")
+    for messages in ([asked("Sum up.")], [*agent.messages[:2], asked("Sum up.")], [*agent.messages[:3]]):
+        async for _ in it.model.stream(messages, [*agent.tool_registry.get_all_tool_specs()], "Be brief."):
+            pass
+    await agent.invoke_async("Third?")
+    reasons = [reason for reason, _, _ in it.branches.values()]
+    assert reasons == ["SEPARATE", "SEPARATE", "SEPARATE", "SIDE_CALL", "SIDE_CALL", "SIDE_CALL"]
+    assert it.parents == [None, 0, None, 0, None, None, 0, 0, 1]
+    it.check()
