@@ -11,7 +11,7 @@ TOKENIZER ?=
 TEMPERATURE ?= 1.0
 TORCH_INDEX ?=
 TEST_ARGS ?=
-PROVE_EXAMPLES ?= 20000
+PROVE_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test conformance prove lint format docs bench lock clean
@@ -45,8 +45,8 @@ test: $(READY)  ## run every test that needs no engine
 conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
 	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
 
-prove: $(READY)  ## run the property tests with large budgets
-	TITO_EXAMPLES=$(PROVE_EXAMPLES) $(BIN)/python -m pytest -q -n 2 --timeout 0 $(TEST_ARGS)
+prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
+	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

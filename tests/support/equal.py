@@ -55,7 +55,7 @@ def _expect_turn(turn: Turn, said: Said) -> None:
     assert (engine.request_id, engine.latency_s, engine.cached_tokens) == (said.request, said.latency_s, said.cached)
     assert [tuple(span) for span in engine.versions] == said.versions
     assert _branch(draft.branch) == said.branch
-    assert list(draft.extras) == list(said.extras)
+    assert set(draft.extras) == set(said.extras)
     for name, (start, rows, dtype) in said.extras.items():
         column = draft.extras[name]
         assert (column.start, column.dtype, column.values.dtype) == (start, dtype, np.dtype(dtype))
@@ -131,6 +131,7 @@ def _expect_trajectory(trajectory: Trajectory, path: Path) -> None:
     assert set(trajectory.context_turns) == path.context
     assert _branch(trajectory.branch) == path.branch
     assert len(trajectory) == len(path.token_ids)
+    assert set(trajectory.column_names) == {name for turn in trajectory.path for name in turn.draft.extras}
     for name, rows in path.columns.items():
         _expect_column(trajectory, name, rows)
 

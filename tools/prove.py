@@ -1,0 +1,199 @@
+"""Run the large proofs, chunk by chunk, going on where an earlier run stopped, and write docs/proofs.{json,md}.
+
+Each chunk is one command, which is printed, with a seed derived from the run's: the command alone runs it again.
+What is done is kept as long as the code that it proves has not changed; then the proof begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
+LEDGER = ("src/tito_core/ledger", "src/tito_core/store", "tests/support")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Something that is run many times.
+
+    Attributes:
+        what: What is proven, as a sentence.
+        unit: What is counted.
+        count: How many of them.
+        chunk: How many at a time.
+        paths: The code that it is about.
+        command: The command for a chunk, from its size and seed.
+        counted: Finds in the output how many were run.
+    """
+
+    what: str
+    unit: str
+    count: int
+    chunk: int
+    paths: tuple[str, ...]
+    command: Callable[[int, int], str]
+    counted: str
+
+
+PYTEST = "python -m pytest -q --timeout 0 -p no:cacheprovider"
+PROOFS = {
+    "forests": Proof(
+        "Random forests, two ledgers in one file, equal an independent oracle of plain lists and dicts: every column, "
+        "mask, segment, branch, history and record, after failed commits, restarts and round trips.",
+        "forests",
+        100_000,
+        2_500,
+        (*LEDGER, "tests/ledger/test_forest.py"),
+        lambda count, seed: (
+            f"TITO_EXAMPLES={count} {PYTEST} tests/ledger/test_forest.py --hypothesis-seed={seed} "
+            "--hypothesis-show-statistics"
+        ),
+        r"(\d+) passing examples",
+    ),
+    "crashes": Proof(
+        "Writers are killed with SIGKILL at random moments: every turn committed before the last fsync is read back, "
+        "in order and unchanged; nothing torn is read; the file takes more turns.",
+        "kills",
+        200,
+        20,
+        (*LEDGER, "tests/test_store_crash.py"),
+        lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/test_store_crash.py",
+        r"(\d+) kills",
+    ),
+    "properties": Proof(
+        "Every property test of the suite, with a raised budget for each.",
+        "examples a property",
+        20_000,
+        20_000,
+        ("src", "tests"),
+        lambda count, seed: f"TITO_EXAMPLES={count} {PYTEST} -n 2 --hypothesis-seed={seed}",
+        "",
+    ),
+}
+
+
+def main() -> int:
+    """Run what was asked for; give 0 when every proof holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("proofs", nargs="*", help=f"of {', '.join(PROOFS)} (default: all)")
+    parser.add_argument("--seed", type=int, default=20261121, help="what every chunk's seed is derived from")
+    parser.add_argument("--count", type=int, help="how many, instead of the proof's own number")
+    parser.add_argument("--anew", action="store_true", help="forget what was done")
+    wanted = parser.parse_args()
+    if unknown := set(wanted.proofs) - set(PROOFS):
+        parser.error(f"there is no proof {', '.join(sorted(unknown))}; there are {', '.join(PROOFS)}")
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    holds = [
+        run(name, wanted.seed, wanted.count or PROOFS[name].count, results, anew=wanted.anew)
+        for name in wanted.proofs or PROOFS
+    ]
+    return 0 if all(holds) else 1
+
+
+def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool) -> bool:
+    """Run the chunks of a proof that are not done yet, and tell whether all hold."""
+    proof = PROOFS[name]
+    chunk = min(proof.chunk, count)
+    identity = {"seed": seed, "chunk": chunk, "commit": commit_of(proof.paths)}
+    done = results.get(name)
+    if anew or done is None or {key: done[key] for key in identity} != identity:
+        done = results[name] = {**identity, "python": platform.python_version(), "hypothesis": version("hypothesis")}
+        done["chunks"] = []
+    done["count"] = count
+    chunks = done["chunks"] = [ran for ran in done["chunks"] if ran["holds"]]
+    while (ran_so_far := sum(ran["ran"] for ran in chunks)) < count:
+        number = len(chunks)
+        command = proof.command(min(chunk, count - ran_so_far), seed_of(seed, name, number))
+        print(f"{name} {ran_so_far}/{count}: {command}", flush=True)
+        ran = run_chunk(proof, command, min(chunk, count - ran_so_far))
+        chunks.append({"date": time.strftime("%Y-%m-%d", time.gmtime()), **ran})
+        write(results)
+        if not ran["holds"]:
+            print(f"{name} does not hold; the command above shows it.", flush=True)
+            return False
+    print(f"{name} {ran_so_far}/{count}: holds", flush=True)
+    return True
+
+
+def run_chunk(proof: Proof, command: str, count: int) -> dict[str, Any]:
+    """Run one command; it holds when it succeeds and ran all that it should."""
+    variables, arguments = {}, shlex.split(command)
+    while "=" in arguments[0]:
+        name, _, value = arguments.pop(0).partition("=")
+        variables[name] = value
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, *arguments[1:]], cwd=ROOT, env={**os.environ, **variables}, text=True, capture_output=True
+    )
+    found = re.search(proof.counted, ended.stdout) if proof.counted else None
+    ran = int(found[1]) if found else 0 if proof.counted else count
+    holds = ended.returncode == 0 and ran >= count
+    if not holds:
+        print(ended.stdout[-6000:], ended.stderr[-2000:], sep="\n", flush=True)
+    return {"command": command, "ran": ran, "seconds": round(time.monotonic() - began, 1), "holds": holds}
+
+
+def seed_of(seed: int, name: str, number: int) -> int:
+    """Derive the seed of one chunk."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name} {number}".encode()).digest()[:4], "big")
+
+
+def commit_of(paths: tuple[str, ...]) -> str:
+    """Give the last commit that changed the code a proof is about, and say so when it has changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, capture_output=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", *paths)
+    return git("log", "-1", "--format=%h", "--", *paths) + (" with changes" if changed else "")
+
+
+def write(results: dict[str, Any]) -> None:
+    """Write what was found, for the next run and for a reader."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    rows, details = [], []
+    for name, proof in PROOFS.items():
+        if name not in results:
+            continue
+        done = results[name]
+        chunks = done["chunks"]
+        ran, seconds = sum(chunk["ran"] for chunk in chunks), sum(chunk["seconds"] for chunk in chunks)
+        if not all(chunk["holds"] for chunk in chunks):
+            outcome = "**does not hold**"
+        else:
+            outcome = "holds" if ran >= done["count"] else f"holds so far, {ran:,} of {done['count']:,}"
+        facts = (name, f"{ran:,} {proof.unit}", outcome, done["seed"], f"`{done['commit']}`", chunks[-1]["date"])
+        rows.append(f"| {' | '.join(map(str, facts))} | {seconds:,.0f} |")
+        details += [f"\n## {name}\n", proof.what, f"\nPython {done['python']}, Hypothesis {done['hypothesis']}. "]
+        details[-1] += f"The first of {len(chunks)} commands, and the last:\n"
+        details += ["```sh", *dict.fromkeys((chunks[0]["command"], chunks[-1]["command"])), "```"]
+    PAGE.write_text("\n".join([INTRODUCTION, *rows, *details]) + "\n")
+
+
+INTRODUCTION = """# Proofs
+
+Properties that were run in large numbers. `make prove` runs them, goes on where it was stopped, and writes this page;
+`docs/proofs.json` has every chunk's command, seed, size and seconds. A chunk's command alone runs it again. The commit
+is the last one that changed what the proof is about.
+
+| proof | ran | outcome | seed | commit | date | seconds |
+| --- | --- | --- | --- | --- | --- | --- |"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
