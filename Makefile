@@ -62,6 +62,8 @@ docs: $(READY)  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 bench: $(READY)  ## print the benchmark tables
+	$(BIN)/python benchmarks/ledger_speed.py
+	$(BIN)/python benchmarks/ledger_memory.py
 	$(BIN)/python benchmarks/turn.py
 
 lock: $(READY)  ## write constraints.txt anew from pyproject.toml
