@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel, engine
+from tito_core.store import LedgerFile
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class Served:
 
     def model(self, **sampling: Any) -> TITOModel:
         return self.policy.model(sampling=sampling)
+
+    def policy_with(self, file: LedgerFile) -> Policy:
+        return replace(self.policy, store=file)
 
 
 async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
