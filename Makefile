@@ -14,7 +14,7 @@ TEST_ARGS ?=
 PROVE_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance prove lint format docs bench lock clean
+.PHONY: help setup demo test conformance prove mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,10 @@ conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on 
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
+mutants: $(READY)  ## mutate the ledger package and write docs/mutants.md (most of an hour)
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
+	@$(BIN)/python tools/mutants.py
+
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,7 +73,7 @@ bench: $(READY)  ## print the benchmark tables
 lock: $(READY)  ## write constraints.txt anew from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools
 	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-		--no-header --extra dev --extra docs --output-file constraints.txt pyproject.toml
+		--no-header --extra dev --extra docs --extra mutants --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Tests are never timed: a slow machine is no defect. Benchmarks hold speed.
 settings.register_profile("tito", deadline=None)
-settings.load_profile("tito")
+# A mutant is killed by the first example that fails; nobody reads the smallest one.
+settings.register_profile("mutants", deadline=None, phases=[Phase.generate], derandomize=True, database=None)
+settings.load_profile(os.environ.get("TITO_PROFILE", "tito"))
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 
