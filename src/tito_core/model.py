@@ -22,11 +22,12 @@ from tito_core import settings, turns
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
-from tito_core.history import as_shown, ledger_of, remember
+from tito_core.history import as_shown, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.policy import Policy
+from tito_core.recording import Recording
 from tito_core.store import LedgerFile
 from tito_core.view import events, stop_reason
 
@@ -47,7 +48,8 @@ class TITOModel(Model):
         sampling: Sampling parameters of all turns.
         parser: Name of the tool-call format.
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
-        ledger: The ledger to write to; a new one when None.
+        ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
+            restored session names.
         context_window_limit: Tokens of context to use; the server's own length when None.
         history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
             "error" raises `HistoryChangedError` before anything is sent.
@@ -108,7 +110,7 @@ class TITOModel(Model):
         self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None, history: str
     ) -> None:
         self.policy = policy
-        self.ledger = self._streamed(ledger) if ledger is not None else policy.ledger()  # an empty ledger is falsy
+        self._recording = Recording(policy, ledger)
         self._may_branch = settings.may_branch(history)
         self._sampling = sampling
         self._limit = settings.context_limit(limit, policy.info.max_model_len)
@@ -144,6 +146,11 @@ class TITOModel(Model):
         self._limit = limit
 
     @property
+    def ledger(self) -> Ledger:
+        """The record of this rollout, which every turn is committed to."""
+        return self._recording.ledger
+
+    @property
     def trajectories(self) -> list[Trajectory]:
         """Every root-to-leaf path of the ledger; each sampled token is trained in exactly one."""
         return self.ledger.trajectories()
@@ -170,10 +177,7 @@ class TITOModel(Model):
 
         Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
         """
-        sealed, self.ledger = self.ledger, self.policy.ledger()
-        if self.policy.store is not None:
-            self.policy.store.sync()
-        return sealed.seal()
+        return self._recording.next()
 
     async def stream(
         self,
@@ -196,8 +200,7 @@ class TITOModel(Model):
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         settings.refuse_reserved_name(tool_specs)
-        self._restore(model_state)
-        ledger = self.ledger  # a reset meanwhile seals it, and this turn still belongs to it
+        ledger = self._recording.begin(model_state)
         system = settings.system_text(system_prompt, system_prompt_content)
         sampling = settings.turn_sampling(self._sampling, tool_choice, structured_output_model)
         try:
@@ -226,15 +229,6 @@ class TITOModel(Model):
         # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
         turn = ledger.commit(draft, prepared.place.walk, as_shown(message))
         remember(model_state, ledger, turn.index)
-
-    def _streamed(self, ledger: Ledger) -> Ledger:
-        return ledger if self.policy.store is None or ledger.sink is not None else self.policy.store.attach(ledger)
-
-    def _restore(self, state: Mapping[str, Any] | None) -> None:
-        """Take up the ledger that a restored agent's key names, while nothing was written to ours."""
-        store, uuid = self.policy.store, ledger_of(state)
-        if store is not None and uuid is not None and uuid != self.ledger.uuid and not len(self.ledger):
-            self.ledger = self._streamed(store.load(uuid)) if uuid in store else self.ledger
 
     async def count_tokens(
         self,

@@ -1,0 +1,229 @@
+"""A session that is restored in a new process finds its ledger again, and goes on exactly or as a linked branch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent
+
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of
+from support.session import Life, Lived, agent_of, live, live_elsewhere
+from tito_core import TITOModel, store
+from tito_core.ledger import Ledger, check_ledger
+from tito_core.store import LedgerFile
+from tito_core.testing import ScriptedEngine
+
+UUID = "00000000-0000-4000-8000-000000000000"
+FIRST = ["What is 2 + 3?"]
+FIRST_SAYS = [call("add", '{"a": 2, "b": 3}'), "It is 5."]
+SECOND = ["And 5 + 5?", "Sure?"]
+SECOND_SAYS = [call("add", '{"a": 5, "b": 5}') + call("add", '{"a": 1, "b": 1}'), "It is 10.", "Yes."]
+
+
+def first_life(kind: str, folder: Path, **changes: Any) -> Life:
+    return replace(
+        Life(kind, FIRST, FIRST_SAYS, str(folder / "sessions"), str(folder / "rollouts"), uuid=UUID), **changes
+    )
+
+
+def model_over(file: LedgerFile, engine: ScriptedEngine) -> TITOModel:
+    """Make a fresh model over a file that is open already."""
+    return replace(policy_of("vllm"), backend=backend_of(engine, "vllm"), store=file).model()
+
+
+class SlowFile(LedgerFile):
+    """A file that takes its time to read a ledger, so that others ask for the same one meanwhile."""
+
+    def load(self, uuid: str, *, check: bool = True) -> Ledger:
+        time.sleep(0.05)
+        return super().load(uuid, check=check)
+
+
+def second_life(first: Life, **changes: Any) -> Life:
+    return replace(first, questions=SECOND, answers=SECOND_SAYS, uuid=None, **changes)
+
+
+def assert_prompts_are_paths(lived: Lived) -> None:
+    """Hold every prompt of this process to the path before it and the turn's own delta."""
+    asked = lived.turns[len(lived.turns) - len(lived.prompts) :]
+    for turn, prompt in zip(asked, lived.prompts, strict=True):
+        path: list[int] = []
+        at = turn["parent"]
+        while at is not None:
+            path = lived.turns[at]["prompt"] + lived.turns[at]["output"] + path
+            at = lived.turns[at]["parent"]
+        assert prompt == path + turn["prompt"]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_restored_session_goes_on_as_if_its_process_had_never_ended(kind: str, tmp_path: Path) -> None:
+    first = first_life(kind, tmp_path)
+    await live(first)
+    lived = live_elsewhere(second_life(first))
+    assert lived.ledger == UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
+    assert all(turn["reason"] is None for turn in lived.turns)
+    assert lived.calls == [f"call_00000000_{number}" for number in (1, 2, 3)]
+    assert lived.texts == ["It is 10.", "Yes."]
+    assert_prompts_are_paths(lived)
+    _, whole, _ = await live(Life(kind, FIRST + SECOND, FIRST_SAYS + SECOND_SAYS, uuid=UUID))
+    (stored,) = store.read(tmp_path / "rollouts")
+    assert store.encode(stored, engine=False) == store.encode(whole.ledger, engine=False)
+
+
+async def test_without_a_store_a_restored_session_is_a_root_of_its_own(tmp_path: Path) -> None:
+    first = first_life("sglang", tmp_path, store=None)
+    await live(first)
+    lived = live_elsewhere(second_life(first))
+    assert lived.ledger != UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
+    assert_prompts_are_paths(lived)
+    assert not set(lived.calls[1:]) & {"call_00000000_1"}
+
+
+async def test_a_store_that_lacks_the_ledger_takes_a_new_one(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    lived = live_elsewhere(second_life(first, store=str(tmp_path / "other")))
+    assert lived.ledger != UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
+    assert_prompts_are_paths(lived)
+    assert [(found.uuid, len(found)) for found in store.read(tmp_path / "other")] == [(lived.ledger, 3)]
+    again, _, _ = await live(second_life(first, store=str(tmp_path / "other")))
+    assert again.ledger == lived.ledger
+    assert [turn["parent"] for turn in again.turns] == [None, 0, 1, 2, 3, 4]
+
+
+async def test_an_edited_session_file_is_a_linked_branch(tmp_path: Path) -> None:
+    first = first_life("sglang", tmp_path)
+    await live(first)
+    path = tmp_path / "sessions/session_s/agents/agent_default/messages/message_0.json"
+    path.write_text(path.read_text().replace("What is 2 + 3?", "What is 2 plus 3?"))
+    lived = live_elsewhere(second_life(first))
+    assert lived.ledger == UUID
+    assert [(turn["parent"], turn["reason"], turn["from"]) for turn in lived.turns[1:]] == [
+        (0, None, None),
+        (None, "edit", 1),
+        (2, None, None),
+        (3, None, None),
+    ]
+    edited = ids_of("What is 2 plus 3?")
+    root = lived.turns[2]["prompt"]
+    assert any(root[at : at + len(edited)] == edited for at in range(len(root)))
+    assert_prompts_are_paths(lived)
+
+
+async def test_a_session_older_than_the_store_branches_from_the_turn_it_knows(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    shutil.copytree(tmp_path / "sessions", tmp_path / "old")
+    await live(second_life(first))
+    lived, _, _ = await live(second_life(first, sessions=str(tmp_path / "old")))
+    assert lived.ledger == UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3, 1, 5, 6]
+    # Its own turn has been extended, and not by itself as far as it knows.
+    assert (lived.turns[5]["reason"], lived.turns[5]["from"]) == ("separate agent", 1)
+    assert_prompts_are_paths(lived)
+    assert lived.calls == [f"call_00000000_{number}" for number in (1, 4, 5)]
+
+
+async def test_an_agent_that_goes_on_after_a_reset_begins_the_next_ledger(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("One?")
+        sealed = model.reset()
+        await agent.invoke_async("Two?")
+        assert model.ledger.uuid != sealed.uuid
+        assert [turn.parent for turn in sealed] == [None]
+        assert [turn.parent for turn in model.ledger] == [None]
+        assert [(found.uuid, len(found)) for found in store.read(file.path)] == [
+            (sealed.uuid, 1),
+            (model.ledger.uuid, 1),
+        ]
+
+
+async def test_a_ledger_that_was_given_stays_whatever_an_agent_remembers(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    given = "11111111-0000-4000-8000-000000000000"
+    lived, _, _ = await live(replace(second_life(first), uuid=given))
+    assert lived.ledger == given
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
+
+
+async def test_a_restored_agent_takes_no_ledger_from_under_a_turn_in_flight(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        engine = engine_of("vllm", Says("Ok."), latency=lambda prompt: 0.1 if prompt.number == 0 else 0.0)
+        model = model_over(file, engine)
+        waiting = asyncio.ensure_future(Agent(model=model, callback_handler=None).invoke_async("Slow?"))
+        while not engine.running:
+            await asyncio.sleep(0.001)
+        await agent_of(model, first, "default").invoke_async("Quick?")
+        await waiting
+        assert [turn.parent for turn in model.ledger] == [None, None]
+        check_ledger(model.ledger)
+
+
+def test_agents_restored_in_several_threads_at_once_share_one_ledger(tmp_path: Path) -> None:
+    names = [f"agent{number}" for number in range(6)]
+    first = first_life("vllm", tmp_path, questions=["Hi?"] * 6, answers=["Hello."], agents=names)
+    asyncio.run(live(first))
+    with SlowFile(tmp_path / "rollouts", "a") as file:
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agents = [agent_of(model, first, name) for name in names]
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(lambda agent: agent("Again?"), agents))
+        assert model.ledger.uuid == UUID
+        assert sorted(turn.parent for turn in list(model.ledger)[6:]) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_key_that_is_no_identity_is_no_error(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    path = tmp_path / "sessions/session_s/agents/agent_default/agent.json"
+    written = json.loads(path.read_text())
+    for key in ("mine", 7, None, {"ledger": "mine", "turn": 0}, {"ledger": UUID, "turn": 99}, {"ledger": UUID}):
+        written["_internal_state"]["model_state"] = {"tito": key}
+        path.write_text(json.dumps(written))
+        lived, _, _ = await live(second_life(first, store=_copy(tmp_path), sessions=_copy_sessions(tmp_path)))
+        assert_prompts_are_paths(lived)
+
+
+async def test_two_agents_of_one_session_come_back_to_one_ledger(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path, questions=["Hi?", "Hi?"], answers=["Hello."], agents=["one", "two"])
+    await live(first)
+    lived = live_elsewhere(replace(first, questions=["Two?", "Two?"], answers=["Good."], uuid=None))
+    assert lived.ledger == UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, None, 0, 1]
+    assert_prompts_are_paths(lived)
+
+
+async def test_a_snapshot_comes_back_in_a_new_process(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path, sessions=None)
+    _, _, (agent,) = await live(first)
+    (tmp_path / "snapshot").write_text(json.dumps(agent.take_snapshot(preset="session").to_dict()))
+    lived = live_elsewhere(second_life(first, snapshot=str(tmp_path / "snapshot")))
+    assert lived.ledger == UUID
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
+    assert lived.calls == [f"call_00000000_{number}" for number in (1, 2, 3)]
+    assert_prompts_are_paths(lived)
+
+
+def _copy(folder: Path) -> str:
+    return str(shutil.copyfile(folder / "rollouts", folder / "rollouts-copy"))
+
+
+def _copy_sessions(folder: Path) -> str:
+    shutil.rmtree(folder / "sessions-copy", ignore_errors=True)
+    return str(shutil.copytree(folder / "sessions", folder / "sessions-copy"))
