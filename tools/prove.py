@@ -63,7 +63,7 @@ PROOFS = {
             f"TITO_EXAMPLES={count} {PYTEST} tests/ledger/test_forest.py --hypothesis-seed={seed} "
             "--hypothesis-show-statistics"
         ),
-        r"(\d+) passing examples",
+        r"(\d+) passing",
     ),
     "crashes": Proof(
         "Writers are killed with SIGKILL at random moments: every turn committed before the last fsync is read back, "

@@ -36,6 +36,12 @@ class Said:
     history: list[Any] | None  # opening, messages and the answer, or None where nobody can know them
     fingerprint: bytes = b""
     call_ids: int = 0
+    texts: dict[str, str] = field(default_factory=dict)  # as JSON: sampling, server, history
+
+
+def text_of(value: Any) -> str:
+    """Give the one JSON text that a value has; 1, 1.0 and true have three."""
+    return json.dumps(value, sort_keys=True)
 
 
 @dataclass
@@ -71,6 +77,7 @@ class Oracle:
         if taken and said.branch is None:
             said.branch = ("separate agent", said.parent, None, "")
         said.call_ids = self.call_ids
+        said.texts = {name: text_of(getattr(said, name)) for name in ("sampling", "server", "history")}
         self.turns.append(said)
 
     def reload(self) -> None:
@@ -89,12 +96,14 @@ class Oracle:
         return [i for i in range(len(self.turns)) if all(other.parent != i for other in self.turns)]
 
     def sampling_of(self, turn: int) -> int:
-        wanted = json.dumps(self.turns[turn].sampling, sort_keys=True)
-        return next(i for i, said in enumerate(self.turns) if json.dumps(said.sampling, sort_keys=True) == wanted)
+        return self._first(turn, "sampling")
 
     def server_of(self, turn: int) -> int:
-        wanted = json.dumps(self.turns[turn].server)
-        return next(i for i, said in enumerate(self.turns) if json.dumps(said.server) == wanted)
+        return self._first(turn, "server")
+
+    def _first(self, turn: int, name: str) -> int:
+        wanted = self.turns[turn].texts[name]
+        return next(i for i, said in enumerate(self.turns) if said.texts[name] == wanted)
 
     def parse_status(self, turn: int) -> str:
         statuses = [status for _, status, _, _, _ in self.turns[turn].calls]
@@ -106,12 +115,8 @@ class Oracle:
 
     def ending_in(self, history: list[Any]) -> list[int]:
         """List the turns whose history and answer are these messages."""
-        wanted = json.dumps(history, sort_keys=True)
-        return [
-            i
-            for i, said in enumerate(self.turns)
-            if said.history is not None and json.dumps(said.history, sort_keys=True) == wanted
-        ]
+        wanted = text_of(history)
+        return [i for i, said in enumerate(self.turns) if said.texts["history"] == wanted]
 
     def latest(self, name: str, turn: int | None) -> Any:
         values = [value for said, value, about in self.annotations if (said, about) == (name, turn)]
