@@ -197,6 +197,7 @@ class TITOModel(Model):
         Raises:
             ContextWindowOverflowException: The history does not fit.
             ModelThrottledException: The engine stayed overloaded through every retry.
+            TurnNotStoredError: The store could not take the turn.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         settings.refuse_reserved_name(tool_specs)
@@ -227,7 +228,7 @@ class TITOModel(Model):
         for event in events(message, stop_reason(message, response), response):
             yield event
         # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-        turn = ledger.commit(draft, prepared.place.walk, as_shown(message))
+        turn = self._recording.commit(ledger, draft, prepared.place.walk, as_shown(message))
         remember(model_state, ledger, turn.index)
 
     async def count_tokens(

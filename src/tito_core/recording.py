@@ -6,9 +6,17 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from strands.types.content import Message
+
 from tito_core.history import ledger_of
+from tito_core.ledger.histories import Walk
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft, Turn
 from tito_core.policy import Policy
+
+
+class TurnNotStoredError(OSError):
+    """The store could not take a turn, so that neither the file nor the ledger has it (law 5)."""
 
 
 class Recording:
@@ -42,6 +50,24 @@ class Recording:
                 self._ledger = self._restored(ledger_of(state)) or self._ledger
             self._untouched = False
             return self._ledger
+
+    def commit(self, ledger: Ledger, draft: Draft, walk: Walk, answer: Message) -> Turn:
+        """Append a turn to its ledger and to the store, or to neither.
+
+        Raises:
+            TurnNotStoredError: The store cannot write.
+            LawViolationError: The draft breaks a law.
+        """
+        try:
+            return ledger.commit(draft, walk, answer)
+        except OSError as error:
+            where = "the store" if self._policy.store is None else self._policy.store.path
+            raise TurnNotStoredError(
+                error.errno,
+                f"Law 5: {where} could not take turn {len(ledger)} of ledger {ledger.uuid} ({error}), so the ledger "
+                "does not have it either, and nothing before it is lost. Make room, or mend the file's place, and ask "
+                "again.",
+            ) from error
 
     def next(self) -> Ledger:
         """Begin the next ledger and give the one before it, sealed."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 from support.scripted import BACKENDS, Says, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, ProtocolViolationError
+from tito_core.recording import TurnNotStoredError
+from tito_core.store import LedgerFile
 from tito_core.testing import THROTTLED, Fault, ScriptedServer, always, at
 
 HELLO: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
@@ -148,6 +153,75 @@ def test_threads_share_a_model(kind: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(len(trajectory.turns) for trajectory in model.trajectories) == [3] * 6
+
+
+class FullDisk:
+    """A store's file whose disk is full: it takes `room` bytes more, and then nothing.
+
+    Args:
+        file: The real one.
+        room: Bytes that it still takes; a write is cut short there.
+        also: Other operations that fail then.
+    """
+
+    def __init__(self, file: Any, room: int, also: tuple[str, ...] = ()) -> None:
+        self.file = file
+        self.room = room
+        self.also = also
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self.file.write(data[: self.room])
+        self.room -= taken
+        return int(taken)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.also and not self.room:
+            raise OSError(errno.EIO, "Input/output error")
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("also", [(), ("truncate",)])
+@pytest.mark.parametrize("room", [0, 1, 40, 200])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_that_the_disk_does_not_take_is_in_neither_file_nor_ledger(
+    kind: str, room: int, also: tuple[str, ...], tmp_path: Path
+) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_of(kind, Says("One.", "Lost.", "Two."), store=file)
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("Hello?")
+        before, retained = snapshot(model), model.ledger.retained()
+        real, file._file = file._file, FullDisk(file._file, room, also)  # type: ignore[assignment]
+        with pytest.raises(TurnNotStoredError, match=r"rollouts could not take turn 1 .*Make room"):
+            await agent.invoke_async("And?")
+        file._file = real
+        assert snapshot(model) == before
+        assert model.ledger.retained() == retained
+        assert [message["role"] for message in agent.messages] == ["user", "assistant", "user"]
+        assert [store.encode(found) for found in store.read(file.path)] == [before]
+        await agent.invoke_async("And now?")
+        assert [turn.parent for turn in model.ledger] == [None, 0]
+        assert [store.encode(found) for found in store.read(file.path)] == [snapshot(model)]
+
+
+async def test_a_file_that_may_grow_no_further_takes_the_turn_once_it_may(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_of("vllm", Says("One.", "Lost.", "Two."), store=file)
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("Hello?")
+        written = file.path.read_bytes()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(written) + 100, hard))  # the kernel then cuts the write short
+        try:
+            with pytest.raises(TurnNotStoredError, match="File too large"):
+                await agent.invoke_async("And?")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert file.path.read_bytes() == written
+        await agent.invoke_async("And now?")
+        assert [store.encode(found) for found in store.read(file.path)] == [snapshot(model)]
 
 
 def _hang_the_agents_turn(number: int, request: Any) -> Fault | None:

@@ -74,7 +74,7 @@ def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> T
     engine_options = {key: options.pop(key) for key in ("fault", "latency", "max_model_len") if key in options}
     engine = engine_of(kind, script, name, **engine_options)
     backend = backend_of(engine, kind)
-    shared = replace(policy_of(kind, name), backend=backend)
+    shared = replace(policy_of(kind, name), backend=backend, store=options.pop("store", None))
     if "max_model_len" in engine_options:
         shared = replace(shared, info=replace(shared.info, max_model_len=engine_options["max_model_len"]))
     model = shared.model(**options)
