@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -56,6 +59,50 @@ def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Pat
         ledger(0).uuid: 2,
         ledger(9).uuid: 2,
     }
+
+
+@pytest.mark.parametrize("zeros", [0, 3, 5000])
+def test_a_tail_torn_at_each_byte_is_dropped_alone(tmp_path: Path, zeros: int) -> None:
+    """In the preamble, in a head, between head and payload, in a payload and between records, and zeros after it."""
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    synced = path.stat().st_size
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(ledger(2))
+        made.annotate("reward", 1.0)
+    whole = path.read_bytes()
+    for cut in range(synced, len(whole)):
+        path.write_bytes(whole[:cut] + bytes(zeros))
+        assert store.encode(store.read(path)[0]) == store.encode(ledger(1))
+        with store.LedgerFile(path, "a") as file:
+            file.attach(made)
+        assert path.read_bytes() == whole
+
+
+def test_forked_processes_write_each_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    script = f"""
+import os
+from support import crash_writer
+from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile
+with LedgerFile({str(path)!r}, "a") as file:
+    children = []
+    for number in range(4):
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                made = file.attach(Ledger(f"{{number:08d}}-0000-4000-8000-000000000000"))
+                for _ in range(40):
+                    crash_writer.go_on(made)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+    places = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": places})
+    assert [len(found) for found in store.read(path)] == [40] * 4
 
 
 def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:

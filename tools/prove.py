@@ -97,7 +97,7 @@ def main() -> int:
     wanted = parser.parse_args()
     if unknown := set(wanted.proofs) - set(PROOFS):
         parser.error(f"there is no proof {', '.join(sorted(unknown))}; there are {', '.join(PROOFS)}")
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = known()
     holds = [
         run(name, wanted.seed, wanted.count or PROOFS[name].count, results, anew=wanted.anew)
         for name in wanted.proofs or PROOFS
@@ -122,7 +122,7 @@ def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool
         print(f"{name} {ran_so_far}/{count}: {command}", flush=True)
         ran = run_chunk(proof, command, min(chunk, count - ran_so_far))
         chunks.append({"date": time.strftime("%Y-%m-%d", time.gmtime()), **ran})
-        write(results)
+        write(name, done)
         if not ran["holds"]:
             print(f"{name} does not hold; the command above shows it.", flush=True)
             return False
@@ -163,8 +163,14 @@ def commit_of(paths: tuple[str, ...]) -> str:
     return git("log", "-1", "--format=%h", "--", *paths) + (" with changes" if changed else "")
 
 
-def write(results: dict[str, Any]) -> None:
-    """Write what was found, for the next run and for a reader."""
+def known() -> dict[str, Any]:
+    """Read what earlier runs found."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def write(name: str, done: dict[str, Any]) -> None:
+    """Write what was found of a proof, beside that of others, for the next run and for a reader."""
+    results = {**known(), name: done}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     rows, details = [], []
     for name, proof in PROOFS.items():

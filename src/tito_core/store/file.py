@@ -45,7 +45,8 @@ class LedgerFile:
         self._records: dict[bytes, dict[Kind, list[Frame]]] = {}
         self._end = 0
         self._lock = threading.RLock()
-        self._file = open(self.path, "rb" if mode == "r" else "a+b", buffering=0 if mode == "a" else -1)  # noqa: SIM115
+        self._mode = mode
+        self._open()
         try:
             if mode == "a":
                 with self._exclusive():
@@ -57,6 +58,11 @@ class LedgerFile:
         except BaseException:
             self._file.close()
             raise
+
+    def _open(self) -> None:
+        appends = self._mode == "a"
+        self._file = open(self.path, "a+b" if appends else "rb", buffering=0 if appends else -1)  # noqa: SIM115
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -190,6 +196,10 @@ class LedgerFile:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         """Hold the file alone, with its index up to date and its torn tail cut."""
+        if self._process != os.getpid():  # a fork shares its parent's open file, and with it the lock
+            self._file.close()
+            self._lock = threading.RLock()
+            self._open()
         with self._lock:
             fcntl.flock(self._file.fileno(), fcntl.LOCK_EX)
             try:

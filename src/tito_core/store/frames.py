@@ -90,7 +90,7 @@ def frames(file: BinaryIO, start: int, path: str | os.PathLike[str]) -> Iterator
                 return
         length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
         if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
-            if any(block[at:]) or not _only_zeros(file):
+            if any(block[at + HEAD_BYTES :]) or not _only_zeros(file):  # a head cut short, and zeros, are torn too
                 raise _damaged(path, start + at)
             return
         begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
