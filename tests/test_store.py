@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -61,8 +62,7 @@ def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Pat
     }
 
 
-@pytest.mark.parametrize("zeros", [0, 3, 5000])
-def test_a_tail_torn_at_each_byte_is_dropped_alone(tmp_path: Path, zeros: int) -> None:
+def test_a_tail_torn_at_each_byte_is_dropped_alone(tmp_path: Path) -> None:
     """In the preamble, in a head, between head and payload, in a payload and between records, and zeros after it."""
     path = tmp_path / "rollouts.tito"
     store.append(path, [ledger(1)])
@@ -72,7 +72,7 @@ def test_a_tail_torn_at_each_byte_is_dropped_alone(tmp_path: Path, zeros: int) -
         made.annotate("reward", 1.0)
     whole = path.read_bytes()
     for cut in range(synced, len(whole)):
-        path.write_bytes(whole[:cut] + bytes(zeros))
+        path.write_bytes(whole[:cut] + bytes([0, 3, 5000][cut % 3]))
         assert store.encode(store.read(path)[0]) == store.encode(ledger(1))
         with store.LedgerFile(path, "a") as file:
             file.attach(made)
@@ -103,6 +103,37 @@ with LedgerFile({str(path)!r}, "a") as file:
     places = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": places})
     assert [len(found) for found in store.read(path)] == [40] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("prompt_ids", [100.7, 101]),
+        ("prompt_ids", [True, False]),
+        ("prompt_ids", [2**31, 1]),
+        ("prompt_ids", [2**70, 1]),
+        ("prompt_ids", "ab"),
+        ("prompt_ids", [[1], [2]]),
+        ("prompt_provenance", [0, 256]),
+        ("output_ids", [None]),
+        ("output_ids", {"a": 1}),
+        ("logprobs", ["-1.0"]),
+        ("logprobs", [None]),
+        ("logprobs", [True]),
+        ("logprobs", None),
+    ],
+)
+def test_numbers_of_json_that_a_column_does_not_hold_are_refused(name: str, values: object) -> None:
+    record = store.to_json(ledger(1))
+    record["turns"][0]["columns"][name] = values
+    with pytest.raises(SchemaError, match="cannot be read"):
+        store.from_json(record)
+
+
+def test_a_logprob_that_another_language_wrote_as_a_whole_number_is_one() -> None:
+    record = json.loads(json.dumps(store.to_json(ledger(1))))
+    record["turns"][0]["columns"]["logprobs"] = [-1]
+    assert store.encode(store.from_json(record)) == store.encode(ledger(1))
 
 
 def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:

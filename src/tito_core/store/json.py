@@ -54,11 +54,12 @@ def _decoding(kind: type[Any], hook: Hook) -> Callable[[Any], Any]:
 
 def _packed(lists: Mapping[str, Any]) -> Record:
     try:
+        scores = np.asarray(lists["logprobs"])
         columns = Columns.pack(
-            np.array(lists["prompt_ids"], np.int64),
-            np.array(lists["prompt_provenance"], np.int64),
-            np.array(lists["output_ids"], np.int64),
-            np.array(lists["logprobs"], np.float32),
+            np.asarray(lists["prompt_ids"]),
+            np.asarray(lists["prompt_provenance"]),
+            np.asarray(lists["output_ids"]),
+            scores.astype(np.float64) if scores.dtype.kind in "iu" else scores,  # others write 0.0 as 0
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"columns must hold four lists of numbers: {type(error).__name__}: {error}") from error
