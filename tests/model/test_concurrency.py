@@ -1,0 +1,281 @@
+"""Several at once, and one that stops half-way: agents, threads, event loops, invocations, resets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.types.agent import ConcurrentInvocationMode
+from strands.types.exceptions import ConcurrencyException
+
+from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, tokenizer
+from tito_core import TITOModel
+from tito_core.ledger import Ledger, Reason, check_ledger
+from tito_core.testing import ScriptedRequest, ScriptedServer
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return str(a + b)
+
+
+def agent_of(model: TITOModel, **options: Any) -> Agent:
+    return Agent(model=model, tools=[add], callback_handler=None, system_prompt="Be brief.", **options)
+
+
+def sums(prompt: ScriptedRequest) -> list[int]:
+    """Ask for a sum where the last word is a question, and answer where it is a tool's result."""
+    asked = tokenizer().decode(prompt.prompt_ids).rsplit("<|im_start|>", 2)[1]
+    answer = "Done." if "tool_response" in asked else "Well, " + call("add", '{"a": 1, "b": 1}')
+    return ids_of(answer + END)
+
+
+def assert_one_line(ledger: Ledger, messages: list[Any]) -> None:
+    """Hold a ledger to one trajectory that answers each of an agent's messages."""
+    check_ledger(ledger)
+    assert [turn.parent for turn in ledger] == [None, *range(len(ledger) - 1)]
+    assert len(ledger) == sum(message["role"] == "assistant" for message in messages)
+
+
+def assert_lines_apart(ledger: Ledger, count: int, turns: int) -> None:
+    """Hold a ledger to so many roots, each with one line of so many turns."""
+    check_ledger(ledger)
+    lines = ledger.trajectories()
+    assert [len(line.turns) for line in lines] == [turns] * count
+    assert len(ledger) == count * turns
+
+
+async def idle(engine: Any) -> None:
+    deadline = time.monotonic() + 5
+    while engine.running:
+        assert time.monotonic() < deadline, "the engine still runs a request that nobody waits for"
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_eight_identical_agents_take_tool_turns_at_once(kind: str) -> None:
+    model = model_of(kind, Says(sums), latency=lambda prompt: prompt.number % 3 * 0.002, sampling={"temperature": 0.0})
+    agents = [agent_of(model) for _ in range(8)]
+    for _ in range(2):
+        await asyncio.gather(*(agent.invoke_async("1 + 1?") for agent in agents))
+    assert_lines_apart(model.ledger, 8, 4)
+    ids = [b["toolUse"]["toolUseId"] for a in agents for m in a.messages for b in m["content"] if "toolUse" in b]
+    assert len(set(ids)) == 16
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_identical_agents_in_threads_stay_apart_through_the_synchronous_api(kind: str) -> None:
+    with ScriptedServer(engine_of(kind, Says(sums), latency=lambda prompt: prompt.number % 3 * 0.002)) as server:
+        model = TITOModel(backend=kind, base_url=server.base_url, tokenizer=tokenizer())
+        agents = [agent_of(model) for _ in range(6)]
+        with ThreadPoolExecutor(6) as threads:
+            for _ in range(3):
+                list(threads.map(lambda agent: agent("1 + 1?"), agents))
+        assert_lines_apart(model.ledger, 6, 6)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_synchronous_api_has_a_fresh_loop_each_time_and_leaves_nothing_open(kind: str) -> None:
+    with ScriptedServer(engine_of(kind, Says(sums))) as server:
+        model = TITOModel(backend=kind, base_url=server.base_url, tokenizer=tokenizer())
+        agent = agent_of(model)
+        for _ in range(4):
+            agent("1 + 1?")
+        gc.collect()  # an unclosed client would warn here
+        assert_one_line(model.ledger, agent.messages)
+        assert [turn.draft.engine.request_id for turn in model.ledger] == [
+            r.request_id for r in server.engine.requests[-8:]
+        ]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_second_invocation_that_strands_refuses_leaves_the_first_alone(kind: str) -> None:
+    model = model_of(kind, Says(sums), latency=0.02)
+    agent = agent_of(model, concurrent_invocation_mode=ConcurrentInvocationMode.THROW)
+    first = asyncio.ensure_future(agent.invoke_async("1 + 1?"))
+    await asyncio.sleep(0)
+    with pytest.raises(ConcurrencyException):
+        await agent.invoke_async("2 + 2?")
+    await first
+    await agent.invoke_async("And?")
+    assert_one_line(model.ledger, agent.messages)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_reentrant_invocations_of_one_agent_are_exact_or_linked(kind: str, count: int) -> None:
+    script = Says("Fine.")
+    model = model_of(kind, script, latency=lambda prompt: 0.002 + prompt.number * 7 % 5 * 0.004)
+    agent = agent_of(model, concurrent_invocation_mode=ConcurrentInvocationMode.UNSAFE_REENTRANT)
+    for number in range(3):
+        await asyncio.gather(*(agent.invoke_async(f"{number}-{which}?") for which in range(count)))
+    await agent.invoke_async("And now?")
+    assert_exact(model, script)
+    assert len(model.ledger) == 3 * count + 1
+    roots = [turn for turn in model.ledger if turn.parent is None]
+    assert all(turn.draft.branch is not None for turn in roots[1:])
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_consumer_that_breaks_out_anywhere_leaves_whole_turns_or_none(kind: str) -> None:
+    await _stop_everywhere(kind, _break_at)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_agent_that_is_cancelled_anywhere_leaves_whole_turns_or_none(kind: str) -> None:
+    await _stop_everywhere(kind, _cancel_at)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_task_that_is_cancelled_anywhere_leaves_whole_turns_or_none(kind: str) -> None:
+    await _stop_everywhere(kind, _cancel_task_at)
+
+
+async def _break_at(agent: Agent, at: int) -> int:
+    stream = agent.stream_async("1 + 1?")
+    seen = 0
+    async for _ in stream:
+        seen += 1
+        if seen == at:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
+    return seen
+
+
+async def _cancel_at(agent: Agent, at: int) -> int:
+    seen = 0
+    async for _ in agent.stream_async("1 + 1?"):
+        seen += 1
+        if seen == at:
+            agent.cancel()
+    return seen
+
+
+async def _cancel_task_at(agent: Agent, at: int) -> int:
+    seen = 0
+
+    async def consume() -> None:
+        nonlocal seen
+        async for _ in agent.stream_async("1 + 1?"):
+            seen += 1
+            if seen == at:
+                task.cancel()
+                await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(consume())
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    return seen
+
+
+async def _stop_everywhere(kind: str, stop: Callable[[Agent, int], Any]) -> None:
+    """Stop an agent's second invocation at one event after the other and have a third; each turn is exact or linked.
+
+    The two wires, which differ in nothing here, share the events between them.
+    """
+    for at in itertools.count(1 + BACKENDS.index(kind), len(BACKENDS)):
+        script = Says(sums)
+        model = model_of(kind, script)
+        agent = agent_of(model)
+        await agent.invoke_async("First?")
+        assert len(model.ledger) == 2
+        seen = await stop(agent, at)
+        gc.collect()
+        await asyncio.sleep(0)
+        await idle(model.scripted)  # type: ignore[attr-defined]
+        before = len(model.ledger)
+        assert before <= 4
+        await agent.invoke_async("And now?")
+        assert len(model.ledger) > before
+        assert_exact(model, script)
+        assert_linked(model.ledger)
+        if seen < at:
+            assert at > 10
+            assert_one_line(model.ledger, agent.messages)
+            return
+
+
+def assert_linked(ledger: Ledger) -> None:
+    """Hold every turn to follow the one before it, or to say why it does not, and from where it left."""
+    for turn in list(ledger)[1:]:
+        branch = turn.draft.branch
+        assert turn.parent == turn.index - 1 or (branch is not None and branch.turn is not None), turn
+
+
+def assert_exact(model: TITOModel, script: Says) -> None:
+    """Hold each prompt that the engine saw to the path before its turn and the turn's own delta."""
+    check_ledger(model.ledger)
+    prompts = {request.request_id: list(request.prompt_ids) for request in script.requests}
+    for turn in model.ledger:
+        path = model.ledger.path_ids(turn.parent).tolist() + turn.draft.prompt_ids.tolist()
+        assert prompts[turn.draft.engine.request_id] == path
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_that_a_reset_meets_in_flight_lands_in_the_ledger_it_began_in(kind: str) -> None:
+    script = Says("One.", "Two.", "Three.", "Four.")
+    model = model_of(kind, script, latency=0.02)
+    agent, other = agent_of(model), agent_of(model)
+    await agent.invoke_async("First?")
+    waiting = asyncio.ensure_future(agent.invoke_async("Second?"))
+    while not model.scripted.running:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.001)
+    sealed = model.reset()
+    assert len(sealed) == 1
+    assert len(model.ledger) == 0
+    beside = asyncio.ensure_future(other.invoke_async("Somebody else?"))
+    await waiting
+    await beside
+    assert [turn.parent for turn in sealed] == [None, 0]
+    assert [turn.parent for turn in model.ledger] == [None]
+    await agent.invoke_async("Third?")
+    assert [turn.parent for turn in model.ledger] == [None, None]
+    assert model.ledger[1].draft.branch is not None
+    assert model.ledger[1].draft.branch.reason == Reason.SEPARATE
+    check_ledger(sealed)
+    check_ledger(model.ledger)
+    assert sealed.retained() == []
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_resets_in_one_thread_and_turns_in_others_lose_and_mix_nothing(kind: str) -> None:
+    model = model_of(kind, Says(sums), latency=0.001)
+    sealed: list[Ledger] = []
+    done = threading.Event()
+
+    def reset() -> None:
+        while not done.wait(0.005):
+            sealed.append(model.reset())
+
+    def work(number: int) -> int:
+        agent = agent_of(model)
+        for turn in range(4):
+            agent(f"{number}-{turn}?")
+        return sum(message["role"] == "assistant" for message in agent.messages)
+
+    resetting = threading.Thread(target=reset)
+    resetting.start()
+    with ThreadPoolExecutor(4) as threads:
+        answered = sum(threads.map(work, range(4)))
+    done.set()
+    resetting.join()
+    sealed.append(model.ledger)
+    for ledger in sealed:
+        check_ledger(ledger)
+    assert len({ledger.uuid for ledger in sealed}) == len(sealed)
+    assert sum(len(ledger) for ledger in sealed) == answered == 32
