@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from strands import Agent, tool
 from strands.types.agent import ConcurrentInvocationMode
-from strands.types.exceptions import ConcurrencyException
+from strands.types.exceptions import ConcurrencyException, EventLoopException
 
+from support.interrupts import Boom, Steps
 from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, tokenizer
 from tito_core import TITOModel
 from tito_core.ledger import Ledger, Reason, check_ledger
@@ -145,6 +146,25 @@ async def test_a_task_that_is_cancelled_anywhere_leaves_whole_turns_or_none(kind
     await _stop_everywhere(kind, _cancel_task_at)
 
 
+@pytest.mark.parametrize("error", [asyncio.CancelledError, Boom])  # Strands itself survives no closed invocation
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_invocation_lost_at_any_await_point_leaves_whole_turns_or_none(
+    kind: str, error: type[BaseException]
+) -> None:
+    async def stop(agent: Agent, at: int) -> int:
+        steps = Steps(agent.invoke_async("1 + 1?"), at - 1, lambda steps: steps.throw(error()))
+        task = asyncio.ensure_future(_awaited(steps))
+        await asyncio.wait({task})
+        assert task.cancelled() or task.exception() is None or isinstance(task.exception(), Boom | EventLoopException)
+        return steps.count
+
+    await _stop_everywhere(kind, stop)
+
+
+async def _awaited(steps: Steps[Any]) -> Any:
+    return await steps
+
+
 async def _break_at(agent: Agent, at: int) -> int:
     stream = agent.stream_async("1 + 1?")
     seen = 0
@@ -205,7 +225,7 @@ async def _stop_everywhere(kind: str, stop: Callable[[Agent, int], Any]) -> None
         assert_exact(model, script)
         assert_linked(model.ledger)
         if seen < at:
-            assert at > 10
+            assert at > 2
             assert_one_line(model.ledger, agent.messages)
             return
 

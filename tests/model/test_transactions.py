@@ -186,12 +186,17 @@ class Loss:
         world: Whose turn.
         way: One of `WAYS` or `OUTER_WAYS`.
         in_flight: Wait until the engine works on the turn, instead of losing it at once.
+        again: An interruption at the suspension after that, at which the loss is being cleaned up.
     """
 
-    def __init__(self, world: World, way: str, *, in_flight: bool = False) -> None:
+    def __init__(
+        self, world: World, way: str, *, in_flight: bool = False, again: type[BaseException] | None = None
+    ) -> None:
         self.world = world
         self.way = way
         self.in_flight = in_flight
+        self.again = again
+        self.interrupted_again = False
         self.signal = threading.Event() if way == "signal" else None
         self.happened = False
         self.before: Any = None
@@ -221,7 +226,11 @@ class Loss:
         return any("messageStop" in event for event in events)
 
     def __call__(self, steps: Steps[Any]) -> None:
-        if self.in_flight:
+        if self.happened:
+            assert self.again is not None
+            self.interrupted_again = True
+            steps.throw(self.again())
+        elif self.in_flight:
             self._watch = asyncio.ensure_future(self._strike_in_flight(steps))
         else:
             self._strike(steps)
@@ -234,6 +243,7 @@ class Loss:
         self.world.somebody_else()
         self.before, self.happened = self.world.seen(), True
         self.running = self.world.running()
+        steps.at = steps.count if self.again is not None else None
         outer = self._outer
         assert outer is not None
         assert outer.task is not None
@@ -314,6 +324,21 @@ async def test_a_turn_lost_while_the_engine_works_is_aborted_there(
             loss = Loss(made, way, in_flight=True)
             at, backend_at = (0, None) if where == "generator" else (None, 0)
             assert not await loss.run(at, backend_at=backend_at)
+            assert loss.running
+            await assert_no_trace(made, loss, undisturbed(kind))
+
+
+@pytest.mark.parametrize("again", [asyncio.CancelledError, Boom, GeneratorExit])
+@pytest.mark.parametrize("way", ["boom", "cancelled", "timeout", "signal"])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_lost_again_while_its_loss_is_cleaned_up_is_aborted_all_the_same(
+    kind: str, way: str, again: type[BaseException], tmp_path: Path
+) -> None:
+    async with world(kind, "memory", tmp_path / "rollouts") as made:
+        with no_noise():
+            loss = Loss(made, way, in_flight=True, again=again)
+            assert not await loss.run(0)
+            assert loss.interrupted_again
             assert loss.running
             await assert_no_trace(made, loss, undisturbed(kind))
 
