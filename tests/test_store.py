@@ -8,15 +8,16 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.drafts import make_draft
+from support.drafts import engine_record, make_draft
 from tito_core import store
-from tito_core.ledger import Ledger
+from tito_core.ledger import CallRecord, Ledger, Sampling, VersionSpan
 from tito_core.store import SchemaError, from_record, to_record
 from tito_core.store.frames import PREAMBLE
 
@@ -134,6 +135,34 @@ def test_a_logprob_that_another_language_wrote_as_a_whole_number_is_one() -> Non
     record = json.loads(json.dumps(store.to_json(ledger(1))))
     record["turns"][0]["columns"]["logprobs"] = [-1]
     assert store.encode(store.from_json(record)) == store.encode(ledger(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": replace(engine_record(1), request_id=None)},
+        {"engine": replace(engine_record(1), cached_tokens=1.0)},
+        {"engine": replace(engine_record(1), versions=(VersionSpan(0, 1, 7),))},  # type: ignore[arg-type]
+        {"max_new_tokens": None},
+        {"stop": 1.5},
+        {"fingerprint": "ab"},
+        {"sampling": Sampling({1: 2})},  # type: ignore[dict-item]
+        {"calls": (CallRecord("look", None, 0, 1),)},  # type: ignore[arg-type]
+    ],
+    ids=["request", "cached", "version", "max_new_tokens", "stop", "fingerprint", "sampling", "call"],
+)
+def test_a_turn_that_could_not_be_read_back_is_refused_before_it_is_written(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = tmp_path / "rollouts.tito"
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(ledger(1))
+        before = path.read_bytes()
+        with pytest.raises(SchemaError, match="Turn 2 could not be read back"):
+            made.commit(make_draft(1, 6, [104], [205], **change))
+        assert (len(made), path.read_bytes()) == (2, before)
+        made.commit(make_draft(1, 6, [104], [205]))
+    assert len(store.read(path)[0]) == 3
 
 
 def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:

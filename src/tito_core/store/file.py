@@ -20,7 +20,7 @@ from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed, frames
-from tito_core.store.records import Hook, Loader, SchemaError, record_of, turn_record
+from tito_core.store.records import Hook, Loader, SchemaError, expect_readable, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -126,7 +126,7 @@ class LedgerFile:
                     f"{self.path} has {turns_written} turns of ledger {ledger.uuid}, which itself holds "
                     f"{len(ledger)}: load it from the file before going on with it."
                 )
-            parts = [framed(Kind.TURN, _packed(ledger.uuid), _ENCODER.encode(turn_record(turn))) for turn in turns]
+            parts = [framed(Kind.TURN, _packed(ledger.uuid), _payload(turn)) for turn in turns]
             parts += [
                 framed(Kind.ANNOTATION, _packed(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
@@ -142,7 +142,7 @@ class LedgerFile:
 
     def turn(self, header: Header, turn: Turn) -> None:
         """Take a turn that is about to be committed (`Sink`)."""
-        self._stream(header, Kind.TURN, turn.index, _ENCODER.encode(turn_record(turn)))
+        self._stream(header, Kind.TURN, turn.index, _payload(turn))
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
         """Take a ledger's next annotation (`Sink`)."""
@@ -247,6 +247,12 @@ def _without_collector() -> Iterator[None]:
 
 def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=hook).decode
+
+
+def _payload(turn: Turn) -> bytes:
+    payload = _ENCODER.encode(turn_record(turn))
+    expect_readable(turn, payload)
+    return payload
 
 
 def _packed(uuid: str) -> bytes:

@@ -160,10 +160,31 @@ class Loader:
                 raise ValueError(f"It refers to turn {value}, and {index} come before it.")
             like = self._drafts[value]
             return like.sampling if kind is Sampling else like.engine.server
-        if kind is Sampling:
-            return Sampling(msgspec.convert(value, dict[str, Any]), index)
-        whole = msgspec.convert(value, _Server)
-        return Server(whole.backend, whole.model, whole.semantics, index)
+        return _first(kind, value, index)
+
+
+def expect_readable(turn: Turn, payload: bytes) -> None:
+    """Read a turn's payload as a loader would: one that cannot be read back would cost its whole ledger.
+
+    Raises:
+        SchemaError: A field is not of the schema's type, such as a request id that is None.
+    """
+    known = {Sampling: turn.draft.sampling, Server: turn.draft.engine.server}
+
+    def shared(kind: type, value: Any) -> Any:
+        return known[kind] if isinstance(value, int) else _first(kind, value, 0)
+
+    try:
+        msgspec.msgpack.decode(payload, type=Draft, dec_hook=shared)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
+
+
+def _first(kind: type, value: Any, index: int) -> Any:
+    if kind is Sampling:
+        return Sampling(msgspec.convert(value, dict[str, Any]), index)
+    whole = msgspec.convert(value, _Server)
+    return Server(whole.backend, whole.model, whole.semantics, index)
 
 
 class _Server(msgspec.Struct):
