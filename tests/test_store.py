@@ -165,6 +165,17 @@ def test_a_turn_that_could_not_be_read_back_is_refused_before_it_is_written(
     assert len(store.read(path)[0]) == 3
 
 
+@pytest.mark.parametrize("uuid", ["", "garbage", ledger(1).uuid.upper() + "x", "{" + ledger(1).uuid + "}", "0" * 32])
+def test_what_is_no_identity_is_in_no_file(tmp_path: Path, uuid: str) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(0)])
+    with store.LedgerFile(path) as file:
+        assert ledger(1).uuid in file
+        assert uuid not in file
+        with pytest.raises(KeyError, match="has no ledger"):
+            file.load(uuid)
+
+
 def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     store.append(path, [ledger(1), ledger(2)])

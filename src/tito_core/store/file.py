@@ -256,4 +256,9 @@ def _payload(turn: Turn) -> bytes:
 
 
 def _packed(uuid: str) -> bytes:
-    return uuid_module.UUID(uuid).bytes
+    """Give an identity's 16 bytes; none for what is no identity, which no file has."""
+    try:
+        found = uuid_module.UUID(uuid)
+    except ValueError:
+        return b""
+    return found.bytes if str(found) == uuid else b""
