@@ -110,20 +110,15 @@ class TITOModel(Model):
         self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None, history: str
     ) -> None:
         self.policy = policy
+        self._settings = settings.Settings(
+            sampling, settings.context_limit(limit, policy.info.max_model_len), settings.may_branch(history)
+        )
         self._recording = Recording(policy, ledger)
-        self._may_branch = settings.may_branch(history)
-        self._sampling = sampling
-        self._limit = settings.context_limit(limit, policy.info.max_model_len)
 
     @property
     def config(self) -> settings.TITOConfig:
         """The configuration, as Strands' tracer reads it."""
-        return {
-            "model_id": self.policy.info.model,
-            "backend": self.policy.info.backend,
-            "context_window_limit": self._limit,
-            "sampling": self._sampling.model_dump(),
-        }
+        return self._settings.config(self.policy.info)
 
     def get_config(self) -> settings.TITOConfig:
         """Give the configuration."""
@@ -135,15 +130,7 @@ class TITOModel(Model):
         Raises:
             ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
         """
-        for fixed in ("model_id", "backend"):
-            if fixed in model_config:
-                raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
-        limit = settings.context_limit(
-            model_config.pop("context_window_limit", self._limit), self.policy.info.max_model_len
-        )
-        base = settings.sampling_params(model_config.pop("sampling", self._sampling))
-        self._sampling = settings.sampling_params({**base.model_dump(), **model_config})
-        self._limit = limit
+        self._settings = self._settings.changed(self.policy.info, model_config)
 
     @property
     def ledger(self) -> Ledger:
@@ -203,7 +190,7 @@ class TITOModel(Model):
         settings.refuse_reserved_name(tool_specs)
         ledger = self._recording.begin(model_state)
         system = settings.system_text(system_prompt, system_prompt_content)
-        sampling = settings.turn_sampling(self._sampling, tool_choice, structured_output_model)
+        sampling = settings.turn_sampling(self._settings.sampling, tool_choice, structured_output_model)
         try:
             prepared = turns.prepare(
                 self.policy,
@@ -213,8 +200,8 @@ class TITOModel(Model):
                 tool_specs,
                 model_state,
                 sampling,
-                context_limit=self._limit,
-                may_branch=self._may_branch,
+                context_limit=self._settings.context_limit,
+                may_branch=self._settings.may_branch,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from strands.models.model import BaseModelConfig
 from strands.types.content import SystemContentBlock
 from strands.types.tools import ToolChoice, ToolSpec
 
+from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.messages import MALFORMED_CALL
 
@@ -35,6 +37,47 @@ class SeveralTrajectoriesError(LookupError):
 
 class UnsupportedToolChoiceError(ValueError):
     """A tool call cannot be forced with this parser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user of one rollout chose, checked.
+
+    Attributes:
+        sampling: Sampling parameters of all turns.
+        context_limit: Tokens of context to use, at most the server's own; None when neither says.
+        may_branch: Whether an agent's changed history makes a branch, rather than an error.
+    """
+
+    sampling: SamplingParams
+    context_limit: int | None
+    may_branch: bool
+
+    def config(self, info: EngineInfo) -> TITOConfig:
+        """Give them as Strands' tracer reads them."""
+        return {
+            "model_id": info.model,
+            "backend": info.backend,
+            "context_window_limit": self.context_limit,
+            "sampling": self.sampling.model_dump(),
+        }
+
+    def changed(self, info: EngineInfo, changes: Mapping[str, Any]) -> Settings:
+        """Give them with changes: sampling parameters by name, all of them by `sampling`, `context_window_limit`.
+
+        Raises:
+            ValueError: An unknown name or a bad value.
+        """
+        for fixed in ("model_id", "backend"):
+            if fixed in changes:
+                raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
+        base = sampling_params(changes.get("sampling", self.sampling))
+        named = {key: value for key, value in changes.items() if key not in ("sampling", "context_window_limit")}
+        return replace(
+            self,
+            sampling=sampling_params({**base.model_dump(), **named}),
+            context_limit=context_limit(changes.get("context_window_limit", self.context_limit), info.max_model_len),
+        )
 
 
 def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

@@ -88,7 +88,7 @@ async def test_a_cancelled_task_leaves_no_trace_and_the_server_goes_on(served: S
 
 async def test_an_id_outside_the_vocabulary_never_leaves_and_the_server_lives(served: Served) -> None:
     model = served.model(temperature=0.0, max_new_tokens=4)
-    request = TokenRequest(np.array([1, 10**7], np.int32), served.policy.sampling(model._sampling), "bad")
+    request = TokenRequest(np.array([1, 10**7], np.int32), served.policy.sampling(model._settings.sampling), "bad")
     with pytest.raises(BadRequestError, match="vocabulary"):
         await served.policy.backend.generate(request)
     assert len(await roll_out(model, "Hi?")) >= 1
