@@ -71,22 +71,18 @@ class Recording:
 
     def next(self) -> Ledger:
         """Begin the next ledger and give the one before it, sealed."""
+        if self._policy.store is not None:
+            self._policy.store.sync()  # first: when the disk fails, the ledger is still to be had
         with self._lock:
             sealed, self._ledger, self._untouched = self._ledger, self._policy.ledger(), True
             self._sealed.add(sealed.uuid)  # an agent that goes on must not bring it back
-        if self._policy.store is not None:
-            self._policy.store.sync()
         return sealed.seal()
 
     def _restored(self, uuid: str | None) -> Ledger | None:
         store = self._policy.store
         if store is None or uuid is None or uuid in self._sealed:
             return None
-        try:
-            known = uuid in store
-        except ValueError:  # no identity at all: the session was not written by us
-            known = False
-        return self._streamed(store.load(uuid)) if known else None
+        return self._streamed(store.load(uuid)) if uuid in store else None
 
     def _streamed(self, ledger: Ledger) -> Ledger:
         return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)

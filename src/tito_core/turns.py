@@ -93,6 +93,8 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
         CancelledBySignal: The signal was set first.
         BackendError: The engine failed.
     """
+    if cancel is not None and cancel.is_set():
+        raise CancelledBySignal
     task = asyncio.ensure_future(policy.backend.generate(request))
     try:
         while True:

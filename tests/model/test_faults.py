@@ -224,6 +224,31 @@ async def test_a_file_that_may_grow_no_further_takes_the_turn_once_it_may(tmp_pa
         assert [store.encode(found) for found in store.read(file.path)] == [snapshot(model)]
 
 
+async def test_a_reset_whose_disk_fails_changes_nothing(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        model = model_of("vllm", Says("One.", "Two."), store=file)
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("Hello?")
+        before = model.ledger
+        real, file._file = file._file, FullDisk(file._file, 0, ("fileno",))  # type: ignore[assignment]
+        with pytest.raises(OSError, match="Input/output error"):
+            model.reset()
+        file._file = real
+        assert model.ledger is before
+        await agent.invoke_async("And?")
+        assert len(model.reset()) == 2
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_agent_that_was_cancelled_before_its_turn_asks_nothing_of_the_engine(kind: str) -> None:
+    model = model_of(kind, Says("One."))
+    cancelled = threading.Event()
+    cancelled.set()
+    assert [event async for event in model.stream(HELLO, cancel_signal=cancelled)] == []
+    assert model.scripted.requests == []  # type: ignore[attr-defined]
+    assert len(model.ledger) == 0
+
+
 def _hang_the_agents_turn(number: int, request: Any) -> Fault | None:
     return None if is_probe(request) or request.max_new_tokens <= 1 else Fault(hang=True)
 
