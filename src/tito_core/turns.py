@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -103,10 +104,13 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
                 return task.result()
             if cancel is not None and cancel.is_set():
                 raise CancelledBySignal
-    except BaseException as lost:
-        task.cancel()
-        # A coroutine that is closed cannot wait; its task aborts by itself.
-        if not task.done() and not isinstance(lost, GeneratorExit):
+    except GeneratorExit:  # a coroutine that is closed cannot wait: the task aborts by itself, if its loop still runs
+        with contextlib.suppress(RuntimeError):
+            task.cancel()
+        raise
+    except BaseException:
+        if not task.done():
+            task.cancel()
             await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
         raise
 
