@@ -167,6 +167,17 @@ class World:
         if at > 0:
             repeated = any(r.history[:-1] == now and r.parent == parent for r in self.records)
             assert (branch.reason == Reason.RETRY) == repeated
+        if at > 0 and parent is not None:
+            assert branch.reason in (Reason.RETRY, Reason.REWIND)
+        if branch.reason == Reason.REWIND:
+            assert all(message["role"] != "assistant" for message in life.messages[at - 1 :])
+        if branch.reason == Reason.TRIM:
+            assert now[at] in before[at + 1 :], "what comes is what came later"
+        if branch.reason == Reason.SUMMARY:
+            assert now[at] not in before[at + 1 :]
+            assert now[at + 1] in before[at + 2 :], "what follows it is what followed several"
+        if branch.reason == Reason.EDIT:
+            assert any(message["role"] == "assistant" for message in life.messages[at - 1 :])
 
 
 def _chatml(role: str, text: str) -> str:
