@@ -24,7 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
-LEDGER = ("src/tito_core/ledger", "src/tito_core/store", "tests/support")
+LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
+ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ PROOFS = {
         "forests",
         100_000,
         2_500,
-        (*LEDGER, "tests/ledger/test_forest.py"),
+        (*LEDGER, *ORACLE, "tests/ledger/test_forest.py"),
         lambda count, seed: (
             f"TITO_EXAMPLES={count} {PYTEST} tests/ledger/test_forest.py --hypothesis-seed={seed} "
             "--hypothesis-show-statistics"
@@ -71,7 +72,7 @@ PROOFS = {
         "kills",
         200,
         20,
-        (*LEDGER, "tests/test_store_crash.py"),
+        (*LEDGER, "tests/support/crash_writer.py", "tests/test_store_crash.py"),
         lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/test_store_crash.py",
         r"(\d+) kills",
     ),
@@ -110,7 +111,7 @@ def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool
     proof = PROOFS[name]
     chunk = min(proof.chunk, count)
     identity = {"seed": seed, "chunk": chunk, "commit": commit_of(proof.paths)}
-    done = results.get(name)
+    done = results.get(name) if count >= proof.count else None  # a smaller run is no proof, and leaves no record
     if anew or done is None or {key: done[key] for key in identity} != identity:
         done = results[name] = {**identity, "python": platform.python_version(), "hypothesis": version("hypothesis")}
         done["chunks"] = []
@@ -119,15 +120,22 @@ def run(name: str, seed: int, count: int, results: dict[str, Any], *, anew: bool
     while (ran_so_far := sum(ran["ran"] for ran in chunks)) < count:
         number = len(chunks)
         command = proof.command(min(chunk, count - ran_so_far), seed_of(seed, name, number))
-        print(f"{name} {ran_so_far}/{count}: {command}", flush=True)
+        print(f"{name} {ran_so_far:,} of {count:,}{left(chunks, count)}: {command}", flush=True)
         ran = run_chunk(proof, command, min(chunk, count - ran_so_far))
         chunks.append({"date": time.strftime("%Y-%m-%d", time.gmtime()), **ran})
-        write(name, done)
+        if count >= proof.count:
+            write(name, done)
         if not ran["holds"]:
             print(f"{name} does not hold; the command above shows it.", flush=True)
             return False
-    print(f"{name} {ran_so_far}/{count}: holds", flush=True)
+    print(f"{name} {ran_so_far:,} of {count:,}: holds", flush=True)
     return True
+
+
+def left(chunks: list[dict[str, Any]], count: int) -> str:
+    """Say how long the rest will take at the pace so far."""
+    ran, seconds = sum(chunk["ran"] for chunk in chunks), sum(chunk["seconds"] for chunk in chunks)
+    return f", {(count - ran) * seconds / ran / 60:.0f} min left" if ran else ""
 
 
 def run_chunk(proof: Proof, command: str, count: int) -> dict[str, Any]:
@@ -194,8 +202,8 @@ def write(name: str, done: dict[str, Any]) -> None:
 INTRODUCTION = """# Proofs
 
 Properties that were run in large numbers. `make prove` runs them, goes on where it was stopped, and writes this page;
-`docs/proofs.json` has every chunk's command, seed, size and seconds. A chunk's command alone runs it again. The commit
-is the last one that changed what the proof is about.
+`docs/proofs.json` has every chunk's command, size and seconds. A chunk's command alone, with `.venv/bin` first in the
+path, runs it again, seed and all. The commit is the last one that changed what the proof is about.
 
 | proof | ran | outcome | seed | commit | date | seconds |
 | --- | --- | --- | --- | --- | --- | --- |"""

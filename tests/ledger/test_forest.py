@@ -32,6 +32,7 @@ MESSAGES: list[Any] = [
 USERS: list[dict[str, Any]] = [{}, {"a": [1, 1.0, True, None, {"ü": "\x00"}]}, {"big": 2**63, "low": -(2**63)}]
 VALUES: list[Any] = [1.0, 1, True, None, "", [1, [2.5]], {"a": {"b": []}}, float("nan"), float("-inf"), -0.0]
 MEMORY = Path("/dev/shm")  # a file system without a disk, where there is one
+FOLDER = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
 ROLLS = st.binary(min_size=128, max_size=128)  # one choice for Hypothesis, so that turns cost it little
 
 
@@ -49,8 +50,9 @@ class Forests(RuleBasedStateMachine):
     @initialize(roll=ROLLS)
     def begin(self, roll: bytes) -> None:
         dice = Dice(roll)
-        self.folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-        self.path = Path(self.folder.name, "rollouts.tito")
+        self.whole = dice.number(2)
+        self.path = Path(FOLDER.name, "rollouts.tito")
+        self.path.write_bytes(b"")
         self.file = store.LedgerFile(self.path, "a")
         self.ledgers, self.oracles = [], []
         for uuid in UUIDS:
@@ -182,19 +184,18 @@ class Forests(RuleBasedStateMachine):
         assert ledger.call_ids == oracle.call_ids
 
     def teardown(self) -> None:
-        with self.folder:
-            self.file.close()
-            with store.LedgerFile(self.path) as stored:
-                self._compare(stored)
+        self.file.close()
+        with store.LedgerFile(self.path) as stored:
+            self._compare(stored)
 
     def _compare(self, stored: store.LedgerFile) -> None:
         for ledger, oracle in zip(self.ledgers, self.oracles, strict=True):
             assert (ledger.uuid in stored) == bool(oracle.turns or oracle.annotations)
             again = stored.load(ledger.uuid) if ledger.uuid in stored else ledger
             assert store.encode(again) == store.encode(ledger)
+            check_ledger(again)
+            expect_equal((ledger, again)[self.whole], oracle)  # now the one, now the other: both have the same record
             for copy in (ledger, again):
-                check_ledger(copy)
-                expect_equal(copy, oracle)
                 for said in oracle.turns[-2:]:
                     if said.history is not None:
                         expect_walk(copy, oracle, said.history)

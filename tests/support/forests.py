@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -227,29 +228,35 @@ def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Excepti
         "media": (),
     }
     free = all(said.parent != good.parent for said in oracle.turns)
-    changes: list[dict[str, Any]] = [
-        {"prompt_length": good.prompt_length + 1},
-        {"columns": columns(-1, 0, 1, -1.0), **longer},
-        {"columns": columns(1, 3, 1, -1.0), **longer},
-        {"columns": columns(1, 255, 1, -1.0), **longer},
-        {"columns": columns(1, 0, -1, -1.0), **longer},
-        *({"columns": columns(1, 0, 1, bad), **longer} for bad in (np.nan, np.inf, -np.inf, 0.001, -9999.0, -1e300)),
-        {"engine": _with_versions(engine, [(0, good.columns.output + 1, "v")])},
-        {"engine": _with_versions(engine, [(1, good.columns.output, "v")])},
-        {"engine": _with_versions(engine, [(0, good.columns.output, "v"), (good.columns.output + 1, 0, "v")])},
-        {"extras": {"prompt_logprobs": Column.of(-1, [0.0])}},
-        {"extras": {"routed_experts": Column.of(stop, [[1]])}},
-        {"extras": {"top_ids": Column.of(start + good.columns.prompt + 1, np.zeros((good.columns.output, 2), int))}},
-        {"extras": {"sampling_mask": Column.of(stop - good.columns.output, [[1]] * (good.columns.output + 1))}},
-        {"media": (MediaSpan(start, good.columns.prompt + 1, bytes(32)),)},
-        {"media": (MediaSpan(start - 1, 1, bytes(32)),)},
-        {"media": (MediaSpan(start, 0, bytes(32)),)},
-        {"parent": turns},
-        {"parent": -1},
-        {"branch": Branch(Reason.EDIT) if free else Branch(Reason.EDIT, turns)},
-        {"branch": Branch(Reason.EDIT) if free else Branch(Reason.RETRY, -1)},
+
+    def with_logprob(value: float) -> dict[str, Any]:
+        return {"columns": columns(1, 0, 1, value), **longer}
+
+    changes: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"prompt_length": good.prompt_length + 1},
+        lambda: {"columns": columns(-1, 0, 1, -1.0), **longer},
+        lambda: {"columns": columns(1, 3, 1, -1.0), **longer},
+        lambda: {"columns": columns(1, 255, 1, -1.0), **longer},
+        lambda: {"columns": columns(1, 0, -1, -1.0), **longer},
+        *(partial(with_logprob, bad) for bad in (np.nan, np.inf, -np.inf, 0.001, -9999.0, -1e300)),
+        lambda: {"engine": _with_versions(engine, [(0, good.columns.output + 1, "v")])},
+        lambda: {"engine": _with_versions(engine, [(1, good.columns.output, "v")])},
+        lambda: {"engine": _with_versions(engine, [(0, good.columns.output, "v"), (good.columns.output + 1, 0, "v")])},
+        lambda: {"extras": {"prompt_logprobs": Column.of(-1, [0.0])}},
+        lambda: {"extras": {"routed_experts": Column.of(stop, [[1]])}},
+        lambda: {
+            "extras": {"top_ids": Column.of(start + good.columns.prompt + 1, np.zeros((good.columns.output, 2), int))}
+        },
+        lambda: {"extras": {"sampling_mask": Column.of(stop - good.columns.output, [[1]] * (good.columns.output + 1))}},
+        lambda: {"media": (MediaSpan(start, good.columns.prompt + 1, bytes(32)),)},
+        lambda: {"media": (MediaSpan(start - 1, 1, bytes(32)),)},
+        lambda: {"media": (MediaSpan(start, 0, bytes(32)),)},
+        lambda: {"parent": turns},
+        lambda: {"parent": -1},
+        lambda: {"branch": Branch(Reason.EDIT) if free else Branch(Reason.EDIT, turns)},
+        lambda: {"branch": Branch(Reason.EDIT) if free else Branch(Reason.RETRY, -1)},
     ]
-    change = dice.pick(changes)
+    change = dice.pick(changes)()
     return replace(good, **change), IndexError if "parent" in change else LawViolationError
 
 
