@@ -1,0 +1,265 @@
+"""One model between other agents' turns, of which one turn is lost at a chosen await point, in a chosen way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from support.interrupts import Boom, Steps
+from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
+from tito_core import TITOModel, store
+from tito_core.backend import Backend
+from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.ledger import Ledger
+from tito_core.policy import run_blocking
+from tito_core.store import LedgerFile
+from tito_core.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
+
+UUID = "00000000-0000-4000-8000-000000000000"
+SLOW_S = 0.15
+"""How long the engine takes for a turn that is to be lost: long enough for somebody else's, and for the cancel signal
+to be looked at."""
+Message = dict[str, Any]
+WAYS = ("boom", "cancelled", "timeout", "closed")
+"""How a coroutine is lost at one of its await points."""
+OUTER_WAYS = ("cancelled outside", "closed outside", "signal")
+"""How its caller is lost while it waits there."""
+
+
+def says(prompt: ScriptedRequest) -> list[int]:
+    """Answer by the prompt alone, so that an answer that got lost changes no other."""
+    return ids_of(f"I was told {sum(prompt.prompt_ids) % 997} things.{END}")
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": [{"text": text}]}
+
+
+async def collect(stream: AsyncGenerator[Any]) -> list[Any]:
+    return [event async for event in stream]
+
+
+class Stepped:
+    """A backend whose generations are driven by `Steps`."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.at: int | None = None
+        self.act: Callable[[Steps[Any]], None] = lambda steps: None
+
+    async def connect(self) -> EngineInfo:
+        return await self.inner.connect()
+
+    async def generate(self, request: TokenRequest) -> TokenResponse:
+        at, self.at = self.at, None  # only the generation that it was set for
+        return await Steps(self.inner.generate(request), at, self.act)
+
+    async def score(self, token_ids: Any) -> Any:
+        return await self.inner.score(token_ids)
+
+    async def abort(self, request_id: str) -> None:
+        await self.inner.abort(request_id)
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+@dataclass
+class World:
+    """One model over one engine, streaming into a file, with an agent that has had two turns."""
+
+    engine: ScriptedEngine
+    model: TITOModel
+    backend: Stepped
+    path: Path
+    messages: list[Message] = field(default_factory=lambda: [user("First?")])
+    state: dict[str, Any] = field(default_factory=dict)
+    others: Iterator[int] = field(default_factory=itertools.count)
+    slow_from: int | None = None
+    """Prompts of so many tokens take the engine long."""
+
+    def latency(self, prompt: ScriptedRequest) -> float:
+        return SLOW_S if self.slow_from is not None and len(prompt.prompt_ids) >= self.slow_from else 0.002
+
+    def turn(self, cancel: threading.Event | None = None) -> AsyncGenerator[Any]:
+        """Ask for the agent's next turn as Strands does: with copies, which come back only on success."""
+        return self.model.stream(
+            [dict(message) for message in self.messages],  # type: ignore[arg-type]
+            None,
+            "Be brief.",
+            cancel_signal=cancel,
+            model_state=self.state,
+        )
+
+    async def play(self) -> None:
+        """Have a turn to its end."""
+        events = await collect(self.turn())
+        text = "".join(e.get("contentBlockDelta", {}).get("delta", {}).get("text", "") for e in events)
+        self.messages += [{"role": "assistant", "content": [{"text": text}]}, user("And then?")]
+
+    def somebody_else(self) -> None:
+        """Have a whole turn of another agent, on a thread and an event loop of its own, now."""
+        run_blocking(collect(self.model.stream([user(f"Other {next(self.others)}?")], None, None, model_state={})))  # type: ignore[list-item]
+
+    def seen(self) -> tuple[bytes, bytes, list[Any], int]:
+        """Everything that a turn could leave a trace in."""
+        ledger = self.model.ledger
+        return store.encode(ledger), self.path.read_bytes(), ledger.retained(), ledger.call_ids
+
+    def running(self) -> list[str]:
+        """Give the server's id of the slow generation, if the engine has it in work."""
+        own = [r for r in self.engine.requests if self.slow_from is not None and len(r.prompt_ids) >= self.slow_from]
+        return [own[-1].server_id] if own and self.engine.running else []
+
+    def told_to_abort(self, server_id: str) -> bool:
+        """Tell whether the engine was asked to stop a generation, and not only left alone, or was done with it."""
+        done = any(a.request.server_id == server_id for e in self.engine.exchanges for a in e.answers)
+        return done or any(server_id.encode() in e.body for e in self.engine.exchanges if "abort" in e.path)
+
+    async def until(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """Wait until something holds."""
+        deadline = time.monotonic() + 5
+        while not condition():
+            assert time.monotonic() < deadline, otherwise
+            await asyncio.sleep(0.002)
+
+
+@contextlib.asynccontextmanager
+async def world(kind: str, wire: str, path: Path) -> Any:
+    """Make a world over a scripted engine in memory, or behind a socket."""
+    path.unlink(missing_ok=True)
+    engine = engine_of(kind, Says(says))
+    with contextlib.ExitStack() as stack:
+        if wire == "socket":
+            server = stack.enter_context(ScriptedServer(engine))
+            inner: HttpBackend = type(backend_of(engine, kind))(server.base_url)  # type: ignore[assignment]
+        else:
+            inner = backend_of(engine, kind)  # type: ignore[assignment]
+        backend = Stepped(inner)
+        file = stack.enter_context(LedgerFile(path, "a"))
+        policy = replace(policy_of(kind), backend=backend, store=file)
+        made = World(engine, policy.model(ledger=Ledger(UUID)), backend, path)
+        engine.latency = made.latency
+        await made.play()
+        await made.play()
+        await inner.aclose()  # so that a lost turn may also be lost while it connects
+        yield made
+        await inner.aclose()
+
+
+@contextlib.contextmanager
+def no_noise() -> Iterator[None]:
+    """Hold a piece of code to leave no unretrieved exception, no destroyed task, no unclosed generator."""
+    loop, said = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: said.append(context) if _is_ours(context) else None)
+    try:
+        yield
+        gc.collect()
+        assert said == []
+    finally:
+        loop.set_exception_handler(None)
+
+
+def _is_ours(context: dict[str, Any]) -> bool:
+    """Leave out what CPython before 3.13 says of any async generator whose reader was closed while it waited."""
+    return str(context.get("exception")) != "aclose(): asynchronous generator is already running"
+
+
+class Loss:
+    """Loses one turn, after somebody else has had a turn meanwhile.
+
+    Args:
+        world: Whose turn.
+        way: One of `WAYS` or `OUTER_WAYS`.
+        in_flight: Wait until the engine works on the turn, instead of losing it at once.
+        again: An interruption at the suspension after that, at which the loss is being cleaned up.
+    """
+
+    def __init__(
+        self, world: World, way: str, *, in_flight: bool = False, again: type[BaseException] | None = None
+    ) -> None:
+        self.world = world
+        self.way = way
+        self.in_flight = in_flight
+        self.again = again
+        self.interrupted_again = False
+        self.signal = threading.Event() if way == "signal" else None
+        self.happened = False
+        self.before: Any = None
+        self.running: list[str] = []
+        self._limit: asyncio.Timeout | None = None
+        self._outer: Steps[Any] | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def run(self, at: int | None, *, backend_at: int | None = None) -> bool:
+        """Have the turn, and lose it at a suspension of its generator or the backend; tell whether it was whole."""
+        self.world.slow_from = self.world.model.ledger.path_length(self.world.state["tito"]["turn"])
+        self.world.backend.at, self.world.backend.act = backend_at, self
+        self._outer = Steps(collect(self.world.turn(self.signal)), at, self)
+
+        async def limited() -> Any:
+            async with asyncio.timeout(None) as self._limit:
+                return await self._outer
+
+        try:
+            events = await asyncio.ensure_future(limited())
+        except (Boom, TimeoutError, asyncio.CancelledError):
+            return False
+        finally:
+            self.world.slow_from = None
+            if self._watch is not None:
+                await self._watch
+        return any("messageStop" in event for event in events)
+
+    def __call__(self, steps: Steps[Any]) -> None:
+        if self.happened:
+            assert self.again is not None
+            self.interrupted_again = True
+            steps.throw(self.again())
+        elif self.in_flight:
+            self._watch = asyncio.ensure_future(self._strike_in_flight(steps))
+        else:
+            self._strike(steps)
+
+    async def _strike_in_flight(self, steps: Steps[Any]) -> None:
+        await self.world.until(lambda: bool(self.world.running()), "the engine never got the request")
+        self._strike(steps)
+
+    def _strike(self, steps: Steps[Any]) -> None:
+        self.world.somebody_else()
+        self.before, self.happened = self.world.seen(), True
+        self.running = self.world.running()
+        steps.at = steps.count if self.again is not None else None
+        outer = self._outer
+        assert outer is not None
+        assert outer.task is not None
+        match self.way:
+            case "boom":
+                steps.throw(Boom())
+            case "closed":
+                steps.throw(GeneratorExit())
+            case "cancelled":
+                assert steps.task is not None
+                steps.task.cancel()
+            case "timeout":
+                assert self._limit is not None
+                self._limit.reschedule(asyncio.get_running_loop().time())
+            case "signal":
+                assert self.signal is not None
+                self.signal.set()
+            case "cancelled outside":
+                outer.task.cancel()
+            case "closed outside":
+                outer.throw(GeneratorExit())
+            case way:
+                raise AssertionError(way)
