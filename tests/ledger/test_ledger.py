@@ -157,6 +157,17 @@ def test_an_equal_answer_after_loading_does_not_hide_the_loaded_turns() -> None:
     assert sorted(ledger.walk([*history, ANSWER, QUESTION]).entry.turns) == [0, 1]
 
 
+def test_histories_that_differ_only_in_a_numbers_kind_stay_apart_when_they_are_prepared_at_once() -> None:
+    ledger = Ledger()
+    histories = [[{"system": None}, {"role": "user", "n": number}] for number in (1, 1.0, True)]
+    walks = [ledger.walk(history) for history in histories]
+    for history, walk in zip(histories, walks, strict=True):
+        fingerprint = digest_of([*history, ANSWER])
+        ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), walk, ANSWER)
+    found = [ledger.walk([*history, ANSWER]).entry.turns for history in histories]
+    assert found == [[0], [1], [2]]
+
+
 def test_a_turn_prepared_before_the_messages_were_let_go_of_is_found_by_its_digest() -> None:
     history = [{"system": None}, QUESTION]
     ledger = Ledger()
