@@ -59,7 +59,7 @@ def test_a_rollout_is_drawn_as_a_tree(path: Path) -> None:
         f"ledger {UUID}: 3 turns, 2 trajectories, 8 tokens, 4 of them sampled",
         "└─ turn 0  2+1 tokens  stop",
         "   ├─ turn 1  1+2 tokens  stop  calls look, ? (malformed)",
-        "   └─ turn 2  1+1 tokens  stop  reasoning left open  constrained  ← separate agent, after turn 0",
+        "   └─ turn 2  1+1 tokens  stop  reasoning left open  constrained  ← separate agent, from turn 0",
     ]
 
 

@@ -129,13 +129,13 @@ def _change(situation: Situation) -> _Change | None:
     return _Change(entries, before, now, next(differ, min(len(before), len(now))))
 
 
-def _left(ledger: Ledger, own: int, change: _Change) -> int | None:
-    """Give the last turn that ends in what did not change: the agent's own where several do."""
+def _left(ledger: Ledger, own: int, change: _Change) -> int:
+    """Give the last turn that ends in what did not change, the agent's own where several do; its last where none does."""
     ancestors = set(lineage(ledger, own))
     for entry in reversed(change.entries[: change.at]):
         if entry.turns:
             return max(ancestors.intersection(entry.turns) or entry.turns)
-    return None
+    return own
 
 
 def _reason(situation: Situation, change: _Change) -> Reason:

@@ -103,7 +103,7 @@ async def test_a_retry_is_a_branch_of_its_own(served: Served) -> None:
     agent = agent_of(model, hooks=[RetryOnce()])
     await ask(agent, "Who are you?")
     await ask(agent, "And then?")
-    assert branches(model.ledger) == [None, (Reason.RETRY, None), None]
+    assert branches(model.ledger) == [None, (Reason.RETRY, 0), None]
     assert [turn.parent for turn in model.ledger] == [None, None, 1]
     await confirm(served, model.ledger)
 

@@ -41,7 +41,7 @@ async def test_a_message_redacted_in_place_is_an_edit(kind: str) -> None:
     agent.messages[0]["content"][0]["text"] = "My number is [redacted]."
     await ask(agent, "And?")
     assert it.parents == [None, None]
-    assert it.branches == {1: ("EDIT", None, 0)}
+    assert it.branches == {1: ("EDIT", 0, 0)}
     it.check()
 
 
@@ -102,7 +102,7 @@ async def test_an_emptied_history_begins_anew(kind: str) -> None:
     agent.messages.clear()
     await ask(agent, "First?")
     assert it.parents == [None, None, None]
-    assert it.branches == {1: ("REWIND", None, 0), 2: ("RETRY", None, 0)}
+    assert it.branches == {1: ("REWIND", 0, 0), 2: ("RETRY", 1, 0)}
     it.check()
 
 
@@ -122,10 +122,10 @@ async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_a
     await ask(agent, "First?", "Go on.", "Go on.", "Go on.")
     agent.messages[0:5] = [asked("So far: nothing.")]
     await ask(agent, "Go on.")
-    assert it.branches == {4: ("SUMMARY", None, 0)}
+    assert it.branches == {4: ("SUMMARY", 3, 0)}
     agent.messages[0] = asked("So far: nothing at all.")
     await ask(agent, "Go on.")
-    assert it.branches[5] == ("EDIT", None, 0)
+    assert it.branches[5] == ("EDIT", 4, 0)
     it.check()
 
 
@@ -156,7 +156,7 @@ async def test_a_retried_first_answer_is_a_root_that_says_so(kind: str) -> None:
     agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
     await ask(agent, "First?", "Second?")
     assert it.parents == [None, None, 1]
-    assert it.branches == {1: ("RETRY", None, 1)}
+    assert it.branches == {1: ("RETRY", 0, 1)}
     it.check()
 
 
@@ -182,5 +182,5 @@ async def test_an_answer_lost_to_a_hook_that_raises_stays_a_leaf(kind: str, befo
         assert it.branches == {2: ("REWIND", 0, 3)}
     else:
         assert it.parents == [None, None, 1]
-        assert it.branches == {1: ("REWIND", None, 1)}
+        assert it.branches == {1: ("REWIND", 0, 1)}
     it.check()

@@ -39,7 +39,7 @@ async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_
     assert len(agent.messages) == 40
     # The window is applied after the 21st answer and after each later one.
     assert it.parents == [None, *range(20), None, None, None]
-    assert it.branches == {21: ("TRIM", None, 0), 22: ("TRIM", None, 0), 23: ("TRIM", None, 0)}
+    assert it.branches == {21: ("TRIM", 20, 0), 22: ("TRIM", 21, 0), 23: ("TRIM", 22, 0)}
     trajectories = it.check()
     assert [len(trajectory.turns) for trajectory in trajectories] == [21, 1, 1, 1]
 
@@ -62,8 +62,21 @@ async def test_a_pinned_first_message_stays_and_the_trim_is_after_it(kind: str) 
     for i in range(6):
         await agent.invoke_async(f"Question {i}?")
     assert it.branches
-    assert set(it.branches.values()) == {("TRIM", None, 1)}
+    assert it.branches == {index: ("TRIM", index - 1, 1) for index in it.branches}
     it.check()
+
+
+async def test_a_trim_is_linked_to_the_path_of_the_agent_whose_it_is(kind: str) -> None:
+    it = watched(kind, *(f"Answer {i}." for i in range(6)))
+    first, second = it.agent(), it.agent()
+    for question in ("1?", "2?"):
+        for agent in (first, second):
+            await agent.invoke_async(question)
+    for agent in (second, first):
+        del agent.messages[:2]
+        await agent.invoke_async("3?")
+    assert it.branches[4] == ("TRIM", 3, 0)
+    assert it.branches[5] == ("TRIM", 2, 0)
 
 
 async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_messages_are_trimmed(kind: str) -> None:
@@ -85,7 +98,7 @@ async def test_a_trim_on_overflow_is_retried_by_strands(kind: str) -> None:
     for i in range(4):
         await agent.invoke_async(f"{i} " + "word " * 120)
     assert trims(it) == it.branches != {}
-    assert {branch[1:] for branch in it.branches.values()} == {(None, 0)}
+    assert all(branch[1:] == (index - 1, 0) for index, branch in it.branches.items())
     it.check()
 
 
@@ -102,7 +115,7 @@ async def test_summarising_is_a_side_call_and_a_summary(kind: str, keep: int) ->
     for i in range(5):
         await agent.invoke_async(f"{i} " + "word " * 70)
     assert it.parents == [None, 0, 1, 2, None, None]
-    assert it.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", None, 0)}
+    assert it.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", 3, 0)}
     it.check()
 
 

@@ -28,7 +28,7 @@ async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: s
     )
     await ask(agent, "First?", "Second?", "Third?")
     assert it.parents == [None, None, None]
-    assert it.branches == {1: ("TRIM", None, 1), 2: ("TRIM", None, 3)}
+    assert it.branches == {1: ("TRIM", 0, 1), 2: ("TRIM", 1, 3)}
     it.check()
 
 
@@ -56,7 +56,7 @@ async def test_an_answer_that_middleware_rewrites_is_an_edit_of_it(kind: str) ->
 
     agent.add_middleware(InvokeModelStage, rewrite)
     await ask(agent, "First?", "Second?")
-    assert it.branches == {1: ("EDIT", None, 1)}
+    assert it.branches == {1: ("EDIT", 0, 1)}
     it.check()
 
 
@@ -73,7 +73,7 @@ async def test_middleware_that_asks_twice_is_a_retry(kind: str) -> None:
     agent.add_middleware(InvokeModelStage, twice)
     await ask(agent, "First?", "Second?")
     assert it.parents == [None, None, 1, 1]
-    assert it.branches == {1: ("RETRY", None, 1), 3: ("RETRY", 1, 3)}
+    assert it.branches == {1: ("RETRY", 0, 1), 3: ("RETRY", 1, 3)}
     it.check()
 
 

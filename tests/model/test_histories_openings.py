@@ -82,7 +82,7 @@ async def test_thinking_that_a_hook_strips_is_named(kind: str, name: str, beside
     agent.hooks.add_callback(BeforeModelCallEvent, strip)
     await ask(agent, "Second?", "Third?")
     assert it.parents == [None, None, None]
-    assert it.branches == {1: ("THINKING", None, 1), 2: ("THINKING", None, 3)}
+    assert it.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
     it.check()
 
 
@@ -95,5 +95,5 @@ async def test_one_and_one_point_nought_and_true_are_three_inputs(kind: str, val
     await ask(agent, "And?")
     same = type(value) is int
     assert it.parents == [None, 0, 1 if same else None]
-    assert it.branches == ({} if same else {2: ("EDIT", None, 1)})
+    assert it.branches == ({} if same else {2: ("EDIT", 1, 1)})
     it.check()

@@ -65,18 +65,18 @@ def tools(agent: Any) -> None:
 
 
 CHANGES = [
-    (edit, r"message 2 \(user\) changed: 'Second\?' became 'Second, redacted\?' \(edit, after turn 0, at message 2\)"),
-    (redact, r"message 0 \(user\) changed: 'First\?' became '\[gone\]' \(edit, at message 0\)"),
-    (edit_answer, r"message 1 \(assistant\) changed: 'One\.' became 'Eins\.' \(edit, at message 1\)"),
-    (pop, r"message 2 \(user\) changed: 'Second\?' became 'Third\?' \(rewind, after turn 0, at message 2\)"),
-    (clear, r"message 0 \(user\) changed: 'First\?' became 'Third\?' \(rewind, at message 0\)"),
-    (trim, r"message 0 \(user\) changed: 'First\?' became 'Second\?' \(trim, at message 0\)"),
-    (summarise, r"message 0 \(user\) changed: 'First\?' became 'So far: nothing\.' \(summary, at message 0\)"),
+    (edit, r"message 2 \(user\) changed: 'Second\?' became 'Second, redacted\?' \(edit, from turn 0, at message 2\)"),
+    (redact, r"message 0 \(user\) changed: 'First\?' became '\[gone\]' \(edit, from turn 1, at message 0\)"),
+    (edit_answer, r"message 1 \(assistant\) changed: 'One\.' became 'Eins\.' \(edit, from turn 1, at message 1\)"),
+    (pop, r"message 2 \(user\) changed: 'Second\?' became 'Third\?' \(rewind, from turn 0, at message 2\)"),
+    (clear, r"message 0 \(user\) changed: 'First\?' became 'Third\?' \(rewind, from turn 1, at message 0\)"),
+    (trim, r"message 0 \(user\) changed: 'First\?' became 'Second\?' \(trim, from turn 1, at message 0\)"),
+    (summarise, r"message 0 \(user\) changed: 'First\?' became 'So far: nothing\.' \(summary, from turn 1, at message 0\)"),
     (
         call_directly,
-        r"message 5 \(assistant\) was not sampled here: '[^']*add[^']*' \(edit, after turn 1, at message 4\)",
+        r"message 5 \(assistant\) was not sampled here: '[^']*add[^']*' \(edit, from turn 1, at message 4\)",
     ),
-    (prompt, r"the system prompt changed \(new system prompt or tools \(system prompt\), after turn 1\)"),
+    (prompt, r"the system prompt changed \(new system prompt or tools \(system prompt\), from turn 1\)"),
     (tools, r"the tools changed"),
 ]
 
@@ -115,7 +115,7 @@ async def test_the_window_is_refused(kind: str) -> None:
     agent = it.agent(conversation_manager=SlidingWindowConversationManager(window_size=4))
     for i in range(3):
         await agent.invoke_async(f"Question {i}?")
-    with pytest.raises(HistoryChangedError, match=r"trim, at message 0"):
+    with pytest.raises(HistoryChangedError, match=r"trim, from turn 2, at message 0"):
         await agent.invoke_async("Question 3?")
     assert len(it.script.requests) == 3
 

@@ -53,7 +53,7 @@ async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_
     await agent.invoke_async("Second?")
     agent.messages[4] = asked("Second, edited?")
     await agent.invoke_async("Third?")
-    assert it.branches == {1: ("EDIT", None, 1), 2: ("EDIT", None, 4)}
+    assert it.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
     it.check()
 
 

@@ -109,7 +109,7 @@ async def test_a_sub_agent_as_a_tool_on_the_same_model_is_a_separate_root(kind: 
     await outer.invoke_async("Get help.")
     assert it.parents == [None, None, 0, 1 if keeps else None, 2]
     # Without its context it starts over each time, though Strands leaves it its key.
-    assert it.branches == {1: ("SEPARATE", None, None)} | ({} if keeps else {3: ("REWIND", None, 0)})
+    assert it.branches == {1: ("SEPARATE", None, None)} | ({} if keeps else {3: ("REWIND", 1, 0)})
     it.check()
 
 
@@ -151,7 +151,7 @@ async def test_one_trajectory_is_refused_where_there_are_several_and_all_are_lis
     with pytest.raises(SeveralTrajectoriesError, match="3 trajectories") as caught:
         _ = it.model.trajectory
     message = str(caught.value)
-    assert "edit, at message 0" in message
+    assert "edit, from turn 0, at message 0" in message
     assert "separate agent" in message
     assert [f"turn {index} " in message for index in range(3)] == [True] * 3
     it.check()

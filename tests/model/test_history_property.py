@@ -163,7 +163,7 @@ class World:
             ends = [(len(r.history), i) for i, r in enumerate(self.records) if r.history == before[: len(r.history)]]
             common = [(depth, index) for depth, index in ends if depth <= at]
             last = [index for depth, index in common if depth == max(common)[0]]
-            assert branch.turn == next((t for t in self.came_from(own) if t in last), max(last, default=None))
+            assert branch.turn == next((t for t in self.came_from(own) if t in last), max(last, default=own))
         if at > 0:
             repeated = any(r.history[:-1] == now and r.parent == parent for r in self.records)
             assert (branch.reason == Reason.RETRY) == repeated

@@ -30,7 +30,8 @@ class Branch:
 
     Attributes:
         reason: Why it left.
-        turn: Last turn that both have in common by content, or None when they part before any.
+        turn: Where the path left: the last turn that both have in common by content, or the agent's own last turn when
+            they part before any, as after a trim. None for a path that left no other.
         message: Index of the first message that differs, where one does.
         detail: Which part of the opening differs, for `OPENING`; empty otherwise.
     """
@@ -43,7 +44,7 @@ class Branch:
     def __str__(self) -> str:
         words = [str(self.reason) + (f" ({self.detail})" if self.detail else "")]
         if self.turn is not None:
-            words.append(f"after turn {self.turn}")
+            words.append(f"from turn {self.turn}")
         if self.message is not None:
             words.append(f"at message {self.message}")
         return ", ".join(words)
