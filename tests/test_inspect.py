@@ -40,8 +40,13 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_core.cli.console", Console(width=160))
+
+
 def said(*arguments: object, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, result.output
     return result.output
 
@@ -99,4 +104,4 @@ def test_what_makes_no_sense_is_refused(path: Path, arguments: tuple[object, ...
 
 
 def test_verify_checks_every_ledger(path: Path) -> None:
-    assert "1 to 4, 8 and 10 hold on 2 ledgers, 3 turns" in said("verify", path)
+    assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in said("verify", path)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -226,10 +229,10 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_tool_call_ids_go_on_after_loading() -> None:
     made = ledger(1)
-    ids = [made.next_call_id() for _ in range(3)]
+    ids = [made.call_ids.next() for _ in range(3)]
     made.commit(make_draft(1, 6, [104], [205]))
     again = from_record(to_record(made))
-    assert again.next_call_id() not in ids
+    assert again.call_ids.next() not in ids
 
 
 def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -248,3 +251,48 @@ def test_a_newer_schema_is_refused() -> None:
         from_record({**record, "schema": 2})
     with pytest.raises(SchemaError, match="format is 'other'"):
         from_record({**record, "format": "other"})
+
+
+def test_a_file_that_cannot_be_read_after_a_write_has_the_turn_with_the_ledger_or_not_at_all(tmp_path: Path) -> None:
+    class NoRead:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("seek", "read", "readinto"):
+                raise OSError(errno.EIO, "Input/output error")
+            return getattr(self.file, name)
+
+    with store.LedgerFile(tmp_path / "r", "a") as file:
+        made = file.attach(Ledger(ledger(1).uuid))
+        made.commit(make_draft(None, 0, [100], [200]))
+        real, file._file = file._file, NoRead(file._file)
+        with pytest.raises(OSError, match="Input/output error"):
+            file.load(ledger(1).uuid)
+        with suppress(OSError):
+            made.commit(make_draft(0, 2, [101], [201]))
+        file._file = real
+        for turn in range(len(made), 3):
+            made.commit(make_draft(turn - 1, 2 * turn, [100 + turn], [200 + turn]))
+        assert [store.encode(found) for found in store.read(file.path)] == [store.encode(made)]
+
+
+def test_an_unwritable_annotation_names_the_file(tmp_path: Path) -> None:
+    with store.LedgerFile(tmp_path / "rollouts", "a") as file:
+        made = file.attach(Ledger(ledger(1).uuid))
+        made.commit(make_draft(None, 0, [100], [200]))
+
+        class Full:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            def write(self, data: bytes) -> int:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.inner, name)
+
+        real, file._file = file._file, Full(file._file)
+        with pytest.raises(OSError, match="rollouts"):
+            made.annotate("reward", 1.0)
+        file._file = real

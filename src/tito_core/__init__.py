@@ -1,8 +1,34 @@
 """strands-tito: the tokens a policy samples are the tokens it is trained on, on SGLang and vLLM alike."""
 
-from tito_core.backend import SamplingParams
-from tito_core.ledger import Ledger, Provenance, Trajectory
-from tito_core.model import TITOModel
-from tito_core.policy import Policy
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tito_core.backend import SamplingParams
+    from tito_core.ledger import Ledger, Provenance, Trajectory
+    from tito_core.model import TITOModel
+    from tito_core.policy import Policy
 
 __all__ = ["Ledger", "Policy", "Provenance", "SamplingParams", "TITOModel", "Trajectory"]
+
+_HOMES = {
+    "Ledger": "tito_core.ledger",
+    "Policy": "tito_core.policy",
+    "Provenance": "tito_core.ledger",
+    "SamplingParams": "tito_core.backend",
+    "TITOModel": "tito_core.model",
+    "Trajectory": "tito_core.ledger",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used, so that reading ledgers does not load Strands."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -130,7 +130,7 @@ def _change(situation: Situation) -> _Change | None:
 
 
 def _left(ledger: Ledger, own: int, change: _Change) -> int:
-    """Give the last turn that ends in what did not change, the agent's own where several do; its last where none does."""
+    """Give the last turn that ends in what did not change, else the agent's last; of several its own."""
     ancestors = set(lineage(ledger, own))
     for entry in reversed(change.entries[: change.at]):
         if entry.turns:

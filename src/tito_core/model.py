@@ -210,12 +210,13 @@ class TITOModel(Model):
             raise ContextWindowOverflowException(str(error)) from error
         except ThrottledError as error:
             raise ModelThrottledException(str(error)) from error
-        message, draft = turns.read(self.policy, prepared, response, ledger.next_call_id)
-        check_draft(draft, path_length=ledger.path_length(draft.parent), turn=len(ledger))
-        for event in events(message, stop_reason(message, response), response):
-            yield event
-        # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-        turn = self._recording.commit(ledger, draft, prepared.place.walk, as_shown(message))
+        with ledger.call_ids.of_a_turn() as next_call_id:
+            message, draft = turns.read(self.policy, prepared, response, next_call_id)
+            check_draft(draft, path_length=ledger.path_length(draft.parent), turn=len(ledger))
+            for event in events(message, stop_reason(message, response), response):
+                yield event
+            # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
+            turn = self._recording.commit(ledger, draft, prepared.place.walk, as_shown(message))
         remember(model_state, ledger, turn.index)
 
     async def count_tokens(

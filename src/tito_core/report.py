@@ -144,7 +144,7 @@ def _ledger_row(ledger: Ledger) -> dict[str, str]:
 
 def laws_line(ledgers: int, turns: int) -> str:
     """Say which laws were checked on how much."""
-    return f"laws        1 to 4, 8 and 10 hold on {ledgers} ledgers, {turns} turns"
+    return f"laws        1 to 4 and 8 to 10 hold on {ledgers} ledgers, {turns} turns"
 
 
 async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], seconds: float) -> Rescored:

@@ -155,7 +155,7 @@ class Forests(RuleBasedStateMachine):
 
     def _name_a_call(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
         oracle.call_ids += 1
-        assert ledger.next_call_id() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
+        assert ledger.call_ids.next() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
 
     def _walk(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
         asked = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
@@ -181,7 +181,7 @@ class Forests(RuleBasedStateMachine):
             ledger = store.from_record(msgspec.msgpack.decode(store.encode(ledger)))
         self.ledgers[which] = self.file.attach(ledger)
         oracle.reload()
-        assert ledger.call_ids == oracle.call_ids
+        assert ledger.call_ids.given == oracle.call_ids
 
     def teardown(self) -> None:
         self.file.close()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.drafts import engine_record, make_draft
-from tito_core.ledger import LawViolationError, Ledger, VersionSpan, check_ledger
+from tito_core.ledger import CallRecord, LawViolationError, Ledger, VersionSpan, check_ledger
 from tito_core.ledger.invariants import check_alignment, check_trained_once, count_trained
 from tito_core.ledger.trajectory import Trajectory
 
@@ -35,6 +35,8 @@ def test_the_good_draft_is_good() -> None:
         ({"logprobs": np.array([-1, 0.5, -1], np.float32)}, 4, "logprob 0.5 at output offset 1"),
         ({"output_ids": np.array([200, -1, 2], np.int32)}, 2, "output id -1 at offset 1 is negative"),
         ({"prompt_ids": np.array([-5, 1], np.int32)}, 2, "delta id -5 at offset 0 is negative"),
+        ({"calls": (CallRecord("look", "ok", 1, 4),)}, 9, "a call spans output tokens 1:4, of 3"),
+        ({"calls": (CallRecord("look", "ok", 2, 1),)}, 9, "a call spans output tokens 2:1"),
         ({"engine": engine_record(2)}, 10, "spans end at 2, the output has 3 tokens"),
         ({"engine": engine_record(4)}, 10, "spans end at 4, the output has 3 tokens"),
     ],

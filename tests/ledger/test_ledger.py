@@ -9,7 +9,17 @@ import pytest
 
 from support.drafts import make_draft
 from support.forests import digest_of
-from tito_core.ledger import Branch, Column, Columns, LawViolationError, Ledger, Reason, Sampling, check_ledger
+from tito_core.ledger import (
+    Branch,
+    CallRecord,
+    Column,
+    Columns,
+    LawViolationError,
+    Ledger,
+    Reason,
+    Sampling,
+    check_ledger,
+)
 from tito_core.store import SchemaError, from_record, to_record
 
 
@@ -138,7 +148,7 @@ def test_a_branch_is_checked_before_the_turn_is_taken() -> None:
 
 def test_a_call_named_over_two_lines_is_drawn_on_one() -> None:
     ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100], [200], calls=(("look\nturn 9", "malformed", 0, 1, ""),)))
+    ledger.commit(make_draft(None, 0, [100], [200], calls=(CallRecord("look\nturn 9", "malformed", 0, 1),)))
     ledger = from_record(to_record(ledger))
     assert r"calls 'look\nturn 9' (malformed)" in ledger.tree().splitlines()[1]
 

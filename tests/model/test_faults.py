@@ -14,9 +14,10 @@ import pytest
 from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
-from support.scripted import BACKENDS, Says, engine_of, is_probe, model_of, tokenizer
+from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, ProtocolViolationError
+from tito_core.ledger import Ledger
 from tito_core.recording import TurnNotStoredError
 from tito_core.store import LedgerFile
 from tito_core.testing import THROTTLED, Fault, ScriptedServer, always, at
@@ -262,3 +263,17 @@ async def _until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the engine still runs a request that nobody waits for"
         await asyncio.sleep(0.01)
+
+
+async def test_call_ids_of_a_turn_that_was_lost_are_given_again() -> None:
+    ledgers = []
+    for lose in (False, True):
+        model = model_of("vllm", Says(call("add", "{}")), ledger=Ledger("00000000-0000-4000-8000-000000000000"))
+        if lose:
+            stream = model.stream(HELLO)
+            await anext(stream)
+            await stream.aclose()
+        async for _ in model.stream(HELLO):
+            pass
+        ledgers.append(store.encode(model.ledger, engine=False))
+    assert ledgers[0] == ledgers[1]

@@ -71,7 +71,10 @@ CHANGES = [
     (pop, r"message 2 \(user\) changed: 'Second\?' became 'Third\?' \(rewind, from turn 0, at message 2\)"),
     (clear, r"message 0 \(user\) changed: 'First\?' became 'Third\?' \(rewind, from turn 1, at message 0\)"),
     (trim, r"message 0 \(user\) changed: 'First\?' became 'Second\?' \(trim, from turn 1, at message 0\)"),
-    (summarise, r"message 0 \(user\) changed: 'First\?' became 'So far: nothing\.' \(summary, from turn 1, at message 0\)"),
+    (
+        summarise,
+        r"message 0 \(user\) changed: 'First\?' became 'So far: nothing\.' \(summary, from turn 1, at message 0\)",
+    ),
     (
         call_directly,
         r"message 5 \(assistant\) was not sampled here: '[^']*add[^']*' \(edit, from turn 1, at message 4\)",

@@ -227,3 +227,15 @@ def _copy(folder: Path) -> str:
 def _copy_sessions(folder: Path) -> str:
     shutil.rmtree(folder / "sessions-copy", ignore_errors=True)
     return str(shutil.copytree(folder / "sessions", folder / "sessions-copy"))
+
+
+async def test_a_store_that_another_process_has_written_to_meanwhile_is_read_again(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    with LedgerFile(tmp_path / "rollouts", "a") as file:  # opened before the second life, as a server has it
+        live_elsewhere(second_life(first))
+        model = model_over(file, engine_of("vllm", Says("Ok.")))
+        agent = agent_of(model, first, "default")
+        await agent.invoke_async("Still there?")
+        assert model.ledger.uuid == UUID
+        assert [turn.parent for turn in model.ledger] == [None, 0, 1, 2, 3, 4]

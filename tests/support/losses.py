@@ -114,7 +114,7 @@ class World:
     def seen(self) -> tuple[bytes, bytes, list[Any], int]:
         """Everything that a turn could leave a trace in."""
         ledger = self.model.ledger
-        return store.encode(ledger), self.path.read_bytes(), ledger.retained(), ledger.call_ids
+        return store.encode(ledger), self.path.read_bytes(), ledger.retained(), ledger.call_ids.given
 
     def running(self) -> list[str]:
         """Give the server's id of the slow generation, if the engine has it in work."""

@@ -27,7 +27,7 @@ ROUNDING = 1e-4
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """Check every law that a ledger alone can answer (1 to 4, 8 and 10)."""
+    """Check every law that a ledger alone can answer (1 to 4 and 8 to 10)."""
     turns = list(ledger)
     extended: set[int | None] = set()
     for turn in turns:
@@ -49,7 +49,7 @@ def check_ledger(ledger: Ledger) -> None:
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
-    """Check laws 1, 2, 3, 4 and 10 on one turn, before it is committed.
+    """Check laws 1, 2, 3, 4, 9 and 10 on one turn, before it is committed.
 
     Args:
         draft: The turn's content.
@@ -77,7 +77,7 @@ def check_values(draft: Draft, *, turn: int) -> None:
 
 
 def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
-    """Check laws 2, 4 and 10 on what is said of one turn: prompt length, version spans, optional columns, media."""
+    """Check laws 2, 4, 9 and 10 on what is said of a turn: prompt length, versions, calls, optional columns, media."""
     expected = path_length + draft.columns.prompt
     if draft.prompt_length != expected:
         raise LawViolationError(
@@ -86,6 +86,12 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             f"the ledger holds {expected} ({path_length} of the path and {draft.columns.prompt} of the delta).",
         )
     check_versions(draft.engine.versions, draft.columns.output, turn=turn)
+    for call in draft.calls:
+        if not 0 <= call.start <= call.stop <= draft.columns.output:
+            raise LawViolationError(
+                9,
+                f"turn {turn}: a call spans output tokens {call.start}:{call.stop}, of {draft.columns.output}.",
+            )
     for name, column in draft.extras.items():
         check_column(name, column, start=path_length, middle=expected, output=draft.columns.output, turn=turn)
     check_media(draft.media, start=path_length, stop=expected, turn=turn)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tito_core.ledger import invariants
 from tito_core.ledger.branch import Branch, Reason
+from tito_core.ledger.call_ids import CallIds
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
@@ -25,6 +26,9 @@ class Sink(Protocol):
     Each method is called under the ledger's lock, before the record is part of the ledger: when it raises, the record
     stays out.
     """
+
+    def append(self, ledger: Ledger) -> None:
+        """Take what a ledger holds so far."""
 
     def turn(self, header: Header, turn: Turn) -> None:
         """Take a turn that is about to be committed."""
@@ -61,7 +65,7 @@ class Ledger:
         self._histories = Histories()
         self._sharing = Sharing()
         self._lock = threading.Lock()
-        self._call_ids = 0
+        self.call_ids = CallIds(self.uuid)
 
     @classmethod
     def load(cls, header: Header, drafts: Iterable[Draft], annotations: Iterable[Annotation]) -> Ledger:
@@ -83,7 +87,7 @@ class Ledger:
             if turn.index in (draft.sampling.first, draft.engine.server.first):
                 ledger._sharing.keep(turn)
         ledger._histories.load(ledger._turns)
-        ledger._call_ids = max((turn.draft.call_ids for turn in ledger._turns), default=0)
+        ledger.call_ids = CallIds(header.uuid, max((turn.draft.call_ids for turn in ledger._turns), default=0))
         ledger._annotations = list(annotations)
         return ledger
 
@@ -114,7 +118,7 @@ class Ledger:
             IndexError: `draft.parent` is not a turn of this ledger.
         """
         with self._lock:
-            turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self._call_ids))
+            turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self.call_ids.given))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
             invariants.check_branch(turn, first=not self._taken(draft.parent))
             if self.sink is not None:
@@ -152,6 +156,13 @@ class Ledger:
             self._histories.forget()
         return self
 
+    def stream_to(self, sink: Sink) -> None:
+        """Let a sink take what there is, and from now on every turn and annotation as it comes."""
+        with self._lock:
+            if self._turns or self._annotations:
+                sink.append(self)
+            self.sink = sink
+
     def annotate(self, name: str, value: Any, *, turn: int | None = None) -> Annotation:
         """Add an annotation, such as a reward or why the rollout ended.
 
@@ -179,17 +190,6 @@ class Ledger:
                 return annotation.value
         return default
 
-    def next_call_id(self) -> str:
-        """Give a tool-call id that is unique in this ledger and the same on every backend (law 13)."""
-        with self._lock:
-            self._call_ids += 1
-            return f"call_{self.uuid[:8]}_{self._call_ids}"
-
-    @property
-    def call_ids(self) -> int:
-        """How many tool-call ids were given out."""
-        return self._call_ids
-
     def path(self, index: int | None) -> list[Turn]:
         """List the turns from the root to `index`, both included; empty for None."""
         turns: list[Turn] = []
@@ -214,7 +214,9 @@ class Ledger:
 
     def leaves(self) -> list[int]:
         """List the turns that no turn extends, in commit order: one trajectory each."""
-        return [turn.index for turn in self if turn.index not in self._parents]
+        turns = list(self)  # what others commit meanwhile is not among them, nor among the parents
+        parents = {turn.parent for turn in turns}
+        return [turn.index for turn in turns if turn.index not in parents]
 
     def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
         """Flatten one root-to-leaf path after the other; a shared turn is trained in the first one only (law 3)."""

@@ -6,7 +6,6 @@ import fcntl
 import gc
 import os
 import threading
-import uuid as uuid_module
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,8 @@ from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
-from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed, frames
+from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed
+from tito_core.store.index import Index, packed
 from tito_core.store.records import Hook, Loader, SchemaError, expect_readable, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -42,8 +42,8 @@ class LedgerFile:
 
     def __init__(self, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r") -> None:
         self.path = Path(path)
-        self._records: dict[bytes, dict[Kind, list[Frame]]] = {}
-        self._end = 0
+        self._index = Index(path)
+        self._is_ours = False
         self._lock = threading.RLock()
         self._mode = mode
         self._open()
@@ -53,8 +53,7 @@ class LedgerFile:
                     pass
             else:
                 expect_preamble(self._file, self.path)
-                self._end = len(PREAMBLE)
-                self._scan()
+                self._index.scan(self._file)
         except BaseException:
             self._file.close()
             raise
@@ -71,10 +70,10 @@ class LedgerFile:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._known())
 
     def __contains__(self, uuid: str) -> bool:
-        return _packed(uuid) in self._records
+        return self._known().records(uuid) is not None
 
     def __iter__(self) -> Iterator[Ledger]:
         for uuid in self.uuids:
@@ -83,7 +82,7 @@ class LedgerFile:
     @property
     def uuids(self) -> list[str]:
         """Identities of the ledgers, in the order they began."""
-        return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._records]
+        return self._known().uuids
 
     def load(self, uuid: str, *, check: bool = True) -> Ledger:
         """Read one ledger.
@@ -98,7 +97,7 @@ class LedgerFile:
             LawViolationError: It breaks a law.
         """
         with self._lock:
-            found = self._records.get(_packed(uuid))
+            found = self._known().records(uuid)
             if found is None:
                 raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
             header, turns, annotations = (self._read(found[kind]) for kind in Kind)
@@ -113,31 +112,32 @@ class LedgerFile:
         return ledger
 
     def append(self, ledger: Ledger) -> None:
-        """Write what the file does not have of a ledger yet.
+        """Write what the file does not have of a ledger yet (`Sink`).
 
         Raises:
             SchemaError: The file has more of this ledger than it holds itself.
         """
         with self._exclusive():
-            turns_written, said = self._count(ledger.uuid, Kind.TURN), self._count(ledger.uuid, Kind.ANNOTATION)
+            turns_written, said = (
+                self._index.count(ledger.uuid, Kind.TURN),
+                self._index.count(ledger.uuid, Kind.ANNOTATION),
+            )
             turns, annotations = list(ledger)[turns_written:], ledger.annotations[said:]
             if turns_written > len(ledger) or said > len(ledger.annotations):
                 raise SchemaError(
                     f"{self.path} has {turns_written} turns of ledger {ledger.uuid}, which itself holds "
                     f"{len(ledger)}: load it from the file before going on with it."
                 )
-            parts = [framed(Kind.TURN, _packed(ledger.uuid), _payload(turn)) for turn in turns]
+            parts = [framed(Kind.TURN, packed(ledger.uuid), _payload(turn)) for turn in turns]
             parts += [
-                framed(Kind.ANNOTATION, _packed(ledger.uuid), _ENCODER.encode(record_of(annotation)))
+                framed(Kind.ANNOTATION, packed(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
             ]
             self._write(ledger.header, b"".join(parts))
 
     def attach(self, ledger: Ledger) -> Ledger:
         """Write what a ledger holds so far, and from now on every turn and annotation as it comes."""
-        if len(ledger) or ledger.annotations or _packed(ledger.uuid) in self._records:
-            self.append(ledger)
-        ledger.sink = self
+        ledger.stream_to(self)
         return ledger
 
     def turn(self, header: Header, turn: Turn) -> None:
@@ -158,30 +158,36 @@ class LedgerFile:
 
     def _stream(self, header: Header, kind: Kind, index: int, payload: bytes) -> None:
         with self._exclusive():
-            written = self._count(header.uuid, kind)
+            written = self._index.count(header.uuid, kind)
             if written != index:
                 raise SchemaError(
                     f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, and number "
                     f"{index} came: somebody else writes to the same ledger, or it was not attached whole."
                 )
-            self._write(header, framed(kind, _packed(header.uuid), payload))
+            self._write(header, framed(kind, packed(header.uuid), payload))
 
     def _write(self, header: Header, data: bytes) -> None:
         """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""
-        if _packed(header.uuid) not in self._records:
-            data = framed(Kind.HEADER, _packed(header.uuid), _ENCODER.encode(record_of(header))) + data
+        if self._index.records(header.uuid) is None:
+            data = framed(Kind.HEADER, packed(header.uuid), _ENCODER.encode(record_of(header))) + data
+        added = self._index.parsed(data)
         try:
             written = 0
             while written < len(data):
                 written += self._file.write(data[written:])
+        except OSError as error:
+            self._file.truncate(self._index.end)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         except BaseException:
-            self._file.truncate(self._end)
+            self._file.truncate(self._index.end)
             raise
-        self._scan()
+        self._index.add(added)
 
-    def _count(self, uuid: str, kind: Kind) -> int:
-        found = self._records.get(_packed(uuid))
-        return len(found[kind]) if found else 0
+    def _known(self) -> Index:
+        """Give the index, with what other writers added since; what they are still writing is not whole yet."""
+        with self._lock:
+            self._index.scan(self._file)
+            return self._index
 
     def _read(self, frames: Sequence[Frame]) -> list[memoryview]:
         """Read payloads: at once where they lie together, as those of a finished ledger do."""
@@ -216,21 +222,13 @@ class LedgerFile:
                 self._file.truncate(0)
                 self._file.write(PREAMBLE)
                 size = len(PREAMBLE)
-        if not self._end:
+        if not self._is_ours:
             self._file.seek(0)
             expect_preamble(self._file, self.path)
-            self._end = len(PREAMBLE)
-        if size != self._end:
-            self._scan()
-            self._file.truncate(self._end)
-
-    def _scan(self) -> None:
-        for frame in frames(self._file, self._end, self.path):
-            found = self._records.get(frame.uuid)
-            if found is None:
-                found = self._records[frame.uuid] = {kind: [] for kind in Kind}
-            found[frame.kind].append(frame)
-            self._end = frame.offset + frame.length
+            self._is_ours = True
+        if size != self._index.end:
+            self._index.scan(self._file)
+            self._file.truncate(self._index.end)
 
 
 @contextmanager
@@ -253,12 +251,3 @@ def _payload(turn: Turn) -> bytes:
     payload = _ENCODER.encode(turn_record(turn))
     expect_readable(turn, payload)
     return payload
-
-
-def _packed(uuid: str) -> bytes:
-    """Give an identity's 16 bytes; none for what is no identity, which no file has."""
-    try:
-        found = uuid_module.UUID(uuid)
-    except ValueError:
-        return b""
-    return found.bytes if str(found) == uuid else b""
