@@ -75,8 +75,8 @@ def find_place(
         HistoryChangedError: `may_branch` is False, and the agent's own history changed.
     """
     messages = [message if len(message) == 2 else _told(message) for message in messages]
-    walk = ledger.walk([opening, *messages])
     own = _own(ledger, state)
+    walk = ledger.walk([opening, *messages], own)
     fit = _fit(walk, messages)
     parent, answered = None, 0
     if fit is not None:

@@ -17,6 +17,8 @@ from tito_core.ledger.strict import strict
 from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16
+PATHS = 64
+"""Paths that are kept as one list each, those of the latest answers."""
 
 
 class Entry:
@@ -84,13 +86,19 @@ class Histories:
     def __init__(self) -> None:
         self._root = Entry(None, None, b"")
         self._entries: dict[int, Entry] = {}
+        self._paths: dict[Entry, list[Any]] = {}
         self._loaded: dict[bytes, list[int]] = {}
         self._unindexed: list[Turn] = []
 
-    def walk(self, history: Sequence[Any]) -> Walk:
-        """Follow a history, opening first, as far as it is known."""
-        entry, known = self._root, 0
-        for message in history:
+    def walk(self, history: Sequence[Any], after: int | None = None) -> Walk:
+        """Follow a history, opening first, as far as it is known.
+
+        Args:
+            history: The opening and the messages.
+            after: The turn that it probably continues, whose whole path is then compared at once.
+        """
+        entry, known = self._start(history, after)
+        for message in history[known:]:
             for child in entry.children:  # Entry.child, without a call a message
                 if child.message == message:
                     break
@@ -118,6 +126,7 @@ class Histories:
         entry = entry.add(strict(answer), turn.draft.fingerprint)
         entry.turns.append(turn.index)
         self._entries[turn.index] = entry
+        self._keep_path(walk.entry, entry)
 
     def load(self, turns: Iterable[Turn]) -> None:
         """Keep turns of which only the digest is known; they are indexed when a history is first looked for."""
@@ -135,12 +144,15 @@ class Histories:
         entry = self._entries.get(turn)
         if entry is not None and not entry.children:
             entry.message = strict(answer)
+            if entry in self._paths:
+                self._paths[entry][-1] = entry.message
 
     def forget(self) -> None:
         """Let go of every message; what is known stays known by its digest."""
         for index, entry in sorted(self._entries.items()):
             self._loaded.setdefault(entry.digest, []).append(index)
         self._entries.clear()
+        self._paths.clear()
         self._root = Entry(None, None, b"")
 
     def entries(self) -> Iterator[Entry]:
@@ -150,6 +162,27 @@ class Histories:
             entry = waiting.pop()
             yield entry
             waiting += entry.children
+
+    def _start(self, history: Sequence[Any], after: int | None) -> tuple[Entry, int]:
+        """Give the entry of a turn, and its depth, when the history begins with the whole path to it."""
+        entry = None if after is None else self._entries.get(after)
+        path = None if entry is None else self._paths.get(entry)
+        if entry is None or path is None or path != history[: len(path)]:
+            return self._root, 0
+        return entry, len(path)
+
+    def _keep_path(self, before: Entry, entry: Entry) -> None:
+        """Keep the messages up to an answer as one list, which takes over that of the answer before it."""
+        path = self._paths.pop(before, [])
+        added = []
+        for above in entry.upward():
+            if path and above is before:
+                break
+            added.append(above.message)
+        path += reversed(added)
+        self._paths[entry] = path
+        if len(self._paths) > PATHS:
+            del self._paths[next(iter(self._paths))]
 
     def _index_loaded(self) -> None:
         for turn in self._unindexed:

@@ -131,10 +131,15 @@ class Ledger:
                 self._histories.add(walk, answer, turn)
             return turn
 
-    def walk(self, history: Sequence[Any]) -> Walk:
-        """Follow a history, its opening first, as far as this ledger knows it."""
+    def walk(self, history: Sequence[Any], after: int | None = None) -> Walk:
+        """Follow a history, its opening first, as far as this ledger knows it.
+
+        Args:
+            history: The opening and the messages.
+            after: The turn that it probably continues; only speed depends on it.
+        """
         with self._lock:
-            return self._histories.walk(history)
+            return self._histories.walk(history, after)
 
     def adopt(self, turn: int, answer: Any) -> None:
         """Refer to the caller's own strings for the answer of a turn."""
