@@ -77,7 +77,8 @@ def _commit(ledger: Ledger, history: list[Any], answer: Any, coming: Draft, inde
     started = time.process_time_ns()
     walk = ledger.walk(history, coming.parent)
     parent = next((max(entry.turns) for entry in walk.entry.upward() if entry.turns), None)
-    ledger.commit(replace(coming, fingerprint=extended(walk.digest, answer)), walk, answer)
+    object.__setattr__(coming, "fingerprint", extended(walk.digest, answer))  # a real draft is made only now
+    ledger.commit(coming, walk, answer)
     taken = (time.process_time_ns() - started) / 1e6
     assert (parent, len(ledger)) == (coming.parent, index + 1)
     return taken

@@ -218,9 +218,12 @@ class Histories:
 
 def extended(digest: bytes, message: Any) -> bytes:
     """Digest a history with one more message: BLAKE2b of its JSON with sorted keys, keyed by the digest so far."""
-    encoded = json.dumps(message, sort_keys=True, ensure_ascii=True, default=_encoded)
+    encoded = _JSON.encode(message)
     return hashlib.blake2b(encoded.encode(), key=digest, digest_size=DIGEST_BYTES).digest()
 
 
 def _encoded(value: Any) -> str:
     return f"sha256:{hashlib.sha256(value).hexdigest()}" if isinstance(value, bytes) else repr(value)
+
+
+_JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=True, default=_encoded)

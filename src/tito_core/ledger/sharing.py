@@ -20,7 +20,8 @@ class Sharing:
 
     def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
         """Give a draft as turn `index` will hold it. Only `keep` makes its own values ones that others share."""
-        known = next((sampling for value, sampling in reversed(self._samplings) if value == dict(draft.sampling)), None)
+        parameters = draft.sampling.parameters
+        known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
         server = self._servers.get(_key(draft.engine.server))
         if server is None:
             server = Server(
@@ -33,14 +34,14 @@ class Sharing:
         engine = EngineRecord(
             server, draft.engine.request_id, draft.engine.latency_s, draft.engine.cached_tokens, tuple(spans)
         )
-        sampling = Sampling(deepcopy(dict(draft.sampling)), index) if known is None else known
+        sampling = Sampling(deepcopy(parameters), index) if known is None else known
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
 
     def keep(self, turn: Turn) -> None:
         """Let later turns share what this one is the first to have."""
         sampling, server = turn.draft.sampling, turn.draft.engine.server
         if sampling.first == turn.index:
-            self._samplings.append((strict(dict(sampling)), sampling))
+            self._samplings.append((strict(sampling.parameters), sampling))
         if server.first == turn.index:
             self._servers[_key(server)] = server
 

@@ -26,26 +26,27 @@ class Sampling(Mapping[str, Any]):
     """Sampling parameters as sent, JSON-compatible, all but `max_new_tokens`. A ledger holds equal ones once.
 
     Attributes:
+        parameters: The parameters.
         first: The turn that had them first.
     """
 
-    __slots__ = ("_parameters", "first")
+    __slots__ = ("first", "parameters")
 
     def __init__(self, parameters: Mapping[str, Any], first: int = 0) -> None:
-        self._parameters = dict(parameters)
+        self.parameters = dict(parameters)
         self.first = first
 
     def __getitem__(self, name: str) -> Any:
-        return self._parameters[name]
+        return self.parameters[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+        return iter(self.parameters)
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self.parameters)
 
     def __repr__(self) -> str:
-        return f"Sampling({self._parameters!r})"
+        return f"Sampling({self.parameters!r})"
 
 
 @dataclass(frozen=True, slots=True)
