@@ -9,7 +9,7 @@ text into the real thing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from tito_core.chat.plain import without_added_tokens
+from tito_core.chat.plain import PlainTokenizer
 from tito_core.chat.traced import Span, Traced
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.turn import TokenIds
@@ -43,36 +43,53 @@ class ContentSafeEncoder:
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
+        markup: Texts of added tokens that a parser reads as control tokens, beyond those that look like it.
+        inert: Whether content cannot become a control token; without it, content is matched as scaffold is.
 
     Attributes:
         added: Ids of the tokenizer's added tokens by their text.
+        control_ids: Ids of those that content must not make; the others are ordinary text.
+        digest: sha256 of the tokenizer's definition, hex.
 
     Raises:
         TypeError: The tokenizer has no `tokenizers` backend to copy.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()
+    ) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise TypeError(
                 f"{type(tokenizer).__name__} is not a fast tokenizer, and token-exact prompts need one: "
                 "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
-        tokens = backend.get_added_tokens_decoder()
+        plain = PlainTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
+        self.digest = plain.digest
+        tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
         self.added = {token.content: index for index, token in tokens.items()}
+        self.control_ids = frozenset(tokens)
+        self._inert = inert
         self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
         self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
-        self._plain = without_added_tokens(backend, str(tokenizer.chat_template or ""))
+        self._plain = plain.tokenizer
         longest_first = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def encode(self, text: Traced) -> EncodedText:
-        """Encode rendered text: control ids where the scaffold wrote them, ordinary ids everywhere else."""
+    def encode(self, text: Traced, begin: int = 0) -> EncodedText:
+        """Encode rendered text: control ids where the scaffold wrote them, ordinary ids everywhere else.
+
+        Args:
+            text: The rendering.
+            begin: The first character to encode: where a control token starts or has stopped.
+        """
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         controls: list[int] = []
-        at = 0
+        at = begin
         for start, stop, token in self._controls(text):
+            if start < begin:
+                continue
             self._encode_stretch(text, at, start, ids, offsets)
             controls.append(len(ids))
             ids.append(token)
@@ -91,7 +108,7 @@ class ContentSafeEncoder:
     def _controls(self, text: Traced) -> Iterator[tuple[int, int, int]]:
         plain = str.__str__(text)
         at = 0
-        for gap_start, gap_stop in _gaps(text.spans, len(text)):
+        for gap_start, gap_stop in _gaps(text.spans, len(text)) if self._inert else ((0, len(text)),):
             for match in self._pattern.finditer(plain, gap_start, gap_stop):
                 token, start, stop = self.added[match.group()], match.start(), match.end()
                 if start < at:
