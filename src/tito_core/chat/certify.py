@@ -111,7 +111,7 @@ def attempt(source: DeltaSource, probes: Iterable[Case]) -> Trial:
             return trial
         if _equal(whole, tail, len(case.before)):
             trial.passed.append(case)
-        elif case.beside and _moves(whole, tail, case.beside):
+        elif case.beside and _moves(whole, len(case.before), case.beside):
             trial.moved.append(case.name)
         else:
             trial.difference = _difference(source, case, whole, tail)
@@ -136,13 +136,11 @@ def _places(text: Traced) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop, _ in text.spans]
 
 
-def _moves(whole: Traced, tail: Tail, beside: str) -> bool:
-    """Tell whether the template writes the text beside calls after the first of their results."""
-    found = str.__getitem__(tail.text, slice(tail.start, None))
-    first = next((stop for start, stop, _ in tail.text.spans if start >= tail.start), tail.start)
-    shown = str.__getitem__(tail.text, slice(tail.start, first))
-    plain = str.__str__(whole)
-    return bool(found) and shown in plain and plain.rfind(beside) > plain.rfind(shown)
+def _moves(whole: Traced, source: int, beside: str) -> bool:
+    """Tell whether the template writes the text beside calls, which was sampled before them, after one of them."""
+    spans = content_spans(whole, source)
+    places = [i for i, (start, stop, _) in enumerate(spans) if str.__getitem__(whole, slice(start, stop)) == beside]
+    return bool(places) and places[0] > 0
 
 
 def _difference(source: DeltaSource, case: Case, whole: Traced, tail: Tail) -> Difference:

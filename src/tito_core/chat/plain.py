@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Tokenizer
 
 _MARKUP = re.compile(
-    r"<[|｜].*>|<.*[|｜]>|\[/?[A-Z_]+\]|</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
+    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
     re.DOTALL,
 )
 """Added tokens of these forms are control tokens whatever their flags say: parsers read them as markup."""
@@ -49,24 +50,42 @@ class PlainTokenizer:
             markup: What else a parser reads as control tokens.
         """
         text = backend.to_str()
-        definition = json.loads(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         added = backend.get_added_tokens_decoder().values()
         control = frozenset(
             token.content for token in added if token.content in markup or _is_control(token, template)
         )
-        # Names that nobody can spell; the tokens stay in their places, so that the others keep their ids.
-        secret = uuid.uuid4().hex
-        names = {piece: f"{secret}{piece}" for piece in control}
-        _rename(definition["model"], names)
-        if len(control) == len(added):
-            definition["added_tokens"] = []
-        for token in definition["added_tokens"]:
-            token["content"] = names.get(token["content"], token["content"])
-        definition["post_processor"] = None
-        definition["truncation"] = definition["padding"] = None
-        # A stretch follows a control token, and the "first" scheme puts its blank at the start of the whole text only.
-        plain = json.dumps(definition).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
-        return cls(Tokenizer.from_str(plain), control, hashlib.sha256(text.encode()).hexdigest())
+        made = _copies.setdefault(backend, {})
+        if (digest, control) not in made:
+            made[digest, control] = _copy(text, control, {token.content for token in added}, backend)
+        return cls(made[digest, control], control, digest)
+
+
+_copies: WeakKeyDictionary[Tokenizer, dict[tuple[str, frozenset[str]], Tokenizer]] = WeakKeyDictionary()
+"""Copies of tokenizers that are in use: one takes a second and some tens of megabytes."""
+
+
+def _copy(text: str, control: frozenset[str], added: set[str], backend: Tokenizer) -> Tokenizer:
+    # The model is most of a definition, and last in it: it is taken apart only where it must change.
+    head, model = text[: (at := text.index('"model":{'))] + '"model":null}', text[at + len('"model":') : -1]
+    definition = json.loads(head)
+    # Names that nobody can spell; the tokens stay in their places, so that the others keep their ids.
+    secret = uuid.uuid4().hex
+    names = {piece: f"{secret}{piece}" for piece in control}
+    if any(backend.model.token_to_id(piece) is not None for piece in control):
+        parsed = json.loads(model)
+        _rename(parsed, names)
+        model = json.dumps(parsed)
+    if control == added:
+        definition["added_tokens"] = []
+    for token in definition["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    del definition["model"]
+    definition["post_processor"] = None
+    definition["truncation"] = definition["padding"] = None
+    # A stretch follows a control token, and the "first" scheme puts its blank at the start of the whole text only.
+    plain = json.dumps(definition).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    return Tokenizer.from_str(f'{plain[:-1]}, "model": {model}}}')
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
