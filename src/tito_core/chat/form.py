@@ -25,11 +25,13 @@ class Form:
     Attributes:
         arguments: Whether a call's arguments are a mapping (most families) or its JSON (DeepSeek-V3).
         reasoning: Key of an answer's reasoning, or None where the template shows none.
+        both: Whether calls may have text and reasoning beside them (not in gpt-oss, where the text then goes alone).
         parts: Whether content is a list of `{"type": "text"}` parts, which some image models' templates demand.
     """
 
     arguments: Arguments = "mapping"
     reasoning: str | None = REASONING_KEYS[0]
+    both: bool = True
     parts: bool = False
 
     def content(self, text: str) -> Any:
@@ -42,14 +44,17 @@ def find_form(render: Render) -> Form:
     parts = not _shows(render, [_asked(Form())]) and _shows(render, [_asked(Form(parts=True))])
     form = Form(parts=parts)
     if not _reads_mapping(render, form) and _reads_string(render, form):
-        form = Form("string", form.reasoning, parts)
+        form = Form("string", parts=parts)
     for key in REASONING_KEYS:
         thought = {key: Traced.content("hm", _THOUGHT)}
         answer = {"role": "assistant", "content": form.content(Traced.content("so", _CALLED))}
         asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
         if any(_shows(render, [asked, turn | thought], _THOUGHT) for turn in (answer, called)):
-            return Form(form.arguments, key, parts)
-    return Form(form.arguments, None, parts)
+            with_text = called | {"content": answer["content"]}
+            either = _try(render, [asked, with_text]) is not None and _try(render, [asked, called | thought]) is not None
+            both = not either or _try(render, [asked, with_text | thought]) is not None
+            return Form(form.arguments, key, both, parts)
+    return Form(form.arguments, None, parts=parts)
 
 
 def _asked(form: Form) -> TemplateMessage:

@@ -102,7 +102,7 @@ def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int
         for block in message["content"]
         if "reasoningText" in block.get("reasoningContent", {})
     ]
-    if reasoning and form.reasoning:
+    if reasoning and form.reasoning and (form.both or not calls or not translated["content"]):
         translated[form.reasoning] = _joined(reasoning, source)
     if calls:
         translated["tool_calls"] = [
