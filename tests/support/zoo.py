@@ -10,6 +10,7 @@ that has its control tokens.
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from support.byte_level import byte_level
+from tito_core.chat.template import ChatTemplate
 from tito_core.engine.models import qwen3
 from tito_core.engine.models.fetch import Package
 
@@ -67,6 +69,14 @@ TOKENIZERS = {
         "6ac8c8dc065ed118161d02dd532749ae3f52c243deac27872134fae2f50d8547",
     ),
 }  # fmt: skip
+
+
+TOOL_FAMILIES = (
+    "deepseekv3", "diffusion_gemma", "gemma4", "glm4moe", "gptoss", "lfm2_2_5", "lfm2_v2", "llama3_1", "llama3_2",
+    "muse", "nemotron", "qwen2_5", "qwen3",
+)  # fmt: skip
+"""Beginnings of the names of templates that show calls and results; `qwen2_5_vl` does not."""
+TOOL_NAMES = tuple(name for name in NAMES if name.startswith(TOOL_FAMILIES) and not name.startswith("qwen2_5_vl"))
 
 
 @dataclass(frozen=True)
@@ -138,10 +148,10 @@ def real_tokenizer(name: str) -> Any:
 
 
 def tokenizer(name: str) -> Any:
-    """Give the tokenizer of a template, with the template on it; real ones are shared, so use it before the next."""
+    """Give the tokenizer of a template, with the template on it."""
     kind = family(name)
     if kind.tokenizer:
-        made = real_tokenizer(kind.tokenizer)
+        made = copy(real_tokenizer(kind.tokenizer))  # the heavy backend stays one
         made.chat_template = source(name)
         return made
     return of_structure(source(name), kind.special, kind.markup, kind.bos)
@@ -151,6 +161,12 @@ def of_structure(template: str, special: tuple[str, ...], markup: tuple[str, ...
     """Pair a template with a byte-level tokenizer that has its control tokens; the first special one ends a turn."""
     names = {"eos_token": special[0], "pad_token": special[-1], **({"bos_token": bos} if bos else {})}
     return byte_level(markup, template, special, names)
+
+
+@cache
+def template(name: str) -> ChatTemplate:
+    """Certify a template, once."""
+    return ChatTemplate.of(tokenizer(name))
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any
 from strands.types.content import Message, Messages
 
 from tito_core.chat.certificate import Thinking
+from tito_core.chat.cutting import content_spans
 from tito_core.chat.probes import TOOLS, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 
@@ -43,12 +44,12 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
         yield "calls: a call in the history is written anew from its parsed arguments"
         if rendering.form.arguments == "mapping" and _collapses_calls(rendering):
             yield "calls: of several calls in one message only the first is shown"
-    if not _extends(rendering, [asked("Why?")], [said(), asked("And?")]):
+    if not _begins_with_prompt(rendering):
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
     dated = [Rendering.of(source, variables, now).of_messages([asked("Why?")]) for now in _DATES]
     if str.__ne__(*dated):
         yield "date: the prompt holds the day or time, frozen for as long as the template lives"
-    if tools and not _extends(rendering, [asked("Why?"), said(), asked("And?")], [], later=[said(), asked("So?")]):
+    if tools and _until_first_question(rendering) != _until_first_question(rendering, said(), asked("And?")):
         yield "tools: they are written elsewhere once more messages follow"
 
 
@@ -59,11 +60,14 @@ def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool 
         return False
 
 
-def _extends(rendering: Rendering, before: Messages, after: Messages, later: Messages = ()) -> bool:
-    """Tell whether a prompt is the beginning of the whole; `later` compares two wholes without generation prompt."""
-    specs = TOOLS if later else None
-    first = rendering.of_messages(before, tool_specs=specs, generation_prompt=not later)
-    return str.startswith(rendering.of_messages([*before, *after, *later], tool_specs=specs), str.__str__(first).rstrip() if later else first)
+def _begins_with_prompt(rendering: Rendering) -> bool:
+    prompt = rendering.of_messages([asked("Why?")])
+    return str.startswith(rendering.of_messages([asked("Why?"), said(), asked("And?")]), prompt)
+
+
+def _until_first_question(rendering: Rendering, *later: Message) -> str:
+    text = rendering.of_messages([asked("Why?"), *later], tool_specs=TOOLS)
+    return str.__getitem__(text, slice(0, content_spans(text, 0)[-1][1]))
 
 
 def _collapses_calls(rendering: Rendering) -> bool:

@@ -15,6 +15,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose
+from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
@@ -159,6 +160,18 @@ class ChatTemplate:
         return EncodedText(
             np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
         )
+
+    def tail(
+        self,
+        answered: Message,
+        new: Messages,
+        *,
+        tool_specs: Sequence[ToolSpec] | None = None,
+        history: Messages | None = None,
+    ) -> Traced:
+        """Give the text of a delta, without what closes the turn; arguments and errors as `delta`."""
+        tail = self._source.tail(answered, new, tool_specs, history)
+        return cut(tail.text, tail.start)
 
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
