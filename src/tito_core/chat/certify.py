@@ -144,10 +144,11 @@ def _moves(whole: Traced, source: int, beside: str) -> bool:
 
 
 def _difference(source: DeltaSource, case: Case, whole: Traced, tail: Tail) -> Difference:
-    found = str.__getitem__(tail.text, slice(tail.start, None))
-    expected = str.__getitem__(whole, slice(max(0, len(whole) - len(found)), None))
-    if expected == found:  # the turn itself ends differently, so show it too
-        turn = content_start(tail.text, tail.source)
-        found = str.__getitem__(tail.text, slice(turn, None))
-        expected = str.__getitem__(whole, slice(max(0, len(whole) - len(found)), None))
-    return Difference(source.candidate.name, case.name, expected, found)
+    """Compare from the end of the turn on, or, where the turn itself ends differently, from its beginning."""
+    plain, shown = str.__str__(whole), str.__str__(tail.text)
+    turn = content_start(tail.text, tail.source)
+    at = plain.rfind(shown[turn : tail.start])
+    if at >= 0:
+        return Difference(source.candidate.name, case.name, plain[at + tail.start - turn :], shown[tail.start :])
+    begin = min((start for start, _, _ in content_spans(whole, len(case.before))), default=0)
+    return Difference(source.candidate.name, case.name, plain[begin:], shown[turn:])

@@ -106,12 +106,14 @@ ANSWERS: dict[str, tuple[Message, Messages, str]] = {
 
 def cases() -> Iterator[Case]:
     """Yield the corpus: each answer in each place with tools, and in the first place with every opening."""
-    openings: list[tuple[str | None, list[ToolSpec] | None]] = [(None, None), (SYSTEM, None), (SYSTEM, TOOLS)]
+    openings: list[tuple[str | None, list[ToolSpec] | None]] = [
+        (None, None), (None, TOOLS), (SYSTEM, None), (SYSTEM, TOOLS)
+    ]  # fmt: skip
     for name, (answered, new, beside) in ANSWERS.items():
         plain = not any("toolUse" in block for block in answered["content"])
         for place, before in BEFORE.items():
             alone = plain and not any("toolUse" in block for message in before for block in message["content"])
-            opening = (None, None) if alone else (None, TOOLS)
-            for system, tools in [opening, *(openings if place == "first" else [])]:
+            usual = openings[:1] if alone else openings[1:2]
+            for system, tools in openings if place == "first" else usual:
                 words = [name, place, *(["with a system prompt"] if system else []), *(["with tools"] if tools else [])]
                 yield Case(", ".join(words), before, answered, new, system, tools, beside)
