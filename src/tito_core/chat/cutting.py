@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.traced import Span, Traced
-
-Control = tuple[int, int, int]
-"""(start, stop, id) of a control token in rendered text, in characters."""
-
 
 def content_start(text: Traced, source: int) -> int:
     """Give where the content of message `source` begins; the end where it shows none."""

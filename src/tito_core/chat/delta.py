@@ -10,7 +10,7 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.cutting import content_start, find_run
-from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.ending import Ending
 from tito_core.chat.learning import THOUGHT, Sample, learn_answers, learn_calls, share_closers
 from tito_core.chat.messages import template_messages, template_tools
@@ -67,11 +67,13 @@ class Tail:
         text: The stand-in conversation, the new messages and the generation prompt.
         source: Trace source of the turn's stand-in.
         start: The character after what closes the turn.
+        controls: The control tokens from there on.
     """
 
     text: Traced
     source: int
     start: int
+    controls: list[Control]
     ending: Ending
 
 
@@ -147,7 +149,9 @@ class DeltaSource:
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
         messages = template_messages([*before, stand_in, *new], candidate.system, form=self.rendering.form)
         text = self.rendering.of_translated(messages, template_tools(shown))
-        return Tail(text, len(before), self._end(text, len(before), ending), ending)
+        controls = self.encoder.controls(text)
+        end = _end(text, controls, len(before), ending)
+        return Tail(text, len(before), end, [control for control in controls if control[0] >= end], ending)
 
     def _check_given(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
         for needed, name in ((self.candidate.tools == "own", "tool_specs"), (self.candidate.later, "history")):
@@ -157,22 +161,22 @@ class DeltaSource:
                     "give it, empty where there is none."
                 )
 
-    def _end(self, text: Traced, source: int, ending: Ending) -> int:
-        start = content_start(text, source)
-        controls = self.encoder.controls(text)
-        if ending.closing:
-            run = find_run(controls, ending.closing, start)
-            if run is not None:
-                return run[1]
-        else:
-            for begin, _, token in controls:
-                if begin >= start and token in ending.openers:
-                    return begin
-        named = ending.closing or sorted(ending.openers)
-        raise TemplateError(
-            f"The chat template does not end an assistant turn as it ended one before (tokens {list(named)}); "
-            "found no place to continue from."
-        )
+
+def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> int:
+    start = content_start(text, source)
+    if ending.closing:
+        run = find_run(controls, ending.closing, start)
+        if run is not None:
+            return run[1]
+    else:
+        for begin, _, token in controls:
+            if begin >= start and token in ending.openers:
+                return begin
+    named = ending.closing or sorted(ending.openers)
+    raise TemplateError(
+        f"The chat template does not end an assistant turn as it ended one before (tokens {list(named)}); "
+        "found no place to continue from."
+    )
 
 
 def _has_results(history: Messages | None) -> bool:

@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Tokenizer
 
+from tito_core.chat.words import Words
+
 _MARKUP = re.compile(
     r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
     re.DOTALL,
@@ -29,11 +31,13 @@ class PlainTokenizer:
 
     Attributes:
         tokenizer: The copy; the specials that its post-processor would put around are gone too.
+        words: The copy's words, where it works word by word.
         control: Texts of the control tokens.
         digest: sha256 of the original's definition, hex.
     """
 
     tokenizer: Tokenizer
+    words: Words | None
     control: frozenset[str]
     digest: str
 
@@ -57,11 +61,13 @@ class PlainTokenizer:
         )
         made = _copies.setdefault(backend, {})
         if (digest, control) not in made:
-            made[digest, control] = _copy(text, control, {token.content for token in added}, backend)
-        return cls(made[digest, control], control, digest)
+            copy = _copy(text, control, {token.content for token in added}, backend)
+            made[digest, control] = copy, Words.of(copy)
+        return cls(*made[digest, control], control, digest)
 
 
-_copies: WeakKeyDictionary[Tokenizer, dict[tuple[str, frozenset[str]], Tokenizer]] = WeakKeyDictionary()
+_Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, Words | None]]
+_copies: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
 """Copies of tokenizers that are in use: one takes a second and some tens of megabytes."""
 
 

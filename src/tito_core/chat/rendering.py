@@ -80,14 +80,24 @@ class Rendering:
             raise TemplateError(f"The chat template refused messages with roles {_roles(messages)}: {why}.") from error
         shown = {origin for _, _, origin in text.spans}
         for position, message in enumerate(messages):
-            # Of an answer's text a template may show nothing, where it strips reasoning.
-            told = message.get("tool_calls") if message["role"] == "assistant" else _stripped(message["content"])
-            if told and shown.isdisjoint({UNKNOWN, *sources(told)}):
+            if not _is_shown(message, shown):
                 raise TemplateError(
                     f"The chat template leaves out message {position} of those with roles {_roles(messages)}: use one "
                     f"that renders the role {message['role']!r}."
                 )
         return text
+
+
+def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
+    """Tell whether a rendering shows anything of a message that says something."""
+    # Of an answer's text a template may show nothing, where it strips reasoning.
+    told = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
+    name = told[0]["function"]["name"] if message["role"] == "assistant" and told else told
+    if isinstance(name, Traced) and name.spans and name.spans[0][2] in shown:  # the usual case, in no time
+        return True
+    if isinstance(told, str):
+        told = told.strip()
+    return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
 
 
 def _run(
@@ -103,7 +113,3 @@ def _run(
 
 def _roles(messages: Sequence[TemplateMessage]) -> list[str]:
     return [message["role"] for message in messages]
-
-
-def _stripped(content: Any) -> Any:
-    return content.strip() if isinstance(content, str) else content

@@ -150,7 +150,7 @@ class ChatTemplate:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
         tail = self._source.tail(answered, new, tool_specs, history)
-        encoded = self.encoder.encode(tail.text, tail.start)
+        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
         missing = tail.ending.missing(last_output_id, opened)
         if not len(missing) and not tail.ending.openers:
             return encoded
