@@ -23,14 +23,30 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support import peers, structures, zoo  # noqa: E402
-from support.attacks import Attempt, attack, controls, from_content  # noqa: E402
-from support.conversations import asked, calls, results  # noqa: E402
-from support.rollouts import Features, check, encode, rollout  # noqa: E402
-from tito_core.chat.template import ChatTemplate, TemplateError  # noqa: E402
+from support import peers, structures, zoo
+from support.attacks import Attempt, attack, controls, from_content
+from support.conversations import asked, calls, results
+from support.rollouts import Features, check, encode, rollout
+from tito_core.chat.template import ChatTemplate, TemplateError
 
 CONTEXTS = {"delta_ms_2k": 2_000, "delta_ms_128k": 128_000}
-WORDS = "the quick brown fox sees a door in the long grey wall and opens it without much noise".split()
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "sees",
+    "a",
+    "door",
+    "in",
+    "long",
+    "grey",
+    "wall",
+    "and",
+    "opens",
+    "it",
+    "quietly",
+)
 REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
 """Each real tokenizer and a template of its own."""
 LETTERS = "abcdefghij XYZ 0123456789 .,;:!?'\"()-_/\\\n\t é日本語Ωß😀\u00a0{}="
@@ -147,7 +163,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
-    conversations, attempts, strings, repeats = (490, 490, 300, 300) if arguments.quick else (10_290, 10_290, 5_000, 3_000)
+    conversations, attempts, strings, repeats = (
+        (490, 490, 300, 300) if arguments.quick else (10_290, 10_290, 5_000, 3_000)
+    )
     with Console(stderr=True).status("fetching and certifying"):
         certified, refused = certify()
     native = [name for name in certified if name in zoo.NAMES and not name.endswith("_training")]

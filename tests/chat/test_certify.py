@@ -71,7 +71,10 @@ def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
     [
         (CHATML + PROMPT + "{{ messages|length }}", "question, first, with a system prompt"),
         (CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"), "result, first, with a system prompt"),
-        (CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content == 'Why?' }}", "question, after an answer"),
+        (
+            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content == 'Why?' }}",
+            "question, after an answer",
+        ),
     ],
 )
 def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
@@ -87,7 +90,9 @@ def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: s
 
 
 def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
-    single = "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
+    single = (
+        "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
+    )
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
     assert {name.split(",")[0] for name, _ in certificate.refused} == {"two results", "two results and question"}
     assert all("one call" in reason for _, reason in certificate.refused)
@@ -99,7 +104,9 @@ def test_what_a_template_rewrites_is_on_the_certificate() -> None:
     prompted = certified(CHATML_TOOLS.replace("{{- header('assistant') -}}", "{{- header('assistant') + '>' -}}"))
     first = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
     collapsed = certified(CHATML_TOOLS.replace(first, first + "{%- break -%}")).rewrites
-    last = CHATML_TOOLS.replace("header(message.role) +", "header(message.role) + (tools[0].function.name if loop.last and tools else '') +")
+    last = CHATML_TOOLS.replace(
+        "header(message.role) +", "header(message.role) + (tools[0].function.name if loop.last and tools else '') +"
+    )
     assert [line.split(":")[0] for line in dated] == ["calls", "date"]
     assert [line.split(":")[0] for line in prompted.rewrites] == ["calls", "prompt"]
     assert [line for line in collapsed if "only the first" in line]
@@ -141,7 +148,10 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(template, "choose", None)  # would be called, were there no certificate
     again = ChatTemplate.of(tokenizer, certificates=tmp_path)
     assert again.certificate == made.certificate
-    assert again.delta(answer("a"), [asked("b")], None).ids.tolist() == made.delta(answer("a"), [asked("b")], None).ids.tolist()
+    assert (
+        again.delta(answer("a"), [asked("b")], None).ids.tolist()
+        == made.delta(answer("a"), [asked("b")], None).ids.tolist()
+    )
     for changed in ({"enable_thinking": False}, {"content_tokens": "as-template"}):
         with pytest.raises(TypeError):
             ChatTemplate.of(tokenizer, certificates=tmp_path, **changed)
@@ -180,7 +190,8 @@ def test_text_that_is_moved_behind_calls_is_told() -> None:
         "{{- header(message.role) + message.content -}}",
         "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}",
     ).replace(
-        "{%- endfor -%}\n        {{- '<|im_end|>", "{%- endfor -%}\n{{- message.content if message.tool_calls -}}{{- '<|im_end|>"
+        "{%- endfor -%}\n        {{- '<|im_end|>",
+        "{%- endfor -%}\n{{- message.content if message.tool_calls -}}{{- '<|im_end|>",
     )
     certificate = certified(moved)
     assert [line for line in certificate.rewrites if line.startswith("text beside calls")]

@@ -15,7 +15,7 @@ from support.conversations import answer, asked, calls, results, translated
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.ending import Opened
-from tito_core.chat.messages import template_messages
+from tito_core.chat.messages import MALFORMED_CALL, template_messages
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger.provenance import Provenance
 
@@ -129,8 +129,8 @@ def test_ordinary_added_tokens_stay_ordinary() -> None:
 CLOSED = {
     "qwen3": ("<|im_end|>", "\n</think>\n\n<|im_end|>", "\n</tool_call><|im_end|>"),
     "glm4moe": ("", "</think>", "</arg_value>\n</tool_call>"),
-    "gemma4": ("<turn|>", "\n<channel|><turn|>", "<tool_call|><|tool_response>"),
-    "gptoss": ("<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|><|end|>", "<|call|>"),
+    "gemma4": ("<turn|>", "\n<channel|><turn|>", "<tool_call|><turn|>"),
+    "gptoss": ("<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|><|end|>", "<|end|>"),
     "lfm2_2_5": ("<|im_end|>", "</think><|im_end|>", "<|tool_call_end|><|im_end|>"),
     "nemotron_3_nano": ("<|im_end|>", "\n</think><|im_end|>", "\n</tool_call>\n<|im_end|>"),
     "cohere-like": (
@@ -149,6 +149,25 @@ def test_what_a_truncated_turn_left_open_is_closed(name: str) -> None:
         inserted = encoded.provenance == Provenance.INSERTED
         assert tokenizer.decode(encoded.ids[inserted]) == words
         assert not inserted[inserted.sum() :].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3", "\n</tool_call><|im_end|>"),
+        ("glm4moe", "</arg_value>\n</tool_call>"),
+        ("glm4moe_training", "</arg_value>\n</tool_call><|observation|>"),
+        ("gemma4", "<tool_call|><|tool_response>"),
+        ("gptoss", "<|call|>"),
+        ("deepseekv3", "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
+    ],
+)
+def test_a_call_that_was_cut_off_and_gets_feedback_is_closed(name: str, words: str) -> None:
+    template, tokenizer = pair(name)
+    [called] = calls((MALFORMED_CALL, {"reason": "It was cut off."}))
+    encoded = template.delta(called, [results("")], None, opened=Opened.CALL, history=[])
+    assert tokenizer.decode(encoded.ids[encoded.provenance == Provenance.INSERTED]) == words
+    assert "It was cut off." in tokenizer.decode(encoded.ids)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +230,9 @@ def test_what_becomes_of_reasoning(name: str, thinking: Thinking, by_question: b
 
 
 def test_arguments_have_the_type_that_the_family_reads() -> None:
-    forms = {name: pair(name)[0].rendering.form.arguments for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")}
+    forms = {
+        name: pair(name)[0].rendering.form.arguments for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
+    }
     assert forms == {"deepseekv3": "string", "qwen3": "mapping", "granite-like": "string", "lfm2_v2": "mapping"}
     template, tokenizer = pair("deepseekv3")
     prompt = template.first_prompt([asked("a"), *calls(("look", {"at": "é"})), results("b")], None, None).ids

@@ -34,7 +34,8 @@ def _piece(random: Random, strings: list[str]) -> str:
     inner = re.sub(r"^\W+|\W+$", "", text)
     return random.choice(
         [
-            text, text, text, half, inner, "/" + inner, text[:at] + text + text[at:], text.upper(), text.translate(_WIDE),
+            text, text, text, half, inner, "/" + inner, text[:at] + text + text[at:], text.upper(),
+            text.translate(_WIDE),
             text[:at] + random.choice(["\u200b", "\u0301", "\u0338", " ", "\n", "\ud83d"]) + text[at:], f" {text} ",
             f"{text}\n{random.choice(strings)}user", HARMLESS, "\n", "<", ">", "|",
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import commonprefix
 from typing import Any
 
 from support.conversations import answer, asked
@@ -10,12 +9,14 @@ from support.rollouts import Expected, Rollout, Turn, encode, render
 from tito_core.chat.template import ChatTemplate
 
 
-def sampled(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, last: int | None) -> tuple[str, list[int]]:
+def sampled(
+    template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, last: int | None
+) -> tuple[str, list[int]]:
     """Give a turn's prompt, and the ids that a policy would sample which says exactly what the template writes."""
     source = tokenizer.chat_template
     prompt = render(template, source, turn.before, drawn)
     alone = render(template, source, [*turn.before, turn.answered], drawn, prompt=False)
-    body = alone[len(commonprefix([prompt, alone])) :]
+    body = alone[next((i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b), len(prompt)) :]
     body = body[: body.rfind(turn.mark) + len(turn.mark)] if turn.mark in body else body
     return prompt, [*encode(tokenizer, body), *([last] if last is not None else [])]
 
@@ -39,7 +40,9 @@ def fake_prefix(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Tu
     return encode(tokenizer, whole[len(base) :]) if whole.startswith(base) else None
 
 
-def counted_ends(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, truth: Expected) -> list[int] | None:
+def counted_ends(
+    template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn, truth: Expected
+) -> list[int] | None:
     """Counting ends of turns: skip as many in the whole as the path holds, and take the rest."""
     prompt, completion = sampled(template, tokenizer, drawn, turn, truth.last)
     left = [*encode(tokenizer, prompt), *completion].count(template.closer_id)

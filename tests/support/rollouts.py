@@ -23,7 +23,24 @@ from tito_core.chat.template import ChatTemplate
 from tito_core.ledger.provenance import Provenance
 
 TRUNCATED = 0.3
-_WORDS = ("the", "door", "naïve", "日本", "Ω", "42", "3.14", "a_b", "it's", '"so"', "x=1;", "😀", "né", "\\n", "{}", "–")
+_WORDS = (
+    "the",
+    "door",
+    "naïve",
+    "日本",
+    "Ω",
+    "42",
+    "3.14",
+    "a_b",
+    "it's",
+    '"so"',
+    "x=1;",
+    "😀",
+    "né",
+    "\\n",
+    "{}",
+    "–",
+)
 _SPACES = (" ", " ", " ", "\n", "  ", "\n\n", "\t", ", ", ". ")
 
 
@@ -126,10 +143,16 @@ class _Writer:
                 shown = [{"json": {"a": text(self.random), "b": [None, 1.5]}}]
             status: Any = self.random.choice(["success", "error"])
             content.append({"toolResult": {"toolUseId": f"call_{i}", "status": status, "content": shown}})
-        return {"role": "user", "content": [*content, {"text": "And " + text(self.random)}] if self.random.random() < 0.2 else content}
+        return {
+            "role": "user",
+            "content": [*content, {"text": "And " + text(self.random)}] if self.random.random() < 0.2 else content,
+        }
 
     def asked(self) -> Message:
-        return {"role": "user", "content": [{"text": "Q " + text(self.random)} for _ in range(self.random.randint(1, 2))]}
+        return {
+            "role": "user",
+            "content": [{"text": "Q " + text(self.random)} for _ in range(self.random.randint(1, 2))],
+        }
 
 
 def _thought(words: str) -> list[ContentBlock]:
@@ -203,7 +226,9 @@ def render(template: ChatTemplate, source: str, messages: Messages, drawn: Rollo
     return str(shown)
 
 
-def check(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> Iterator[tuple[Turn, list[int], list[int], Expected]]:
+def check(
+    template: ChatTemplate, tokenizer: Any, drawn: Rollout
+) -> Iterator[tuple[Turn, list[int], list[int], Expected]]:
     """Yield each turn with the delta found, the delta expected, and the whole story."""
     for turn in drawn.turns:
         truth = expected(template, tokenizer, drawn, turn)
@@ -219,7 +244,11 @@ def check(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> Iterator[tu
             yield turn, found, truth.delta, truth
             continue
         # Reasoning that was cut off is stripped before a question: the rest must still end the whole rendering.
-        inserted = template.delta(turn.answered, turn.new, None, opened=Opened.REASONING).provenance.tolist().count(Provenance.INSERTED)
+        inserted = (
+            template.delta(turn.answered, turn.new, None, opened=Opened.REASONING)
+            .provenance.tolist()
+            .count(Provenance.INSERTED)
+        )
         rest = tokenizer.backend_tokenizer.decode(found[inserted:], skip_special_tokens=False)
         yield turn, found, found if truth.whole.endswith(rest) else [], truth
 

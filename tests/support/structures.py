@@ -20,7 +20,8 @@ MISTRAL = """
   {%- elif m.role == 'tool' -%}[TOOL_RESULTS]{{ {'content': m.content, 'id': m.tool_call_id} | tojson }}[/TOOL_RESULTS]
   {%- elif m.tool_calls -%}
     {{- m.content -}}
-    {%- for c in m.tool_calls -%}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{%- endfor -%}
+    {%- for c in m.tool_calls -%}[TOOL_CALLS]{{ c.function.name }}[ARGS]
+      {{- c.function.arguments | tojson }}{%- endfor -%}
     {{- eos_token -}}
   {%- else -%}{{ m.content + eos_token }}
   {%- endif -%}
@@ -34,7 +35,8 @@ COHERE = """
   {%- if m.role == 'system' -%}{{ turn('<|SYSTEM_TOKEN|>') }}{{ m.content }}<|END_OF_TURN_TOKEN|>
   {%- elif m.role == 'user' -%}{{ turn('<|USER_TOKEN|>') }}{{ m.content }}<|END_OF_TURN_TOKEN|>
   {%- elif m.role == 'tool' -%}
-    {{- turn('<|SYSTEM_TOKEN|>') if loop.previtem.role != 'tool' }}<|START_TOOL_RESULT|>{{ m.content }}<|END_TOOL_RESULT|>
+    {{- turn('<|SYSTEM_TOKEN|>') if loop.previtem.role != 'tool' }}<|START_TOOL_RESULT|>
+    {{- m.content }}<|END_TOOL_RESULT|>
     {{- '<|END_OF_TURN_TOKEN|>' if loop.last or loop.nextitem.role != 'tool' -}}
   {%- else -%}
     {{- turn('<|CHATBOT_TOKEN|>') -}}
@@ -72,7 +74,8 @@ GRANITE = """
 """
 _COHERE = ("<|END_OF_TURN_TOKEN|>", "<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>",
            "<|SYSTEM_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>",
-           "<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|START_THINKING|>", "<|END_THINKING|>", "<BOS>")  # fmt: skip
+           "<|START_TOOL_RESULT|>", "<|END_TOOL_RESULT|>", "<|START_THINKING|>", "<|END_THINKING|>",
+           "<BOS>")  # fmt: skip
 _MISTRAL = ("</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
             "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "<s>")  # fmt: skip
 _PHI = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|/tool|>", "<|tool_call|>",

@@ -56,9 +56,7 @@ class Trial:
         return any(case.calls and not case.beside for case in self.passed)
 
 
-def choose(
-    rendering: Rendering, encoder: ContentSafeEncoder, candidates: Sequence[Candidate] = CANDIDATES
-) -> Trial:
+def choose(rendering: Rendering, encoder: ContentSafeEncoder, candidates: Sequence[Candidate] = CANDIDATES) -> Trial:
     """Give the first candidate that is right on all probes which the template takes.
 
     Raises:

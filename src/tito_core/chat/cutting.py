@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.traced import Span, Traced
 
+
 def content_start(text: Traced, source: int) -> int:
     """Give where the content of message `source` begins; the end where it shows none."""
     return next((start for start, _, origin in text.spans if origin == source), len(text))

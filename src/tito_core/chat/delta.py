@@ -189,5 +189,3 @@ def _or_none(shown: Any, *messages: Message) -> Traced | None:
     except TemplateError:
         return None
     return text
-
-

@@ -59,9 +59,7 @@ class ContentSafeEncoder:
         TypeError: The tokenizer has no `tokenizers` backend to copy.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise TypeError(

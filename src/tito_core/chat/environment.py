@@ -63,7 +63,7 @@ class _TracingEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"%"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look into messages first: what is no attribute of a mapping is an item of it, without the sandbox's detour."""
+        """Look into messages first: what is no attribute of a mapping is an item of it."""
         if type(obj) is dict and attribute not in _MAPPING_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if isinstance(obj, _HARMLESS) and not attribute.startswith(("_", "format")):

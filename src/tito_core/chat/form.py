@@ -51,7 +51,9 @@ def find_form(render: Render) -> Form:
         asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
         if any(_shows(render, [asked, turn | thought], _THOUGHT) for turn in (answer, called)):
             with_text = called | {"content": answer["content"]}
-            either = _try(render, [asked, with_text]) is not None and _try(render, [asked, called | thought]) is not None
+            either = (
+                _try(render, [asked, with_text]) is not None and _try(render, [asked, called | thought]) is not None
+            )
             both = not either or _try(render, [asked, with_text | thought]) is not None
             return Form(form.arguments, key, both, parts)
     return Form(form.arguments, None, parts=parts)
@@ -72,7 +74,7 @@ def _reads_mapping(render: Render, form: Form) -> bool:
     """Tell whether a mapping of arguments is written as anything but Python's own notation for it."""
     content = Traced.content
     text = _try(render, _called(form, {content("at", _CALLED): content("it's", _CALLED), content("n", _CALLED): True}))
-    return text is not None and "'at'" not in text and '"it\'s", \'n' not in text
+    return text is not None and "'at'" not in text and "\"it's\", 'n" not in text
 
 
 def _reads_string(render: Render, form: Form) -> bool:

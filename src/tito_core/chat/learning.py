@@ -54,7 +54,9 @@ class Sample:
         ends = self.ends()
         if ends is None:
             return None
-        here, there = (controls_from(self.encoder, t, e) for t, e in zip((self.alone, self.followed), ends, strict=True))
+        here, there = (
+            controls_from(self.encoder, t, e) for t, e in zip((self.alone, self.followed), ends, strict=True)
+        )
         moved = ends[1] - ends[0]
         same = [(a + moved, b + moved, token) == other for (a, b, token), other in zip(here, there, strict=False)]
         return (here, there, [*same, False].index(False), ends[1]) if there else None
@@ -94,10 +96,11 @@ def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
     here, there, same, end = found
     common = tuple(token for _, _, token in there[:same])
     finals: frozenset[int] = frozenset()
+    closing: tuple[int, ...] = ()
     if not answers.closing:
         if same == len(there):
             return None
-        closing, start, stop = (), there[same][0], there[same][0]
+        start = stop = there[same][0]
     elif common and common[-len(answers.closing) :] == answers.closing:
         closing, finals = answers.closing, answers.finals
         start, stop = there[same - len(closing)][0], there[same - 1][1]
@@ -120,7 +123,9 @@ def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
 def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
     """Let either kind close what the other can: a call cut off is an answer to Strands, and openers end both."""
     openers = answers.openers | calls.openers
-    answers = Ending(answers.closing, answers.finals, openers, {**calls.closers, **answers.closers})
+    markup = calls.closers[Opened.CALL][: len(calls.closers[Opened.CALL]) - len(calls.closing)]
+    call = np.concatenate([markup, np.array(answers.closing, np.int32)])
+    answers = Ending(answers.closing, answers.finals, openers, {**answers.closers, Opened.CALL: call})
     calls = Ending(calls.closing, calls.finals, openers, {**answers.closers, **calls.closers})
     return answers, calls
 

@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 from tito_core.chat.words import Words
 
 _MARKUP = re.compile(
-    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
+    r"<[|｜].*>|<.*[|｜]>|｜.*｜|\[/?[A-Z_]+\]|"
+    r"</?(?:think|thought|reasoning|tools?|tool_\w+|function|parameter|arg_\w+)[ =]?>",
     re.DOTALL,
 )
 """Added tokens of these forms are control tokens whatever their flags say: parsers read them as markup."""
@@ -27,7 +28,8 @@ class PlainTokenizer:
     """A tokenizer that reads all text as ordinary text.
 
     Control tokens are the added ones that are flagged special, that the template's own text spells, or that have the
-    form of markup, such as `<|...|>` and `<think>`. The other added tokens (Gemma's `<table>`) are ordinary, and text spells them as it always did.
+    form of markup, such as `<|...|>` and `<think>`. The other added tokens (Gemma's `<table>`) are ordinary, and text
+    spells them as it always did.
 
     Attributes:
         tokenizer: The copy; the specials that its post-processor would put around are gone too.
@@ -56,9 +58,7 @@ class PlainTokenizer:
         text = backend.to_str()
         digest = hashlib.sha256(text.encode()).hexdigest()
         added = backend.get_added_tokens_decoder().values()
-        control = frozenset(
-            token.content for token in added if token.content in markup or _is_control(token, template)
-        )
+        control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
         made = _copies.setdefault(backend, {})
         if (digest, control) not in made:
             copy = _copy(text, control, {token.content for token in added}, backend)

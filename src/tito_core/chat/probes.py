@@ -14,7 +14,11 @@ LOOK: ToolSpec = {
     "name": "look",
     "description": "Look at a place.",
     "inputSchema": {
-        "json": {"type": "object", "properties": {"at": {"type": "string", "description": "Where."}}, "required": ["at"]}
+        "json": {
+            "type": "object",
+            "properties": {"at": {"type": "string", "description": "Where."}},
+            "required": ["at"],
+        }
     },
 }
 FIND: ToolSpec = {"name": "find", "description": "Find a thing.", "inputSchema": {"json": {"type": "object"}}}
@@ -28,12 +32,12 @@ def asked(*texts: str) -> Message:
 
 def said(text: str = "Seen it.", thought: str = "") -> Message:
     """Give an answer."""
-    return {"role": "assistant", "content": [*_thought(thought), *([{"text": text}] if text else [])]}
+    return {"role": "assistant", "content": _spoken(text, thought)}
 
 
 def called(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = "") -> Message:
     """Give calls, with ids call_0, call_1, ..."""
-    content: list[ContentBlock] = [*_thought(thought), *([{"text": text}] if text else [])]
+    content = _spoken(text, thought)
     for i, (name, arguments) in enumerate(calls):
         content.append({"toolUse": {"toolUseId": f"call_{i}", "name": name, "input": arguments}})
     return {"role": "assistant", "content": content}
@@ -48,8 +52,13 @@ def returned(*results: list[Any], status: Any = "success", text: str = "") -> Me
     return {"role": "user", "content": [*content, {"text": text}] if text else content}
 
 
-def _thought(text: str) -> list[ContentBlock]:
-    return [{"reasoningContent": {"reasoningText": {"text": text}}}] if text else []
+def _spoken(text: str, thought: str) -> list[ContentBlock]:
+    content: list[ContentBlock] = []
+    if thought:
+        content.append({"reasoningContent": {"reasoningText": {"text": thought}}})
+    if text:
+        content.append({"text": text})
+    return content
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,9 +157,7 @@ class ChatTemplate:
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
             return EncodedText(encoded.ids[1:], encoded.provenance[1:])
         inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
-        return EncodedText(
-            np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
-        )
+        return EncodedText(np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance]))
 
     def tail(
         self,

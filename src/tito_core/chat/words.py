@@ -87,7 +87,12 @@ def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
     if len(steps) != 2 or not _BYTE_LEVEL.items() <= steps[1].items():
         return None
     split = steps[0]
-    if split["type"] != "Split" or split["behavior"] != "Isolated" or split["invert"] or "Regex" not in split["pattern"]:
+    if (
+        split["type"] != "Split"
+        or split["behavior"] != "Isolated"
+        or split["invert"]
+        or "Regex" not in split["pattern"]
+    ):
         return None
     translated = _ascii(split["pattern"]["Regex"])
     return None if translated is None else re.compile(translated, re.ASCII)
