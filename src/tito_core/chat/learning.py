@@ -123,8 +123,9 @@ def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
 def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
     """Let either kind close what the other can: a call cut off is an answer to Strands, and openers end both."""
     openers = answers.openers | calls.openers
-    markup = calls.closers[Opened.CALL][: len(calls.closers[Opened.CALL]) - len(calls.closing)]
-    call = np.concatenate([markup, np.array(answers.closing, np.int32)])
+    call = calls.closers[Opened.CALL]
+    if calls.closing[-1:] != answers.closing[-1:]:
+        call = np.concatenate([call[: len(call) - len(calls.closing)], np.array(answers.closing, np.int32)])
     answers = Ending(answers.closing, answers.finals, openers, {**answers.closers, Opened.CALL: call})
     calls = Ending(calls.closing, calls.finals, openers, {**answers.closers, **calls.closers})
     return answers, calls
