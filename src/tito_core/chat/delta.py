@@ -12,6 +12,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.cutting import content_start, find_run
 from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.ending import Ending
+from tito_core.chat.form import TemplateMessage
 from tito_core.chat.learning import THOUGHT, Sample, learn_answers, learn_calls, share_closers
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import LOOK, asked, called, returned, said
@@ -86,6 +87,8 @@ class DeltaSource:
     candidate: Candidate
     answers: Ending
     calls: Ending | None
+    opening: list[TemplateMessage]
+    """The candidate's messages before the turn, translated once."""
 
     @classmethod
     def of(cls, rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate) -> DeltaSource:
@@ -115,7 +118,8 @@ class DeltaSource:
             calls = learn_calls(Sample(encoder, alone, followed, source), answers)
         if calls is not None:
             answers, calls = share_closers(answers, calls)
-        return cls(rendering, encoder, candidate, answers, calls)
+        opening = template_messages(candidate.before, candidate.system, form=rendering.form)
+        return cls(rendering, encoder, candidate, answers, calls, opening)
 
     def tail(
         self,
@@ -139,16 +143,17 @@ class DeltaSource:
         uses = [block for block in answered["content"] if "toolUse" in block]
         ending = self.calls if uses and self.calls is not None else self.answers
         candidate = self.candidate
-        before = candidate.before
+        before, opening = candidate.before, self.opening
         if candidate.later is not None and _has_results(history):
             before = candidate.later
+            opening = template_messages(before, candidate.system, form=self.rendering.form)
         stand_in = _SAID
         if uses:
             remark = said(candidate.remark)["content"] if candidate.remark else []
             stand_in = {"role": "assistant", "content": [*remark, *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
-        messages = template_messages([*before, stand_in, *new], candidate.system, form=self.rendering.form)
-        text = self.rendering.of_translated(messages, template_tools(shown))
+        messages = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
+        text = self.rendering.of_translated([*opening, *messages], template_tools(shown))
         controls = self.encoder.controls(text)
         end = _end(text, controls, len(before), ending)
         return Tail(text, len(before), end, [control for control in controls if control[0] >= end], ending)
