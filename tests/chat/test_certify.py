@@ -28,7 +28,7 @@ def test_the_usual_template_passes_all_probes_by_the_cheapest_candidate() -> Non
     certificate = certified(CHATML_TOOLS)
     assert certificate.candidate == "after a question"
     assert certificate.passed == tuple(case.name for case in cases())
-    assert len(set(certificate.passed)) == len(certificate.passed) == 120
+    assert len(set(certificate.passed)) == len(certificate.passed) == 136
     assert certificate.tools
     assert certificate.refused == ()
     assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
@@ -96,7 +96,7 @@ def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
     assert {name.split(",")[0] for name, _ in certificate.refused} == {"two results", "two results and question"}
     assert all("one call" in reason for _, reason in certificate.refused)
-    assert len(certificate.passed) + len(certificate.refused) == 120
+    assert len(certificate.passed) + len(certificate.refused) == 136
 
 
 def test_what_a_template_rewrites_is_on_the_certificate() -> None:
@@ -134,7 +134,7 @@ def test_a_certificate_reads_back_and_speaks() -> None:
     assert Certificate.from_json(certificate.to_json()) == certificate
     said = "\n".join(certificate.lines())
     assert certificate.template in said
-    assert "120 equal" in said
+    assert "136 equal" in said
     assert "enable_thinking" in certificate.arguments
     for broken in ("{}", "[]", "{", certificate.to_json().replace('"passed"', '"past"')):
         with pytest.raises(ValueError):

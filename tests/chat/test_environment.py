@@ -134,9 +134,7 @@ def test_private_attributes_stay_out_of_reach() -> None:
         render(compile_template("{{ s.__class__.__mro__ }}"), {"s": Traced.content("x", 1)})
 
 
-@pytest.mark.parametrize(
-    "source", ["{{ s.__class__.__mro__ }}", "{{ {}.__class__.x }}", "{{ ''.__class__.x }}"]
-)
+@pytest.mark.parametrize("source", ["{{ s.__class__.__mro__ }}", "{{ {}.__class__.x }}", "{{ ''.__class__.x }}"])
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(jinja2.exceptions.SecurityError):
         render(compile_template(source), {"s": Traced.content("x", 1)})

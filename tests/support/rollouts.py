@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
 from typing import Any
 
@@ -251,8 +250,3 @@ def check(
         )
         rest = tokenizer.backend_tokenizer.decode(found[inserted:], skip_special_tokens=False)
         yield turn, found, found if truth.whole.endswith(rest) else [], truth
-
-
-@cache
-def features(template: ChatTemplate) -> Features:
-    return Features.of(template)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tito_core.chat.cutting import content_spans, content_start, cut
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource, Tail
 from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.ending import Opened
 from tito_core.chat.probes import Case, cases
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
@@ -107,7 +108,7 @@ def attempt(source: DeltaSource, probes: Iterable[Case]) -> Trial:
                 continue
             trial.difference = Difference(source.candidate.name, case.name, str.__str__(whole), f"refused: {error}")
             return trial
-        if _equal(whole, tail, len(case.before)):
+        if _equal(whole, tail, len(case.before)) if case.opened is None else _closed(source, whole, tail, case):
             trial.passed.append(case)
         elif case.beside and _moves(whole, len(case.before), case.beside):
             trial.moved.append(case.name)
@@ -128,6 +129,20 @@ def _equal(whole: Traced, tail: Tail, source: int) -> bool:
     ended = str.__getitem__(tail.text, slice(turn, tail.start))
     before = str.__getitem__(whole, slice(0, at))
     return before.endswith(ended) and any(stop <= at for _, stop, _ in content_spans(whole, source))
+
+
+def _closed(source: DeltaSource, whole: Traced, tail: Tail, case: Case) -> bool:
+    """Tell whether a whole rendering ends with the tail, and closes the turn that was cut off as we would."""
+    found = cut(tail.text, tail.start)
+    at = len(whole) - len(found)
+    if at < 0 or str.__ne__(cut(whole, at), found):
+        return False
+    spans = content_spans(whole, len(case.before))
+    if not spans:  # reasoning that the template strips before a question
+        return True
+    closers = tail.ending.closers.get(case.opened or Opened.MESSAGE)
+    written = source.encoder.encode(cut(whole, spans[-1][1], at)).ids
+    return closers is not None and closers.tolist() == written.tolist()
 
 
 def _places(text: Traced) -> list[tuple[int, int]]:

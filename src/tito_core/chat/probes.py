@@ -9,6 +9,8 @@ from typing import Any
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolSpec
 
+from tito_core.chat.ending import Opened
+
 SYSTEM = "Be brief."
 LOOK: ToolSpec = {
     "name": "look",
@@ -67,6 +69,7 @@ class Case:
 
     Attributes:
         beside: A text that the message holds beside calls, which some templates move elsewhere.
+        opened: What the message left open, where it was cut off.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Case:
     system: str | None = None
     tools: list[ToolSpec] | None = None
     beside: str = ""
+    opened: Opened | None = None
 
     @property
     def calls(self) -> bool:
@@ -94,11 +98,17 @@ BEFORE: dict[str, Messages] = {
     "after a round of tools": [asked("Why?"), *_ROUND, said(), asked("And?")],
     "in mid round": [asked("Why?"), *_ROUND],
 }
+CUT: dict[str, Opened] = {
+    "question after a cut answer": Opened.MESSAGE,
+    "question after a cut thought": Opened.REASONING,
+}
 ANSWERS: dict[str, tuple[Message, Messages, str]] = {
     "question": (said(), [asked("And then?")], ""),
     "question of two blocks": (said(), [asked("And", "then?")], ""),
     "empty question": (said(), [asked("")], ""),
     "question after a thought": (said(thought="Hm."), [asked("And then?")], ""),
+    "question after a cut answer": (said("Seen"), [asked("And then?")], ""),
+    "question after a cut thought": (said("", thought="Hm."), [asked("And then?")], ""),
     "result": (called(_AT), [returned(_SEEN)], ""),
     "empty result": (called(_AT), [returned([])], ""),
     "result of two blocks": (called(_AT), [returned([*_SEEN, {"text": "é\n"}])], ""),
@@ -125,4 +135,4 @@ def cases() -> Iterator[Case]:
             usual = openings[:1] if alone else openings[1:2]
             for system, tools in openings if place == "first" else usual:
                 words = [name, place, *(["with a system prompt"] if system else []), *(["with tools"] if tools else [])]
-                yield Case(", ".join(words), before, answered, new, system, tools, beside)
+                yield Case(", ".join(words), before, answered, new, system, tools, beside, CUT.get(name))
