@@ -99,7 +99,8 @@ class ContentSafeEncoder:
             at = stop
         self._encode_stretch(text, at, len(text), tokens)
         touches = _touches(tokens, text.spans, len(text))
-        touches[controls] = False  # the scaffold wrote it, even where it swallows blanks of content
+        if self._inert:
+            touches[controls] = False  # the scaffold wrote it, even where it swallows blanks of content
         provenance = np.where(touches, np.uint8(Provenance.PROMPT), np.uint8(Provenance.SCAFFOLD))
         return EncodedText(np.array(tokens.ids, np.int32), provenance)
 
