@@ -12,8 +12,12 @@ from support.conversations import answer, asked, calls, results
 from tito_core.chat import certificates, template
 from tito_core.chat.certificate import Certificate, Thinking
 from tito_core.chat.certificates import CertificateStore, default_folder
+from tito_core.chat.certify import _equal
+from tito_core.chat.delta import Tail
+from tito_core.chat.ending import Ending
 from tito_core.chat.probes import LOOK, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.traced import Traced
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -87,6 +91,22 @@ def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: s
     assert lines[2].startswith("  delta:    ")
     assert lines[1][12:] != lines[2][12:]
     assert said.endswith(".")
+
+
+def test_reasoning_that_is_closed_differently_in_another_place_is_refused() -> None:
+    closer = "('</think>' if messages|length < 4 else ' </think>')"
+    thought = f"('<think>' + message.reasoning_content + {closer} if message.reasoning_content else '')"
+    shown = "{{- header(message.role) + " + thought + " + message.content -}}"
+    with pytest.raises(TemplateError, match="on the probe 'question after a cut thought"):
+        certified(CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", shown))
+
+
+def test_the_same_text_from_elsewhere_is_another_delta() -> None:
+    text, source = "a.EQb", 1
+    whole = Traced.of("Q" + text, ((1, 3, source), (4, 5, 2), (5, 6, 3)))
+    ending = Ending((), frozenset(), frozenset(), {})
+    for spans, equal in ((((0, 2, 1), (3, 4, 2), (4, 5, 3)), True), (((0, 2, 1), (4, 5, 3)), False)):
+        assert _equal(whole, Tail(Traced.of(text, spans), source, 3, [], ending), source) == equal
 
 
 def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
