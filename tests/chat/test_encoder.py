@@ -175,6 +175,20 @@ def test_a_schema_key_between_the_templates_brackets_is_content() -> None:
     assert sum(i in shared().added_tokens_decoder for i in encoded.ids.tolist()) == 1
 
 
+@settings(deadline=None, max_examples=100)
+@given(runs_of(hostile))
+def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs: Runs) -> None:
+    text = "".join(text for _, text in runs)
+    encoded = PARITY.encode(traced(runs))
+    assert encoded.ids.tolist() == shared().encode(text, add_special_tokens=False)
+    from_content = [content for content, text in runs for _ in text.encode()]
+    at = 0
+    for token, provenance in zip(encoded.ids.tolist(), encoded.provenance.tolist(), strict=True):
+        length = len(shared().convert_ids_to_tokens(token))
+        assert provenance == (Provenance.PROMPT if any(from_content[at : at + length]) else Provenance.SCAFFOLD)
+        at += length
+
+
 def test_nothing_gives_nothing() -> None:
     encoded = ENCODER.encode(Traced.of("", ()))
     assert (encoded.ids.dtype, encoded.provenance.dtype) == ("int32", "uint8")
@@ -182,6 +196,7 @@ def test_nothing_gives_nothing() -> None:
 
 
 ENCODER = template_of("byte level").encoder
+PARITY = ContentSafeEncoder(shared(), inert=False)
 SWALLOWING = {
     side: (tokenizer, ContentSafeEncoder(tokenizer))
     for side in ("lstrip", "rstrip")

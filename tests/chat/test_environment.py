@@ -55,6 +55,9 @@ EXACT = [
     "{% block b %}{{ s }}{% endblock %}{{ self.b() }}",
     "{% with t = s %}{{ t }}{% endwith %}{% if s is string %}{{ s|length }}{% endif %}",
     "{{ (s if s else o) }}{{ s and o }}{{ {'x': s}['x'] }}{{ {'x': s}.get('x') }}{{ nothing }}",
+    "{{ {'items': s}.items is string }}{{ {'x': s}.y is defined }}{{ {'x': s}.y }}{{ {'get': s}['get'] }}{{ {}.x }}",
+    "{{ s._x is defined }}{{ s.nothing is defined }}{{ s.x }}{% set n = namespace(x=s, y='x') %}{{ n.x }}{{ n.y }}",
+    "{% for c in [s] %}{{ loop.nothing is defined }}{{ loop.length }}{{ loop.previtem is defined }}{% endfor %}",
     "{{ joiner(s)() }}{{ cycler(s, o).next() }}{{ dict(x=s).x }}",
 ]
 CAUTIOUS = [
@@ -129,3 +132,9 @@ def test_the_date_is_frozen() -> None:
 def test_private_attributes_stay_out_of_reach() -> None:
     with pytest.raises(jinja2.exceptions.SecurityError):
         render(compile_template("{{ s.__class__.__mro__ }}"), {"s": Traced.content("x", 1)})
+
+
+@pytest.mark.parametrize("source", ["{{ s.__class__.__mro__ }}", "{{ {}.__class__.x }}", "{{ ''.__class__.x }}"])
+def test_the_sandbox_holds(source: str) -> None:
+    with pytest.raises(jinja2.exceptions.SecurityError):
+        render(compile_template(source), {"s": Traced.content("x", 1)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -86,7 +85,7 @@ def test_qwen3_strips_reasoning_at_the_next_question_and_the_delta_is_still_its_
 
 
 def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_prompt() -> None:
-    template = replace(template_of("qwen3-tiny"), arguments={"enable_thinking": False})
+    template = ChatTemplate.of(tokenizer_of("qwen3-tiny"), enable_thinking=False)
     delta = template.delta(answer("a"), [asked("b")], template.closer_id).ids
     assert tokenizer_of("qwen3-tiny").decode(delta) == (
         "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -102,7 +101,7 @@ def test_text_is_transformers_own(name: str, tools: Any) -> None:
     @settings(deadline=None, max_examples=15)
     @given(conversations(HOSTILE), st.none() | HOSTILE)
     def check(messages: Messages, system: str | None) -> None:
-        found = template._render(template_messages(messages, system), template_tools(tools), True)
+        found = template.rendering.of_messages(messages, system, tools)
         (expected,), _ = render_jinja_template(
             [translated(template_messages(messages, system))],
             translated(template_tools(tools)),
@@ -188,7 +187,7 @@ def test_a_delta_renders_its_new_messages_once(monkeypatch: pytest.MonkeyPatch) 
         rendered.append(len(text))
         return text
 
-    monkeypatch.setattr("tito_core.chat.template.render", counting)
+    monkeypatch.setattr("tito_core.chat.rendering.render", counting)
     template = template_of("byte level")
     for size in (1, 100_000):
         template.delta(answer("a" * size, reasoning="b" * size), [asked("c")], None)
@@ -249,8 +248,7 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
             "no control token|its closer",
         ),
         ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out message 0"),
-        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "after a longer history"),
-        ("{% if tools %}" + CHATML + "{{ tools }}{% else %}" + CHATML + "{% endif %}", "after a longer history"),
+        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "in another place"),
     ],
 )
 def test_refusals_say_why_in_a_sentence(source: Any, words: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+NAMES = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
 CHATML_TOOLS = """
@@ -37,27 +39,35 @@ CHATML_TOOLS = """
 _MERGES = ["t h", "th e", "Ġ the", "Ċ Ċ", "Ġ Ġ", "i n", "a n", "e r", "o n", "< |", "| >", "i m", "im _", "Ã ©", "Ċ a"]
 
 
-def byte_level(control: tuple[str, ...] = MARKUP, template: str = CHATML_TOOLS, **flags: bool) -> Any:
+def byte_level(
+    control: tuple[str, ...] = MARKUP,
+    template: str = CHATML_TOOLS,
+    special: tuple[str, ...] = SPECIAL,
+    names: Mapping[str, str] = NAMES,
+    **flags: bool,
+) -> Any:
     """Make a tokenizer.
 
     Args:
         control: Added tokens that are not flagged special.
         template: Its chat template.
+        special: Added tokens that are.
+        names: What some of them are called, such as `eos_token`.
         flags: Flags of the special tokens, such as `rstrip=True`.
     """
     merges = [tuple(pair.split()) for pair in _MERGES]
-    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
     model = models.BPE({piece: i for i, piece in enumerate(dict.fromkeys(pieces))}, merges)
     backend = Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, normalized=False, **flags) for text in SPECIAL])
+    backend.add_special_tokens([AddedToken(text, normalized=False, **flags) for text in special])
     backend.add_tokens([AddedToken(text, normalized=False) for text in control])
-    return wrapped(backend, template)
+    return wrapped(backend, template, names)
 
 
-def wrapped(backend: Tokenizer, template: str = CHATML_TOOLS) -> Any:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+def wrapped(backend: Tokenizer, template: str = CHATML_TOOLS, names: Mapping[str, str] = NAMES) -> Any:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
     tokenizer.chat_template = template
     return tokenizer
 

@@ -10,8 +10,9 @@ from jinja2 import Environment, TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from tito_core.chat.filters import traced_filters
 from tito_core.chat.formatting import braces, percent
@@ -49,6 +50,10 @@ class _Generation(Extension):
         return caller()
 
 
+_MAPPING_ATTRIBUTES = frozenset(dir(dict))
+_HARMLESS = (str, Namespace, LoopContext)
+
+
 class _TracingEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox that transformers uses; what plain `str` would make of content is marked as content."""
 
@@ -56,6 +61,18 @@ class _TracingEnvironment(ImmutableSandboxedEnvironment):
     concat = staticmethod(concat)
     text = staticmethod(as_text)
     intercepted_binops = frozenset({"%"})
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Look into messages first: what is no attribute of a mapping is an item of it."""
+        if type(obj) is dict and attribute not in _MAPPING_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if isinstance(obj, _HARMLESS) and not attribute.startswith(("_", "format")):
+            # Public attributes of these are safe to the sandbox too, after a long look.
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Format with `%`, which on a plain left string would lose what the right side is."""

@@ -9,6 +9,7 @@ from typing import Any
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
+from tito_core.chat.form import Form, TemplateMessage
 from tito_core.chat.traced import Traced, join
 
 SYSTEM_SOURCE = -2
@@ -19,14 +20,16 @@ TOOLS_SOURCE = -3
 MALFORMED_CALL = "tito_malformed_call"
 """Reserved tool name under which a malformed call reaches Strands, so that no tool runs. Its input holds the reason."""
 
-TemplateMessage = dict[str, Any]
+_USUAL = Form()
 
 
 class UnsupportedContentError(ValueError):
     """A content block that this provider cannot put into a prompt."""
 
 
-def template_messages(messages: Messages, system_prompt: str | None = None, *, first: int = 0) -> list[TemplateMessage]:
+def template_messages(
+    messages: Messages, system_prompt: str | None = None, *, first: int = 0, form: Form = _USUAL
+) -> list[TemplateMessage]:
     """Translate a history.
 
     Several text blocks are joined by a newline, in order. Tool results come in the order of the calls they answer,
@@ -36,21 +39,22 @@ def template_messages(messages: Messages, system_prompt: str | None = None, *, f
         messages: Strands messages.
         system_prompt: The system prompt, or None.
         first: The trace source of `messages[0]`; the others count up from it.
+        form: What the template's family reads.
 
     Raises:
         UnsupportedContentError: A block (image, document, ...) that is not text, a call or a result.
     """
     result: list[TemplateMessage] = []
     if system_prompt:
-        result.append({"role": "system", "content": Traced.content(system_prompt, SYSTEM_SOURCE)})
+        result.append({"role": "system", "content": form.content(Traced.content(system_prompt, SYSTEM_SOURCE))})
     calls: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         source = first + index
         if message["role"] == "assistant":
             calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-            result.append(_assistant(message, calls, source))
+            result.append(_assistant(message, calls, source, form))
         else:
-            result += _user(message, calls, source)
+            result += _user(message, calls, source, form)
     return result
 
 
@@ -90,28 +94,34 @@ def _schema(spec: ToolSpec) -> Any:
     return schema["json"] if isinstance(schema, Mapping) and "json" in schema else schema
 
 
-def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int) -> TemplateMessage:
-    translated: TemplateMessage = {"role": "assistant", "content": _joined(_texts(message["content"]), source)}
+def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int, form: Form) -> TemplateMessage:
+    content = form.content(_joined(_texts(message["content"]), source))
+    translated: TemplateMessage = {"role": "assistant", "content": content}
     reasoning = [
         block["reasoningContent"]["reasoningText"]["text"]
         for block in message["content"]
         if "reasoningText" in block.get("reasoningContent", {})
     ]
-    if reasoning:
-        translated["reasoning_content"] = _joined(reasoning, source)
+    if reasoning and form.reasoning and (form.both or not calls or not translated["content"]):
+        translated[form.reasoning] = _joined(reasoning, source)
     if calls:
         translated["tool_calls"] = [
             {
                 "id": trace(call["toolUseId"], source),
                 "type": "function",
-                "function": {"name": trace(call["name"], source), "arguments": trace(call["input"], source)},
+                "function": {"name": trace(call["name"], source), "arguments": _arguments(call, source, form)},
             }
             for call in calls
         ]
     return translated
 
 
-def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int) -> list[TemplateMessage]:
+def _arguments(call: Mapping[str, Any], source: int, form: Form) -> Any:
+    given = call["input"]
+    return trace(given if form.arguments == "mapping" else json.dumps(given, ensure_ascii=False), source)
+
+
+def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, form: Form) -> list[TemplateMessage]:
     order = {call["toolUseId"]: position for position, call in enumerate(calls)}
     by_id = {call["toolUseId"]: call for call in calls}
     results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
@@ -121,13 +131,15 @@ def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int) -> 
             "role": "tool",
             "tool_call_id": trace(result["toolUseId"], source),
             "name": trace(by_id.get(result["toolUseId"], {}).get("name", ""), source),
-            "content": _joined(_feedback(by_id.get(result["toolUseId"])) or _result_texts(result), source),
+            "content": form.content(
+                _joined(_feedback(by_id.get(result["toolUseId"])) or _result_texts(result), source)
+            ),
         }
         for result in results
     ]
     texts = _texts(message["content"])
     if texts or not results:
-        translated.append({"role": "user", "content": _joined(texts, source)})
+        translated.append({"role": "user", "content": form.content(_joined(texts, source))})
     return translated
 
 

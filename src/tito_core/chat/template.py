@@ -1,45 +1,35 @@
-"""A chat template bound to its tokenizer: first prompts, and the delta that each later turn adds."""
+"""A chat template bound to its tokenizer: first prompts, and the certified delta that each later turn adds."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import TemplateSyntaxError
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
+from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
+from tito_core.chat.certificates import CertificateStore
+from tito_core.chat.certify import choose
+from tito_core.chat.cutting import cut
+from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.environment import compile_template, render
-from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
-from tito_core.chat.traced import UNKNOWN, Traced, sources
+from tito_core.chat.ending import Opened
+from tito_core.chat.learning import stops_of
+from tito_core.chat.probes import asked, said
+from tito_core.chat.rendering import Rendering, TemplateError
+from tito_core.chat.rewrites import rewrites, thinking
+from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ASKED: Message = {"role": "user", "content": [{"text": "."}]}
-_ANSWERED: Message = {"role": "assistant", "content": [{"text": "."}]}
-_CALLED: Message = {
-    "role": "assistant",
-    "content": [{"toolUse": {"toolUseId": "call_1", "name": "look", "input": {"at": "it"}}}],
-}
-_RETURNED: Message = {
-    "role": "user",
-    "content": [{"toolResult": {"toolUseId": "call_1", "status": "success", "content": [{"text": "seen"}]}}],
-}
-_LOOK: ToolSpec = {
-    "name": "look",
-    "description": "Look at a place.",
-    "inputSchema": {"json": {"type": "object", "properties": {"at": {"type": "string"}}}},
-}
-
-
-class TemplateError(ValueError):
-    """The chat template is missing, refuses the messages, or its turns cannot be told apart."""
+__all__ = ["ChatTemplate", "TemplateError"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +39,38 @@ class ChatTemplate:
     Build it with `ChatTemplate.of`. It is immutable and safe to share between threads.
 
     Attributes:
-        closer_id: The token that ends an assistant turn (law 7: inserted once, never doubled).
+        closer_id: The token that usually ends an assistant turn (law 7: inserted once, never doubled).
+        stop_ids: All tokens that end one, the usual one first: those that close a turn of calls or the last answer,
+            and, where nothing closes a turn, those that open the next message.
         fingerprint: Digest of the template, the tokenizer's control tokens and the template arguments.
+        certificate: The evidence for its deltas.
     """
 
     encoder: ContentSafeEncoder
-    arguments: Mapping[str, Any]
+    rendering: Rendering
     closer_id: int
+    stop_ids: tuple[int, ...]
     fingerprint: str
-    _compiled: Any
+    certificate: Certificate
+    _source: DeltaSource
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, **arguments: Any) -> ChatTemplate:
-        """Bind a tokenizer's chat template and check that its turns can be extended.
+    def of(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        content_tokens: ContentTokens = "inert",
+        markup: Collection[str] = (),
+        certificates: Path | None = None,
+        **arguments: Any,
+    ) -> ChatTemplate:
+        """Bind a tokenizer's chat template and certify that its turns can be extended.
 
         Args:
             tokenizer: A fast tokenizer with a chat template.
+            content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
+            markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
+            certificates: Folder of certificates made before; by default in the user's cache.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
@@ -77,108 +83,129 @@ class ChatTemplate:
                 f"The tokenizer {tokenizer.name_or_path!r} has {has}, so messages cannot become tokens: "
                 "set tokenizer.chat_template to one, or load the model's instruct version."
             )
-        encoder = ContentSafeEncoder(tokenizer)
+        encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
-        try:
-            compiled = compile_template(source)
-        except TemplateSyntaxError as error:
-            raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
-        text = _render(compiled, variables, template_messages([_ASKED, _ANSWERED, _ASKED]), None, False)
+        rendering = Rendering.of(source, variables)
+        text = rendering.of_messages([asked("."), said("."), asked(".")], generation_prompt=False)
         _check_encoding(encoder, tokenizer, text)
+        store = CertificateStore(certificates)
+        key = store.key(source, encoder.digest, repr(sorted(variables.items())), content_tokens)
+        certificate = store.load(key)
+        if certificate is None:
+            certificate, delta = _certify(source, rendering, encoder, content_tokens)
+            store.save(key, certificate)
+        else:
+            chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
+            delta = DeltaSource.of(rendering, encoder, chosen)
+        stops = stops_of([delta.answers, *([delta.calls] if delta.calls is not None else [])])
         # The probe's text shows what else a template writes, such as the date.
-        fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), str.__str__(text))
+        fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        template = cls(encoder, variables, _closer(encoder, text, 1), digest.hexdigest(), compiled)
-        template._check_deltas()
-        return template
+        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+
+    @classmethod
+    def certify(
+        cls, tokenizer: PreTrainedTokenizerBase, *, content_tokens: ContentTokens = "inert", **arguments: Any
+    ) -> Certificate:
+        """Give the certificate of a tokenizer's chat template; its `lines()` are for people.
+
+        Raises:
+            TemplateError: As `ChatTemplate.of`.
+        """
+        return cls.of(tokenizer, content_tokens=content_tokens, **arguments).certificate
 
     def first_prompt(
         self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
     ) -> EncodedText:
         """Render and encode a whole history with the generation prompt: the delta of a root turn."""
-        translated = template_messages(messages, system_prompt)
-        return self.encoder.encode(self._render(translated, template_tools(tool_specs), True))
+        return self.encoder.encode(self.rendering.of_messages(messages, system_prompt, tool_specs))
 
-    def delta(self, answered: Message, new: Messages, last_output_id: int | None) -> EncodedText:
-        """Render what comes after an assistant turn: its missing closer, the new messages, the generation prompt.
+    def delta(
+        self,
+        answered: Message,
+        new: Messages,
+        last_output_id: int | None,
+        *,
+        opened: Opened = Opened.MESSAGE,
+        tool_specs: Sequence[ToolSpec] | None = None,
+        history: Messages | None = None,
+    ) -> EncodedText:
+        """Render what comes after an assistant turn: its missing closers, the new messages, the generation prompt.
 
         Cost grows with the new messages only (law 14).
 
         Args:
             answered: The assistant message as Strands stores it; some templates quote its calls in the results.
             new: Messages after it, none of them the assistant's.
-            last_output_id: The last token that the engine sampled, or None for an empty output. When it is not the
-                closer, the closer comes first with provenance `INSERTED`.
+            last_output_id: The last token that the engine sampled, or None for an empty output. What the turn lacks
+                of its closing comes first, with provenance `INSERTED`; a stop token that is also the opener of the
+                next message is not written again.
+            opened: What a turn that was cut off left open.
+            tool_specs: The rollout's tools, an empty list for none: needed for templates that write them with later
+                messages.
+            history: Messages before the answer: needed for templates that write results after earlier ones in another
+                way.
+
+        Raises:
+            TemplateError: The template refuses the messages, or needs what was not given.
         """
-        encoded = self.encoder.encode(self._after_answer(answered, new))
-        if last_output_id == self.closer_id:
+        tail = self._source.tail(answered, new, tool_specs, history)
+        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        missing = tail.ending.missing(last_output_id, opened)
+        if not len(missing) and not tail.ending.openers:
             return encoded
-        ids = np.concatenate([np.array([self.closer_id], np.int32), encoded.ids])
-        provenance = np.concatenate([np.array([Provenance.INSERTED], np.uint8), encoded.provenance])
-        return EncodedText(ids, provenance)
+        if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
+            return EncodedText(encoded.ids[1:], encoded.provenance[1:])
+        inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
+        return EncodedText(np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance]))
+
+    def tail(
+        self,
+        answered: Message,
+        new: Messages,
+        *,
+        tool_specs: Sequence[ToolSpec] | None = None,
+        history: Messages | None = None,
+    ) -> Traced:
+        """Give the text of a delta, without what closes the turn; arguments and errors as `delta`."""
+        tail = self._source.tail(answered, new, tool_specs, history)
+        return cut(tail.text, tail.start)
+
+    def strips_thinking(self, new: Messages) -> bool:
+        """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
+        if self.certificate.thinking == Thinking.STRIPPED:
+            return any("text" in block for message in new if message["role"] == "user" for block in message["content"])
+        return self.certificate.thinking != Thinking.KEPT
 
     def count_tokens(self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None) -> int:
         """Count the tokens that a history would take as a first prompt, without the generation prompt."""
-        translated = template_messages(messages, system_prompt)
-        return len(self.encoder.encode(self._render(translated, template_tools(tool_specs), False)).ids)
+        text = self.rendering.of_messages(messages, system_prompt, tool_specs, generation_prompt=False)
+        return len(self.encoder.encode(text).ids)
 
-    def _render(
-        self, messages: list[TemplateMessage], tools: list[dict[str, Any]] | None, generation_prompt: bool
-    ) -> Traced:
-        return _render(self._compiled, self.arguments, messages, tools, generation_prompt)
-
-    def _after_answer(self, answered: Message, new: Messages) -> Traced:
-        """Render a minimal conversation around the real answer and cut right after the answer's closer."""
-        content = [block for block in answered["content"] if "toolUse" in block]
-        stand_in: Message = {"role": "assistant", "content": content} if content else _ANSWERED
-        text = self._render(template_messages([_ASKED, stand_in, *new]), None, True)
-        return _cut(text, _closer_end(self.encoder, text, 1, self.closer_id), len(text))
-
-    def _check_deltas(self) -> None:
-        """Compare deltas with the template's own rendering of a longer conversation, and refuse on a difference."""
-        for answered, new in ((_ANSWERED, [_ASKED]), (_CALLED, [_RETURNED]), (_CALLED, [_RETURNED, _ASKED])):
-            for system, tools in ((None, None), ("Look.", [_LOOK])):
-                history = template_messages([_ASKED, _ANSWERED, _ASKED, answered, *new], system)
-                try:
-                    whole = self._render(history, template_tools(tools), True)
-                except TemplateError:
-                    if answered is _ANSWERED and system is None:
-                        raise
-                    continue  # a template without tools, or without a system prompt, refuses by itself in use
-                expected = _cut(whole, _closer_end(self.encoder, whole, 3, self.closer_id), len(whole))
-                found = self._after_answer(answered, new)
-                if str.__ne__(expected, found):
-                    raise TemplateError(
-                        "The chat template renders a message differently after a longer history, so a turn's prompt "
-                        f"cannot extend the turn before it: expected {str.__str__(expected)!r}, "
-                        f"got {str.__str__(found)!r}."
-                    )
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Give what the template is rendered with, besides messages and tools."""
+        return self.rendering.variables
 
 
-def _render(
-    compiled: Any,
-    variables: Mapping[str, Any],
-    messages: list[TemplateMessage],
-    tools: list[dict[str, Any]] | None,
-    generation_prompt: bool,
-) -> Traced:
-    values = {**variables, "messages": messages, "tools": tools, "documents": None}
-    roles = [message["role"] for message in messages]
-    try:
-        text = render(compiled, {**values, "add_generation_prompt": generation_prompt})
-    except Exception as error:  # a template is a program: it raises whatever its author made it raise
-        why = str(error).rstrip(".")
-        raise TemplateError(f"The chat template refused messages with roles {roles}: {why}.") from error
-    shown = {origin for _, _, origin in text.spans}
-    for position, message in enumerate(messages):
-        # Of an answer's text a template may show nothing, where it strips reasoning.
-        told = message.get("tool_calls") if message["role"] == "assistant" else message["content"].strip()
-        if told and shown.isdisjoint({UNKNOWN, *sources(told)}):
-            raise TemplateError(
-                f"The chat template leaves out message {position} of those with roles {roles}: use one that renders "
-                f"the role {message['role']!r}."
-            )
-    return text
+def _certify(
+    source: str, rendering: Rendering, encoder: ContentSafeEncoder, content_tokens: ContentTokens
+) -> tuple[Certificate, DeltaSource]:
+    trial = choose(rendering, encoder)
+    moved = [f"text beside calls: it is written after them or their results ({name})" for name in trial.moved[:1]]
+    certificate = Certificate(
+        template=hashlib.sha256(source.encode()).hexdigest(),
+        tokenizer=encoder.digest,
+        arguments=repr(sorted(rendering.variables.items())),
+        candidate=trial.source.candidate.name,
+        passed=tuple(case.name for case in trial.passed),
+        refused=tuple(trial.refused),
+        rewrites=(*rewrites(source, rendering.variables, rendering, tools=trial.tools), *moved),
+        thinking=thinking(rendering),
+        tools=trial.tools,
+        content_tokens=content_tokens,
+    )
+    return certificate, trial.source
 
 
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
@@ -190,30 +217,3 @@ def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerB
             f"The tokenizer {tokenizer.name_or_path!r} cannot be followed with its control tokens apart from content: "
             f"for {str.__str__(text)!r} it gives {expected}, and in parts {found}."
         )
-
-
-def _cut(text: Traced, start: int, stop: int) -> Traced:
-    piece = text[start:stop]
-    return piece if isinstance(piece, Traced) else Traced.of(piece, ())
-
-
-def _closer(encoder: ContentSafeEncoder, text: Traced, source: int) -> int:
-    """Find the control token that follows the content of message `source`."""
-    end = max((stop for _, stop, origin in text.spans if origin == source), default=len(text))
-    for start, _, token in encoder.controls(text):
-        if start >= end:
-            return token
-    raise TemplateError("The chat template ends assistant turns with no control token, so turns cannot be told apart.")
-
-
-def _closer_end(encoder: ContentSafeEncoder, text: Traced, source: int, closer_id: int) -> int:
-    """Find the character after the closer of message `source`, which later messages may quote."""
-    following = min((start for start, _, origin in text.spans if origin > source), default=len(text))
-    own = max((stop for _, stop, origin in text.spans if origin == source and stop <= following), default=len(text))
-    for start, stop, token in encoder.controls(text):
-        if start >= own and token == closer_id:
-            return stop
-    raise TemplateError(
-        f"The chat template does not end an assistant turn with its closer (token {closer_id}); found no place to "
-        "continue from."
-    )

@@ -1,0 +1,189 @@
+"""Chat templates: certified, exact over random conversations, safe under attack, and quick.
+
+    python benchmarks/templates.py [--json] [--quick]
+
+Run it from the repository: the templates and tokenizers are those of the tests (tests/support/zoo.py), fetched once.
+Each delta is compared with transformers' own rendering of the whole conversation, with 30% of the turns cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import peers, structures, zoo
+from support.attacks import Attempt, attack, controls, from_content
+from support.conversations import asked, calls, results
+from support.rollouts import Features, check, encode, rollout
+from tito_core.chat.template import ChatTemplate, TemplateError
+
+CONTEXTS = {"delta_ms_2k": 2_000, "delta_ms_128k": 128_000}
+WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "sees",
+    "a",
+    "door",
+    "in",
+    "long",
+    "grey",
+    "wall",
+    "and",
+    "opens",
+    "it",
+    "quietly",
+)
+REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
+"""Each real tokenizer and a template of its own."""
+LETTERS = "abcdefghij XYZ 0123456789 .,;:!?'\"()-_/\\\n\t é日本語Ωß😀\u00a0{}="
+
+
+def certify() -> tuple[dict[str, tuple[ChatTemplate, Any]], dict[str, str]]:
+    """Certify all tool templates, and the structures of our own; give the certified, and why the others are not."""
+    certified: dict[str, tuple[ChatTemplate, Any]] = {}
+    refused: dict[str, str] = {}
+    for name in (*zoo.TOOL_NAMES, *structures.STRUCTURES):
+        of = structures if name in structures.STRUCTURES else zoo
+        try:
+            template = of.template(name)
+        except TemplateError as error:
+            refused[name] = str(error)
+            continue
+        if template.certificate.tools:
+            certified[name] = (template, of.tokenizer(name))
+        else:
+            refused[name] = "It shows no calls."
+    return certified, refused
+
+
+def converse(certified: dict[str, tuple[ChatTemplate, Any]], conversations: int) -> dict[str, Any]:
+    """Count exact deltas over random conversations, shared evenly among the templates."""
+    counts: Counter[str] = Counter()
+    each = -(-conversations // len(certified))
+    for template, tokenizer in certified.values():
+        shown = Features.of(template)
+        for seed in range(each):
+            drawn = rollout(Random(seed), shown)
+            first = drawn.turns[0]
+            path = template.first_prompt(first.before, drawn.system, drawn.tools).ids.tolist()
+            for turn, found, expected, truth in check(template, tokenizer, drawn):
+                _, completion = peers.sampled(template, tokenizer, drawn, turn, truth.last)
+                prompt = [*path, *completion, *found]
+                counts["broken"] += prompt[: len(path) + len(completion)] != [*path, *completion]
+                path = prompt
+                counts["turns"] += 1
+                counts["truncated"] += turn.opened is not None
+                counts["exact"] += found == expected
+                counts["rerendered"] += peers.rerendered_extends(template, tokenizer, drawn, turn, truth)
+                counts["fake"] += peers.fake_prefix(template, tokenizer, drawn, turn) == expected
+                counts["counted"] += peers.counted_ends(template, tokenizer, drawn, turn, truth) == expected
+    turns = counts["turns"]
+    return {
+        "conversations": each * len(certified),
+        "turns": turns,
+        "truncated_share": counts["truncated"] / turns,
+        "broken_prefixes": counts["broken"],
+        "exact_share": counts["exact"] / turns,
+        "rerendered_extends_share": counts["rerendered"] / turns,
+        "fake_prefix_exact_share": counts["fake"] / turns,
+        "counted_ends_exact_share": counts["counted"] / turns,
+    }
+
+
+def assault(certified: dict[str, tuple[ChatTemplate, Any]], attempts: int) -> dict[str, Any]:
+    """Count control ids from content over attempts, shared evenly among the templates."""
+    each = -(-attempts // len(certified))
+    leaked = 0
+    for template, _ in certified.values():
+        shown, strings = Features.of(template), controls(template)
+        for seed in range(each):
+            random = Random(seed)
+            attempt = Attempt.of(lambda random=random, strings=strings: attack(random, strings), shown.tools)
+            leaked += from_content(template, attempt, system=shown.system)
+    return {"injection_attempts": each * len(certified), "control_ids_from_content": leaked}
+
+
+def plain(strings: int) -> dict[str, Any]:
+    """Compare the ids of plain strings in a prompt with the tokenizer's own, for each real tokenizer."""
+    equal = 0
+    for name in REAL.values():
+        template, tokenizer = zoo.template(name), zoo.tokenizer(name)
+        random = Random(0)
+        for _ in range(strings):
+            message = asked("".join(random.choices(LETTERS, k=random.randint(1, 40))))
+            text = str.__str__(template.rendering.of_messages([message]))
+            equal += template.first_prompt([message], None, None).ids.tolist() == encode(tokenizer, text)
+    return {"plain_strings": strings * len(REAL), "plain_equal_share": equal / (strings * len(REAL))}
+
+
+def speed(repeats: int) -> dict[str, Any]:
+    """Measure CPU milliseconds of one delta: a tool result of 200 words under Qwen3, after contexts of two lengths.
+
+    `tokenizer_ms` is what the `tokenizers` library takes for the words alone, in the same minute.
+    """
+    template = zoo.template("qwen3")
+    [called] = calls(("look", {"at": "the door"}))
+    random = Random(0)
+    histories = {name: [asked(" ".join(random.choices(WORDS, k=n)))] for name, n in CONTEXTS.items()}
+    samples: dict[str, list[float]] = {name: [] for name in (*CONTEXTS, "tokenizer_ms")}
+    tokenizer = zoo.tokenizer("qwen3")
+    for _ in range(repeats):
+        words = " ".join(random.choices(WORDS, k=200))
+        started = time.process_time_ns()
+        tokenizer.backend_tokenizer.encode(words, add_special_tokens=False)
+        samples["tokenizer_ms"].append((time.process_time_ns() - started) / 1e6)
+        shown = [results(words)]
+        for name, history in histories.items():
+            started = time.process_time_ns()
+            template.delta(called, shown, template.closer_id, tool_specs=[], history=history)
+            samples[name].append((time.process_time_ns() - started) / 1e6)
+    return {name: statistics.median(values) for name, values in samples.items()} | {"delta_samples": samples}
+
+
+def table(measured: dict[str, Any], refused: dict[str, str]) -> Table:
+    """Lay out what a person reads."""
+    shown = Table("what", "value", title="Chat templates")
+    for key, value in measured.items():
+        if key != "delta_samples":
+            shown.add_row(key.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value))
+    for name, why in refused.items():
+        shown.add_row(f"refused: {name}", why.splitlines()[0])
+    return shown
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    conversations, attempts, strings, repeats = (
+        (250, 250, 150, 500) if arguments.quick else (10_000, 10_000, 5_000, 3_000)
+    )
+    with Console(stderr=True).status("fetching and certifying"):
+        certified, refused = certify()
+    native = [name for name in certified if name in zoo.NAMES and not name.endswith("_training")]
+    measured = {"certified": len(certified), "refused": len(refused), "certified_native": len(native)}
+    measured |= speed(repeats) | converse(certified, conversations) | assault(certified, attempts) | plain(strings)
+    if arguments.json:
+        print(json.dumps(measured | {"refusals": refused}))
+    else:
+        Console().print(table(measured, refused))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""A compiled chat template with its arguments: Strands messages in, traced text out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from strands.types.content import Messages
+from strands.types.tools import ToolSpec
+
+from tito_core.chat.environment import compile_template, render
+from tito_core.chat.form import Form, TemplateMessage, find_form
+from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.traced import UNKNOWN, Traced, sources
+
+
+class TemplateError(ValueError):
+    """The chat template is missing, refuses the messages, or its turns cannot be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """Renders messages. Build it with `Rendering.of`; immutable.
+
+    Attributes:
+        variables: The tokenizer's special tokens and the template arguments, fixed for a rollout.
+        form: How the template's family reads messages.
+    """
+
+    compiled: Any
+    variables: Mapping[str, Any]
+    form: Form
+
+    @classmethod
+    def of(cls, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
+        """Compile a template and find the form that it reads; `now` is what it is told of the time.
+
+        Raises:
+            TemplateError: The source is no Jinja template.
+        """
+        try:
+            compiled = compile_template(source, now)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
+        return cls(compiled, variables, find_form(partial(_run, compiled, variables, None, False)))
+
+    def of_messages(
+        self,
+        messages: Messages,
+        system_prompt: str | None = None,
+        tool_specs: Sequence[ToolSpec] | None = None,
+        *,
+        generation_prompt: bool = True,
+    ) -> Traced:
+        """Render Strands messages; the trace source of each is its index.
+
+        Raises:
+            TemplateError: The template refuses the messages, or shows nothing of one of them.
+            UnsupportedContentError: A block that cannot become text.
+        """
+        translated = template_messages(messages, system_prompt, form=self.form)
+        return self.of_translated(translated, template_tools(tool_specs), generation_prompt=generation_prompt)
+
+    def of_translated(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        generation_prompt: bool = True,
+    ) -> Traced:
+        """Render template messages, as `template_messages` makes them; raises as `of_messages`."""
+        try:
+            text = _run(self.compiled, self.variables, tools, generation_prompt, messages)
+        except Exception as error:  # a template is a program: it raises whatever its author made it raise
+            why = str(error).rstrip(".")
+            raise TemplateError(f"The chat template refused messages with roles {_roles(messages)}: {why}.") from error
+        shown = {origin for _, _, origin in text.spans}
+        for position, message in enumerate(messages):
+            if not _is_shown(message, shown):
+                raise TemplateError(
+                    f"The chat template leaves out message {position} of those with roles {_roles(messages)}: use one "
+                    f"that renders the role {message['role']!r}."
+                )
+        return text
+
+
+def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
+    """Tell whether a rendering shows anything of a message that says something."""
+    # Of an answer's text a template may show nothing, where it strips reasoning.
+    told = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
+    name = told[0]["function"]["name"] if message["role"] == "assistant" and told else told
+    if isinstance(name, Traced) and name.spans and name.spans[0][2] in shown:  # the usual case, in no time
+        return True
+    if isinstance(told, str):
+        told = told.strip()
+    return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
+
+
+def _run(
+    compiled: Any,
+    variables: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None,
+    generation_prompt: bool,
+    messages: Sequence[TemplateMessage],
+) -> Traced:
+    values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": generation_prompt}
+    return render(compiled, {**variables, **values})
+
+
+def _roles(messages: Sequence[TemplateMessage]) -> list[str]:
+    return [message["role"] for message in messages]

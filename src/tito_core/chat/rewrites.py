@@ -1,0 +1,79 @@
+"""Where a template writes its own past in another way than it was prompted or sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from strands.types.content import Message, Messages
+
+from tito_core.chat.certificate import Thinking
+from tito_core.chat.cutting import content_spans
+from tito_core.chat.probes import TOOLS, asked, called, returned, said
+from tito_core.chat.rendering import Rendering, TemplateError
+
+_THOUGHT = "Hmmm"
+_DATES = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 10, 9, 8))
+_AT = ("look", {"at": "the door"})
+
+
+def thinking(rendering: Rendering) -> Thinking:
+    """Find out what becomes of an answer's reasoning."""
+    if _shows(rendering, [asked("Why?"), said(thought=_THOUGHT), asked("And?")]):
+        return Thinking.KEPT
+    call = called(_AT, thought=_THOUGHT)
+    if _shows(rendering, [asked("Why?"), call, returned([{"text": "Open."}])]):
+        return Thinking.STRIPPED
+    alone: tuple[Message, ...] = (said(thought=_THOUGHT), call)
+    if any(_shows(rendering, [asked("Why?"), turn], generation_prompt=False) for turn in alone):
+        return Thinking.ALWAYS_STRIPPED
+    return Thinking.NOT_SHOWN
+
+
+def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *, tools: bool) -> Iterator[str]:
+    """Yield what the template rewrites, in words.
+
+    Args:
+        source: The template.
+        variables: Its arguments.
+        rendering: The template at work.
+        tools: Whether it shows calls and results.
+    """
+    if tools:
+        yield "calls: a call in the history is written anew from its parsed arguments"
+        if rendering.form.arguments == "mapping" and _collapses_calls(rendering):
+            yield "calls: of several calls in one message only the first is shown"
+    if not _begins_with_prompt(rendering):
+        yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
+    dated = [Rendering.of(source, variables, now).of_messages([asked("Why?")]) for now in _DATES]
+    if str.__ne__(*dated):
+        yield "date: the prompt holds the day or time, frozen for as long as the template lives"
+    if tools and _until_first_question(rendering) != _until_first_question(rendering, said(), asked("And?")):
+        yield "tools: they are written elsewhere once more messages follow"
+
+
+def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:
+    try:
+        return _THOUGHT in rendering.of_messages(messages, tool_specs=TOOLS, generation_prompt=generation_prompt)
+    except TemplateError:
+        return False
+
+
+def _begins_with_prompt(rendering: Rendering) -> bool:
+    prompt = rendering.of_messages([asked("Why?")])
+    return str.startswith(rendering.of_messages([asked("Why?"), said(), asked("And?")]), prompt)
+
+
+def _until_first_question(rendering: Rendering, *later: Message) -> str:
+    text = rendering.of_messages([asked("Why?"), *later], tool_specs=TOOLS)
+    return str.__getitem__(text, slice(0, content_spans(text, 0)[-1][1]))
+
+
+def _collapses_calls(rendering: Rendering) -> bool:
+    second = ("find", {"it": "the second"})
+    try:
+        text = rendering.of_messages([asked("Why?"), called(_AT, second)], tool_specs=TOOLS, generation_prompt=False)
+    except TemplateError:
+        return False
+    return "the second" not in text

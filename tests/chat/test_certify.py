@@ -1,0 +1,219 @@
+"""Certification: candidates, refusals with a difference, what the certificate says, and where it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.byte_level import CHATML_TOOLS, byte_level
+from support.conversations import answer, asked, calls, results
+from tito_core.chat import certificates, template
+from tito_core.chat.certificate import Certificate, Thinking
+from tito_core.chat.certificates import CertificateStore, default_folder
+from tito_core.chat.certify import _equal
+from tito_core.chat.delta import Tail
+from tito_core.chat.ending import Ending
+from tito_core.chat.probes import LOOK, cases
+from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.traced import Traced
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+RESULT = "{{- '\n<tool_response>\n' + message.content"
+
+
+def certified(source: str, **arguments: Any) -> Certificate:
+    return ChatTemplate.certify(byte_level(template=source), **arguments)
+
+
+def test_the_usual_template_passes_all_probes_by_the_cheapest_candidate() -> None:
+    certificate = certified(CHATML_TOOLS)
+    assert certificate.candidate == "after a question"
+    assert certificate.passed == tuple(case.name for case in cases())
+    assert len(set(certificate.passed)) == len(certificate.passed) == 136
+    assert certificate.tools
+    assert certificate.refused == ()
+    assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
+
+
+def test_tools_that_are_written_with_later_messages_must_be_given() -> None:
+    made = ChatTemplate.of(byte_level(template=CHATML + PROMPT + "{{ tools }}"))
+    assert made.certificate.candidate == "after a question, with the rollout's tools"
+    with pytest.raises(TemplateError, match=r"needs tool_specs=\.\.\.: give it, empty where there is none\.$"):
+        made.delta(answer("a"), [asked("b")], None)
+    with_tools = made.first_prompt([asked("a"), answer("b"), asked("c")], None, [LOOK]).ids.tolist()
+    delta = made.delta(answer("b"), [asked("c")], made.closer_id, tool_specs=[LOOK]).ids.tolist()
+    assert with_tools[-len(delta) :] == delta
+    assert made.delta(answer("b"), [asked("c")], None, tool_specs=[]).ids.tolist() != [made.closer_id, *delta]
+
+
+def test_results_that_are_written_differently_after_earlier_ones_need_the_history() -> None:
+    counting = "{%- set ns = namespace(n=0) -%}" + CHATML_TOOLS.replace(
+        RESULT, "{%- set ns.n = ns.n + 1 -%}{{- 'first' if ns.n == 1 else 'again' -}}" + RESULT
+    )
+    assert counting != "{%- set ns = namespace(n=0) -%}" + CHATML_TOOLS
+    made = ChatTemplate.of(byte_level(template=counting))
+    assert made.certificate.candidate == "after a round of tools where there was one"
+    [called] = calls(("look", {}))
+    with pytest.raises(TemplateError, match="needs history="):
+        made.delta(called, [results("x")], None)
+    first = made.delta(called, [results("x")], None, history=[asked("a")]).ids.tolist()
+    again = made.delta(called, [results("x")], None, history=[asked("a"), called, results("y")]).ids.tolist()
+    assert first != again
+
+
+def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
+    shown = "{%- for call in message.tool_calls or [] -%}"
+    made = certified(CHATML_TOOLS.replace(shown, shown.replace("[] -%}", "[] if message.content -%}")))
+    assert not made.tools  # what calls alone would need is refused, so results are no business of this template
+
+
+@pytest.mark.parametrize(
+    ("source", "probe"),
+    [
+        (CHATML + PROMPT + "{{ messages|length }}", "question, first, with a system prompt"),
+        (CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"), "result, first, with a system prompt"),
+        (
+            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content == 'Why?' }}",
+            "question, after an answer",
+        ),
+    ],
+)
+def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
+    with pytest.raises(TemplateError) as refused:
+        certified(source)
+    said = str(refused.value)
+    assert f"on the probe '{probe}" in said
+    lines = said.splitlines()
+    assert lines[1].startswith("  template: ")
+    assert lines[2].startswith("  delta:    ")
+    assert lines[1][12:] != lines[2][12:]
+    assert said.endswith(".")
+
+
+def test_reasoning_that_is_closed_differently_in_another_place_is_refused() -> None:
+    closer = "('</think>' if messages|length < 4 else ' </think>')"
+    thought = f"('<think>' + message.reasoning_content + {closer} if message.reasoning_content else '')"
+    shown = "{{- header(message.role) + " + thought + " + message.content -}}"
+    with pytest.raises(TemplateError, match="on the probe 'question after a cut thought"):
+        certified(CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", shown))
+
+
+def test_the_same_text_from_elsewhere_is_another_delta() -> None:
+    text, source = "a.EQb", 1
+    whole = Traced.of("Q" + text, ((1, 3, source), (4, 5, 2), (5, 6, 3)))
+    ending = Ending((), frozenset(), frozenset(), {})
+    for spans, equal in ((((0, 2, 1), (3, 4, 2), (4, 5, 3)), True), (((0, 2, 1), (4, 5, 3)), False)):
+        assert _equal(whole, Tail(Traced.of(text, spans), source, 3, [], ending), source) == equal
+
+
+def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
+    single = (
+        "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
+    )
+    certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
+    assert {name.split(",")[0] for name, _ in certificate.refused} == {"two results", "two results and question"}
+    assert all("one call" in reason for _, reason in certificate.refused)
+    assert len(certificate.passed) + len(certificate.refused) == 136
+
+
+def test_what_a_template_rewrites_is_on_the_certificate() -> None:
+    dated = certified("{{ strftime_now('%Y') }}" + CHATML_TOOLS).rewrites
+    prompted = certified(CHATML_TOOLS.replace("{{- header('assistant') -}}", "{{- header('assistant') + '>' -}}"))
+    first = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
+    collapsed = certified(CHATML_TOOLS.replace(first, first + "{%- break -%}")).rewrites
+    last = CHATML_TOOLS.replace(
+        "header(message.role) +", "header(message.role) + (tools[0].function.name if loop.last and tools else '') +"
+    )
+    assert [line.split(":")[0] for line in dated] == ["calls", "date"]
+    assert [line.split(":")[0] for line in prompted.rewrites] == ["calls", "prompt"]
+    assert [line for line in collapsed if "only the first" in line]
+    assert "tools: they are written elsewhere once more messages follow" in certified(last).rewrites
+
+
+@pytest.mark.parametrize(
+    ("condition", "thinking"),
+    [
+        ("true", Thinking.KEPT),
+        ("messages[loop.index0:]|selectattr('role', 'equalto', 'user')|list == []", Thinking.STRIPPED),
+        ("loop.last", Thinking.ALWAYS_STRIPPED),
+        ("false", Thinking.NOT_SHOWN),
+    ],
+)
+def test_what_becomes_of_reasoning(condition: str, thinking: Thinking) -> None:
+    shown = "{{- header(message.role) + (message.reasoning_content or '' if " + condition + " else '') + message"
+    certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) + message", shown))
+    assert certificate.thinking == thinking
+    assert certificate.tools
+
+
+def test_a_certificate_reads_back_and_speaks() -> None:
+    certificate = certified(CHATML_TOOLS, enable_thinking=False)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    said = "\n".join(certificate.lines())
+    assert certificate.template in said
+    assert "136 equal" in said
+    assert "enable_thinking" in certificate.arguments
+    for broken in ("{}", "[]", "{", certificate.to_json().replace('"passed"', '"past"')):
+        with pytest.raises(ValueError):
+            Certificate.from_json(broken)
+
+
+def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    made = ChatTemplate.of(tokenizer, certificates=tmp_path)
+    [kept] = tmp_path.iterdir()
+    monkeypatch.setattr(template, "choose", None)  # would be called, were there no certificate
+    again = ChatTemplate.of(tokenizer, certificates=tmp_path)
+    assert again.certificate == made.certificate
+    assert (
+        again.delta(answer("a"), [asked("b")], None).ids.tolist()
+        == made.delta(answer("a"), [asked("b")], None).ids.tolist()
+    )
+    for changed in ({"enable_thinking": False}, {"content_tokens": "as-template"}):
+        with pytest.raises(TypeError):
+            ChatTemplate.of(tokenizer, certificates=tmp_path, **changed)
+    kept.write_text("{")
+    with pytest.raises(TypeError):
+        ChatTemplate.of(tokenizer, certificates=tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_keeps_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    certificate = certified(CHATML_TOOLS)
+    store = CertificateStore(blocked / "inside")
+    store.save("key", certificate)
+    assert store.load("key") is None
+
+
+def test_certificates_hold_for_the_code_that_made_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path)
+    key = store.key("a", "b")
+    assert key not in {store.key("ab", ""), store.key("a"), store.key("b", "a")}
+    monkeypatch.setattr(certificates, "_code", lambda: "other")
+    assert store.key("a", "b") != key
+
+
+def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path))
+    assert default_folder() == tmp_path / "certificates"
+    monkeypatch.delenv("TITO_CACHE_DIR")
+    assert default_folder().name == "certificates"
+
+
+def test_text_that_is_moved_behind_calls_is_told() -> None:
+    moved = CHATML_TOOLS.replace(
+        "{{- header(message.role) + message.content -}}",
+        "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}",
+    ).replace(
+        "{%- endfor -%}\n        {{- '<|im_end|>",
+        "{%- endfor -%}\n{{- message.content if message.tool_calls -}}{{- '<|im_end|>",
+    )
+    certificate = certified(moved)
+    assert [line for line in certificate.rewrites if line.startswith("text beside calls")]
+    assert not [name for name in certificate.passed if name.startswith("result after a remark")]
+    assert [name for name in certificate.passed if name.startswith("two results")]

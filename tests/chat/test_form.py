@@ -1,0 +1,92 @@
+"""What a template family reads: found by trying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.byte_level import CHATML_TOOLS
+from support.conversations import answer, asked, calls, results, translated
+from tito_core.chat.form import Form
+from tito_core.chat.messages import template_messages
+from tito_core.chat.rendering import Rendering
+
+ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
+TEXT = "{{- header(message.role) + message.content -}}"
+PARTS = "{{- header(message.role) -}}{%- for p in message.content -%}{{- p['text'] -}}{%- endfor -%}"
+
+
+def form(source: str) -> Form:
+    return Rendering.of(source, {}).form
+
+
+def shown(reasoning: str) -> str:
+    return CHATML_TOOLS.replace(TEXT, "{{- header(message.role) + " + reasoning + " + message.content -}}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (ARGUMENTS, "mapping"),
+        ("{{- (call.function.arguments if call.function.arguments is string else 'x') -}}", "mapping"),
+        ("{{- call.function.arguments + '}' -}}", "string"),
+        ("{{- call.function.arguments -}}", "string"),
+        (
+            "{{- raise_exception('no mapping') if call.function.arguments is mapping else call.function.arguments -}}",
+            "string",
+        ),
+        ("{%- for k, v in call.function.arguments.items() -%}{{- k -}}={{- v -}}{%- endfor -%}", "mapping"),
+        ("{{- raise_exception('no calls') -}}", "mapping"),
+    ],
+)
+def test_arguments(arguments: str, expected: str) -> None:
+    assert form(CHATML_TOOLS.replace(ARGUMENTS, arguments)).arguments == expected
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "expected"),
+    [
+        ("''", None),
+        ("(message.reasoning_content or '')", "reasoning_content"),
+        ("(message.thinking or '')", "thinking"),
+        ("(message.reasoning or '')", "reasoning"),
+        ("(message.reasoning or message.reasoning_content or '')", "reasoning_content"),
+        ("(message.thinking or '' if message.tool_calls else '')", "thinking"),
+        ("(message.thinking or '' if not message.tool_calls else '')", "thinking"),
+    ],
+)
+def test_reasoning(reasoning: str, expected: str | None) -> None:
+    assert form(shown(reasoning)).reasoning == expected
+
+
+def test_text_and_reasoning_that_exclude_each_other_beside_calls() -> None:
+    alone = "(raise_exception('both') if message.tool_calls and message.content and message.thinking else '')"
+    assert form(shown("(message.thinking or '')")).both
+    found = form(shown(alone + " + (message.thinking or '')"))
+    assert found == Form("mapping", "thinking", both=False)
+    for text, key in (("So:", None), ("", "thinking")):
+        [message] = translated(template_messages(calls(("f", {}), text=text, reasoning="Hm."), form=found))
+        assert message.get("thinking") == ("Hm." if key else None)
+    [message] = translated(template_messages([answer("So.", reasoning="Hm.")], form=found))
+    assert message["thinking"] == "Hm."
+
+
+def test_content_in_parts() -> None:
+    found = form(CHATML_TOOLS.replace(TEXT, PARTS))
+    assert found.parts
+    assert not form(CHATML_TOOLS).parts
+    messages: Any = translated(template_messages([asked("a"), *calls(("f", {})), results("b")], "s", form=found))
+    assert [message["content"] for message in messages] == [
+        [{"type": "text", "text": text}] for text in ("s", "a", "", "b")
+    ]
+
+
+def test_strings_of_arguments_are_json() -> None:
+    messages = template_messages(calls(("f", {"é": [1, None]})), form=Form("string"))
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == '{"é": [1, null]}'
+    assert messages[0]["tool_calls"][0]["function"]["arguments"].spans == ((0, 16, 0),)
+
+
+def test_reasoning_that_is_not_shown_is_left_out() -> None:
+    assert "reasoning_content" not in template_messages([answer("a", reasoning="b")], form=Form(reasoning=None))[0]

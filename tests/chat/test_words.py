@@ -1,0 +1,141 @@
+"""Words that are looked up: the ids and lengths that the tokenizer itself gives."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from support import zoo
+from support.byte_level import byte_level, shared
+from tito_core.chat import words
+from tito_core.chat.plain import PlainTokenizer
+from tito_core.chat.words import Words, _ascii
+
+ASCII = st.text(st.characters(max_codepoint=127), max_size=40)
+PIECES = st.lists(
+    st.sampled_from(["I'm", "we'LL", "'s", "\n\n", "\r\n", "a1234b", "\t", "", "x==", "//n", "("]), max_size=12
+).map(" ".join)
+
+
+OF = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
+
+
+def plain(name: str) -> Tokenizer:
+    return zoo.template(OF[name]).encoder._plain
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3", "gptoss"])
+def test_ids_and_lengths_are_the_tokenizers(name: str) -> None:
+    tokenizer = plain(name)
+    known = Words.of(tokenizer)
+    assert known is not None
+
+    @settings(deadline=None, max_examples=300)
+    @given(ASCII | PIECES)
+    def holds(text: str) -> None:
+        for _ in range(2):  # looked up, then remembered
+            found = known.encode(text)
+            assert found is not None
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+            assert list(found[0]) == encoding.ids
+            assert list(found[1]) == [stop - start for start, stop in encoding.offsets]
+
+    holds()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek"])
+def test_tokenizers_that_cut_otherwise_are_left_alone(name: str) -> None:
+    assert Words.of(plain(name)) is None
+
+
+def test_text_that_is_not_ascii_is_left_alone() -> None:
+    known = Words.of(plain("qwen3"))
+    assert known is not None
+    assert known.encode("naïve") is None
+    assert known.encode("") == ((), ())
+
+
+@cache
+def small() -> str:
+    definition = json.loads(plain("qwen3").to_str())
+    definition["model"]["vocab"] = {piece: i for piece, i in definition["model"]["vocab"].items() if len(piece) == 1}
+    definition["model"]["merges"] = []
+    return json.dumps(definition)
+
+
+def changed(**changes: Any) -> Tokenizer:
+    definition = json.loads(small())
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        inner = definition
+        for key in parents:
+            inner = inner[int(key) if key.isdigit() else key]
+        inner[last] = value
+    return Tokenizer.from_str(json.dumps(definition))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer__pretokenizers__0__behavior": "Removed"},
+        {"pre_tokenizer__pretokenizers__0__invert": True},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"String": " "}},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"\p{Sc}+|."}},
+        {"pre_tokenizer__pretokenizers__0__pattern": {"Regex": r"(a)|."}},
+        {"pre_tokenizer__pretokenizers__1__add_prefix_space": True},
+        {"pre_tokenizer__pretokenizers__1__use_regex": True},
+    ],
+)
+def test_what_is_not_known_to_work_word_by_word_is_left_alone(changes: dict[str, Any]) -> None:
+    assert Words.of(changed()) is not None
+    assert Words.of(changed(**changes)) is None
+
+
+def test_added_tokens_are_left_to_the_tokenizer() -> None:
+    tokenizer = changed()
+    tokenizer.add_tokens(["<b>"])
+    assert Words.of(tokenizer) is None
+    assert Words.of(shared().backend_tokenizer) is None
+    assert Words.of(PlainTokenizer.of(byte_level().backend_tokenizer, "").tokenizer) is None
+
+
+def test_an_expression_that_leaves_text_out_is_left_to_the_tokenizer() -> None:
+    known = Words.of(changed(pre_tokenizer__pretokenizers__0__pattern={"Regex": "a+"}))
+    assert known is not None
+    assert known.encode("aa") is not None
+    assert known.encode("ab") is None
+
+
+@pytest.mark.parametrize(
+    ("expression", "ascii_only"),
+    [
+        (r"\p{L}+", "[A-Za-z]+"),
+        (r"[^\s\p{L}\p{N}]", r"[^\sA-Za-z0-9]"),
+        (r"\p{M}?[\p{Lu}\p{M}]", "(?!)?[A-Z]"),
+        (r"[\p{M}]", None),
+        (r"\p{Han}", None),
+        (r"(\d)", None),
+        (r"(?:\d)\(", r"(?:\d)\("),
+    ],
+)
+def test_expressions(expression: str, ascii_only: str | None) -> None:
+    assert _ascii(expression) == ascii_only
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "REMEMBERED", 3)
+    known = Words.of(plain("qwen3"))
+    assert known is not None
+    for i in range(10):
+        assert known.encode(f"word{i} and {'x' * 50}") is not None
+        assert len(known._words) <= 3
+        assert len(known._texts) <= 3
+        assert all(len(text) <= words.LONGEST for text in (*known._words, *known._texts))
