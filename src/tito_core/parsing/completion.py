@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
 from tito_core.parsing.said import Malformed, Said
 
+P = ParamSpec("P")
 JsonSchema = Mapping[str, Any]
 Tools = Mapping[str, JsonSchema]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -82,19 +84,23 @@ class Completion:
     def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said]) -> int:
         """Read the call in a frame; give the character after it."""
         if frame.closed:
-            self.judge(frame.opened, frame.stop, lambda: body(Cursor(self, frame.body, frame.end)))
+            self.judge(frame.opened, frame.stop, body, Cursor(self, frame.body, frame.end))
         else:
             self.unclosed(frame.opened, frame.stop, f"The call has no closing {close} tag.")
         return frame.stop
 
-    def judge(self, start: int, stop: int, read: Callable[[], Said]) -> None:
-        """Add what characters `start` to `stop` say, be it a sound call or a malformed one."""
+    def judge(self, start: int, stop: int, read: Callable[P, Said], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Add what `read` makes of characters `start` to `stop`, be it a sound call or a malformed one."""
         try:
-            said = read()
+            said = read(*args, **kwargs)
         except Malformed as fault:
             self.malformed(start, stop, fault.reason, fault.name)
         else:
-            self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id)
+            self.add(start, stop, said)
+
+    def add(self, start: int, stop: int, said: Said) -> None:
+        """Add a sound call."""
+        self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id)
 
     def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
         """Add a call that does not end: truncated where the engine cut it off, else malformed."""
@@ -127,6 +133,7 @@ class Cursor:
 
     Attributes:
         name: The tool's name, once it is known for certain; faults carry it.
+        taken: The tag that was taken last.
     """
 
     def __init__(self, said: Completion, start: int, stop: int) -> None:
@@ -134,6 +141,7 @@ class Cursor:
         self._at = start
         self._stop = stop
         self.name: str | None = None
+        self.taken: str | None = None
 
     @property
     def tools(self) -> Tools:
@@ -168,7 +176,7 @@ class Cursor:
         if mark.tag not in tags:
             raise self.fault(f"The call has {mark.tag} where {wanted} belongs.")
         text = self._said.text[self._at : mark.start]
-        self._at = mark.stop
+        self._at, self.taken = mark.stop, mark.tag
         return text
 
     def through(self, text: str) -> str:
@@ -185,6 +193,42 @@ class Cursor:
         taken = self._said.text[self._at : found]
         self._at = found + len(text)
         return taken
+
+    def peek_here(self) -> str | None:
+        """Give the tag that stands right here; None when there is none."""
+        mark = self._next()
+        return mark.tag if mark is not None and mark.start == self._at else None
+
+    def skip(self, text: str) -> bool:
+        """Take a text that is no tag, if it stands right here."""
+        here = self._said.text.startswith(text, self._at, self._stop) and self.peek_here() is None
+        self._at += len(text) if here else 0
+        return here
+
+    def need(self, text: str) -> None:
+        """Take a text that is no tag, which must stand right here.
+
+        Raises:
+            Malformed: It does not.
+        """
+        if not self.skip(text):
+            raise self.fault(f"The call has {self._ahead()} where {text!r} belongs.")
+
+    def match(self, pattern: re.Pattern[str], what: str) -> str:
+        """Take what a pattern matches right here, up to the next tag at most.
+
+        Raises:
+            Malformed: It matches nothing.
+        """
+        mark = self._next()
+        found = pattern.match(self._said.text, self._at, self._stop if mark is None else mark.start)
+        if not found:
+            raise self.fault(f"The call has {self._ahead()} where {what} belongs.")
+        self._at = found.end()
+        return found.group()
+
+    def _ahead(self) -> str:
+        return shortened(self._said.text[self._at : min(self._stop, self._at + 20)])
 
     def tag(self, *tags: str) -> None:
         """Take the next tag, with nothing but blanks before it."""

@@ -83,6 +83,33 @@ def arguments_json(schema: JsonSchema, style: str = "json") -> Grammar:
     return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}, "style": style}
 
 
+def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
+    """Exactly this text, in which `anchor` is its control token where the vocabulary has one."""
+    token = markup.anchors.get(anchor)
+    if token is None:
+        return text(value)
+    parts: list[Grammar] = []
+    for i, part in enumerate(value.split(anchor)):
+        parts += [{"type": "token", "token": token}] if i else []
+        parts += [text(part)] if part else []
+    return sequence(*parts)
+
+
+def text_argument(markup: Markup, schema: JsonSchema, end: str, anchor: str = "") -> list[Grammar]:
+    """A string without quotes, one of the schema's if it names some, and the tag or text `end` after it."""
+    close = anchored(markup, end, anchor) if anchor else tag(markup, end)
+    if isinstance(options := schema.get("enum"), list) and options:
+        return [either(text(str(option)) for option in options), close]
+    if close["type"] == "const_string":
+        return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}]
+    return [{"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}, close]
+
+
+def with_definitions(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
+    """Give one parameter's schema with what its references look up in the tool's."""
+    return {**schema, **{key: whole[key] for key in ("$defs", "definitions") if key in whole}}
+
+
 def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:
     """Reasoning that the prompt has opened, its closing tag, and then `grammar`."""
     token = markup.token_of(close)

@@ -20,11 +20,16 @@ _DECODER = json.JSONDecoder()
 
 def json_end(text: str, start: int) -> int:
     """Give the end of the JSON value at `start`, or `start` when there is none."""
-    blank = _BLANK.match(text, start)
     try:
-        return _DECODER.raw_decode(text, blank.end() if blank else start)[1]
+        return _DECODER.raw_decode(text, after_blank(text, start))[1]
     except (ValueError, RecursionError):
         return start
+
+
+def after_blank(text: str, start: int) -> int:
+    """Give the first character at or after `start` that is no blank."""
+    blank = _BLANK.match(text, start)
+    return blank.end() if blank else start
 
 
 def json_value(text: str, what: str = "call", name: str | None = None) -> Any:
@@ -77,8 +82,14 @@ def json_call(text: str, arguments: str = "arguments") -> Said:
     return said_object(json_value(text), arguments)
 
 
-def said_object(value: Any, arguments: str = "arguments") -> Said:
-    """Read a call from a decoded JSON value, as `json_call` does."""
+def said_object(value: Any, arguments: str = "arguments", call_id: str | None = None) -> Said:
+    """Read a call from a decoded JSON value, as `json_call` does.
+
+    Args:
+        value: The value.
+        arguments: Key of the arguments.
+        call_id: Key of the call's id in a format that may have one (Mistral).
+    """
     if not isinstance(value, dict):
         raise Malformed(f"The call must be a JSON object, not {type(value).__name__}.")
     name = value.get("name")
@@ -86,9 +97,12 @@ def said_object(value: Any, arguments: str = "arguments") -> Said:
         raise Malformed('The call has no "name" string.')
     if not isinstance(value.get(arguments), dict):
         raise Malformed(f'The call has no "{arguments}" object.', name)
-    if extra := set(value) - {"name", arguments}:
+    if extra := set(value) - {"name", arguments, call_id}:
         raise Malformed(f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}.", name)
-    return Said(name, value[arguments])
+    written = None if call_id is None else value.get(call_id)
+    if written is not None and not isinstance(written, str):
+        raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
+    return Said(name, value[arguments], written)
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -113,7 +127,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        children = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        children = (
+            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
+        )
         level = [child for of_one in children for child in of_one if isinstance(child, dict | list)]
         if not level:
             return False

@@ -46,6 +46,7 @@ class Markup:
 
     Attributes:
         tokens: Tags that are one added token of the vocabulary, by id. Text that merely spells one is text (law 9).
+        anchors: Ids of the control tokens that tags hold.
         special: Ids of the tokenizer's special tokens that are no tag of the format; stop tokens are among them.
     """
 
@@ -65,9 +66,14 @@ class Markup:
         self._ids = {tag: index for index, tag in self.tokens.items()}
         spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
-        self._anchors = {anchor: added[anchor] for anchor in anchors if anchor in added}
+        self.anchors = {anchor: added[anchor] for anchor in anchors if anchor in added}
         flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(flagged.union(tokenizer.all_special_ids) - set(self.tokens))
+
+    @property
+    def controls(self) -> frozenset[int]:
+        """Ids that no content may hold: tags, anchors and special tokens."""
+        return self.special.union(self.tokens, self.anchors.values())
 
     def token_of(self, tag: str) -> int | None:
         """Give the id of a tag that is one token, else None."""
@@ -88,7 +94,7 @@ class Markup:
         return found
 
     def _anchored(self, decoded: DecodedIds, match: re.Match[str]) -> bool:
-        for anchor, token in self._anchors.items():
+        for anchor, token in self.anchors.items():
             at = match.group().find(anchor)
             if at >= 0:
                 holds = decoded.token_of(match.start() + at)

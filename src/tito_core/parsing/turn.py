@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 
 
 class CallFormat(Protocol):
-    """How a family writes tool calls. Stateless.
+    """How a family writes tool calls. Stateless."""
 
-    Attributes:
-        tags: All its markup.
-        anchors: Control tokens that its tags hold; see `Markup`.
-        opening: The tags that begin a call or a section of calls outside reasoning.
-    """
+    @property
+    def tags(self) -> Sequence[str]:
+        """All its markup."""
 
-    tags: Sequence[str]
-    anchors: Sequence[str]
-    opening: Set[str]
+    @property
+    def anchors(self) -> Sequence[str]:
+        """Control tokens that its tags hold; see `Markup`."""
+
+    @property
+    def opening(self) -> Set[str]:
+        """The tags that begin a call or a section of calls outside reasoning."""
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read what the opening tag at character `opened` begins into `said.calls`; give the character after it."""
