@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
-from tito_core.parsing.said import Malformed, Said
+from tito_core.parsing.said import Malformed, Said, is_sound_name
 
 P = ParamSpec("P")
 JsonSchema = Mapping[str, Any]
@@ -242,6 +242,13 @@ class Cursor:
         """Check that a text is only blanks."""
         if text.strip():
             raise self.fault(f"The call has stray text: {shortened(text)}.")
+
+    def sound_name(self, name: str) -> str:
+        """Check a tool's name that stands without quotes, and note it for later faults."""
+        if not is_sound_name(name):
+            raise self.fault(f"The call has no sound name: {name[:60]!r}.")
+        self.name = name
+        return name
 
     def _next(self) -> Mark | None:
         mark = self._said.next(self._at)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+_NAME = re.compile(r"\w[\w./-]*")
+
+
+def is_sound_name(name: str) -> bool:
+    """Tell whether a tool may have this name where a format writes it without quotes."""
+    return _NAME.fullmatch(name) is not None
 
 
 class Malformed(Exception):

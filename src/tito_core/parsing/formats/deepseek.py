@@ -68,7 +68,7 @@ def _fenced_call(cursor: Cursor) -> Said:
     kind = cursor.upto(SEPARATOR)
     if kind != TYPE:
         raise cursor.fault(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
-    name = sound_name(cursor, cursor.through(FENCE))
+    name = cursor.sound_name(cursor.through(FENCE))
     body = cursor.rest()
     if not body.endswith(END_FENCE):
         raise cursor.fault(f"The arguments must end in {END_FENCE!r}.")
@@ -76,16 +76,8 @@ def _fenced_call(cursor: Cursor) -> Said:
 
 
 def _plain_call(cursor: Cursor) -> Said:
-    name = sound_name(cursor, cursor.upto(SEPARATOR))
+    name = cursor.sound_name(cursor.upto(SEPARATOR))
     return Said(name, json_arguments(cursor.rest(), name))
-
-
-def sound_name(cursor: Cursor, name: str) -> str:
-    """Check a name, which has no blanks in it, and note it for later faults."""
-    if not name or not name.isprintable() or any(map(str.isspace, name)):
-        raise cursor.fault(f"The call has no sound name: {name[:60]!r}.")
-    cursor.name = name
-    return name
 
 
 register_format("deepseek_v3", DeepSeekCalls(fenced=True))

@@ -89,7 +89,7 @@ def _invoke(cursor: Cursor) -> Said:
     name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
     if name is None:
         raise cursor.fault(f'The call must begin with {INVOKE} name="...">, not {(INVOKE + written)[:60]!r}.')
-    cursor.name = name
+    cursor.sound_name(name)
     arguments: dict[str, Any] = {}
     while cursor.peek() == PARAMETER:
         cursor.tag(PARAMETER)

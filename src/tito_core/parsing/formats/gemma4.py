@@ -13,7 +13,6 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.completion import Completion, Cursor, Tools
-from tito_core.parsing.formats.deepseek import sound_name
 from tito_core.parsing.json_call import DEEPEST, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
@@ -51,7 +50,7 @@ class Gemma4Calls:
 
 def _call(cursor: Cursor) -> Said:
     cursor.blank(cursor.through(_PREFIX))
-    name = sound_name(cursor, cursor.through("{"))
+    name = cursor.sound_name(cursor.through("{"))
     arguments = _Notation(cursor).mapping(1)
     cursor.end()
     return Said(name, arguments)

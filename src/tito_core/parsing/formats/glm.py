@@ -21,6 +21,7 @@ from tito_core.parsing.typed_value import typed_value, types_of
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
+_INNER = frozenset({CLOSE, KEY, END_KEY, VALUE, END_VALUE})
 
 
 class GlmCalls:
@@ -40,6 +41,10 @@ class GlmCalls:
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
         frame = said.frame(opened, opened + len(OPEN), CLOSE, self.opening)
+        after = said.next(frame.stop)
+        if frame.closed and after is not None and after.tag in _INNER:  # the call closed before its arguments did
+            said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {CLOSE}.")
+            return frame.stop
         return said.read(frame, CLOSE, _call)
 
     def read_bare(self, said: Completion, start: int) -> None:
@@ -77,14 +82,11 @@ def _forced_value(markup: Markup, schema: Any, whole: Any) -> list[g.Grammar]:
 
 def _call(cursor: Cursor) -> Said:
     pairs = cursor.peek() is not None
-    name = (cursor.upto(KEY) if pairs else cursor.rest()).strip()
-    if not name or not name.isprintable() or any(map(str.isspace, name)) or set(name) & set("<>\"'{}"):
-        raise cursor.fault(f"The call has no sound name: {name[:60]!r}.")
-    cursor.name = name
+    name = cursor.sound_name((cursor.upto(KEY) if pairs else cursor.rest()).strip())
     arguments: dict[str, Any] = {}
     while pairs:
         key = cursor.upto(END_KEY)
-        if not key or key != key.strip():
+        if not key or key != key.strip() or set(key) & set("<>"):
             raise cursor.fault(f"The call has no sound argument name: {key[:60]!r}.")
         if key in arguments:
             raise cursor.fault(f"The argument {key!r} appears twice.")

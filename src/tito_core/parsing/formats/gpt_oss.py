@@ -21,7 +21,7 @@ from tito_core.parsing.json_call import json_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.registry import register_tool_parser
-from tito_core.parsing.said import Malformed, Said
+from tito_core.parsing.said import Malformed, Said, is_sound_name
 from tito_core.parsing.turn import without_stop
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ class _Messages:
         self, opened: int, body: int, end: int, stop: int, header: tuple[str | None, str, str] | None, ended: str | None
     ) -> None:
         recipient = header[0] if header is not None else None
-        name = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else None
+        name = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else ""
+        name = name if is_sound_name(name) else None
         if ended is None:
             self._said.unclosed(opened, stop, f"The call has no closing {CALL} tag.", name)
             return

@@ -23,7 +23,7 @@ SECTION = Section(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
 )
 ARGUMENTS = "<|tool_call_argument_begin|>"
-_ID = re.compile(r"functions\.([^\s:]+):[0-9]+")
+_ID = re.compile(r"functions\.(.+):[0-9]+")
 
 
 class KimiCalls:
@@ -57,8 +57,8 @@ def _call(cursor: Cursor) -> Said:
     match = _ID.fullmatch(written)
     if match is None:
         raise cursor.fault(f"The call's id must be functions.NAME:NUMBER, not {written[:60]!r}.")
-    cursor.name = match[1]
-    return Said(match[1], json_arguments(cursor.rest(), match[1]), written)
+    name = cursor.sound_name(match[1])
+    return Said(name, json_arguments(cursor.rest(), name), written)
 
 
 register_format("kimi_k2", KimiCalls())

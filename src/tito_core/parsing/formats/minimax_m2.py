@@ -54,8 +54,7 @@ class MiniMaxCalls:
 
 
 def _invoke(cursor: Cursor) -> Said:
-    name = quoted(cursor, cursor.through(">"))
-    cursor.name = name
+    name = cursor.sound_name(quoted(cursor, cursor.through(">")))
     arguments: dict[str, Any] = {}
     while cursor.peek() == PARAMETER:
         cursor.tag(PARAMETER)

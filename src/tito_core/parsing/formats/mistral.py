@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.completion import Completion, Cursor, Frame, Tools
-from tito_core.parsing.formats.deepseek import sound_name
 from tito_core.parsing.formats.granite import forced_array
 from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.json_call import after_blank, json_arguments, json_end
@@ -72,13 +71,12 @@ def _complete(said: Completion, frame: Frame) -> bool:
 
 
 def _call(cursor: Cursor) -> Said:
-    name, written = cursor.upto(ARGUMENTS, CALL_ID), None
-    sound_name(cursor, name.strip())
+    name, written = cursor.sound_name(cursor.upto(ARGUMENTS, CALL_ID).strip()), None
     if cursor.taken == CALL_ID:
         written = cursor.upto(ARGUMENTS).strip()
         if not written.isalnum():
             raise cursor.fault(f"The call's id must be letters and digits, not {written[:60]!r}.")
-    return Said(name.strip(), json_arguments(cursor.rest(), name.strip()), written)
+    return Said(name, json_arguments(cursor.rest(), name), written)
 
 
 register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK)

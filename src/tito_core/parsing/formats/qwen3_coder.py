@@ -56,12 +56,11 @@ class Qwen3CoderCalls:
 
 def _function(cursor: Cursor) -> Said:
     cursor.tag(FUNCTION)
-    name = tag_name(cursor, "function")
-    cursor.name = name
+    name = cursor.sound_name(cursor.through(">"))
     arguments: dict[str, Any] = {}
     while cursor.peek() == PARAMETER:
         cursor.tag(PARAMETER)
-        key = tag_name(cursor, "parameter")
+        key = _key(cursor)
         if key in arguments:
             raise cursor.fault(f"The parameter {key!r} appears twice.")
         arguments[key] = typed_value(_unframed(cursor, key), cursor.tools, name, key)
@@ -70,12 +69,11 @@ def _function(cursor: Cursor) -> Said:
     return Said(name, arguments)
 
 
-def tag_name(cursor: Cursor, what: str) -> str:
-    """Take the name that a tag holds, up to its `>`."""
-    name = cursor.through(">")
-    if not name or name != name.strip() or not name.isprintable() or set(name) & set("<\"'="):
-        raise cursor.fault(f"The {what} has no sound name: {name[:60]!r}.")
-    return name
+def _key(cursor: Cursor) -> str:
+    key = cursor.through(">")
+    if not key or key != key.strip() or not key.isprintable() or set(key) & set("<\"'="):
+        raise cursor.fault(f"The parameter has no sound name: {key[:60]!r}.")
+    return key
 
 
 def _unframed(cursor: Cursor, key: str) -> str:
