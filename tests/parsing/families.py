@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hypothesis import strategies as st
-
 from support.byte_level import byte_level
 from tito_core.parsing import ParsedTurn, get_tool_parser
 
@@ -238,7 +236,6 @@ FAMILIES = {
     )
 }
 NAMES = sorted(FAMILIES)
-text = st.text("ab1é漢🙂 \n\"'\\{}[]:,<>/_=()", max_size=8)
 
 
 def ids_of(family: Family, said: str, by_token: bool = True) -> list[int]:
@@ -276,33 +273,6 @@ def schema_of(arguments: dict[str, Any]) -> dict[str, Any]:
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     kinds = {key: {"type": names.get(type(value), "null")} for key, value in arguments.items()}
     return {"type": "object", "properties": kinds}
-
-
-def guarded(family: Family, control: bool) -> st.SearchStrategy[str]:
-    """Strings, some of which spell the tags of the format where it has control tokens."""
-    if not control or not family.control:
-        return text
-    spelled = st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.control])
-    if family.think:
-        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:].strip()}" for tag in family.think])
-    return text | st.tuples(text, spelled, text).map("".join)
-
-
-def arguments(family: Family, control: bool = True) -> st.SearchStrategy[dict[str, Any]]:
-    strings = guarded(family, control)
-    values = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings,
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.text(family.nested_keys, max_size=3), inner, max_size=3)
-        ),
-        max_leaves=6,
-    )
-    return st.dictionaries(st.from_regex(family.keys, fullmatch=True), values, max_size=3)
-
-
-def turns(family: Family, control: bool = True) -> st.SearchStrategy[list[Call]]:
-    calls = st.tuples(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), arguments(family, control))
-    return st.lists(calls, min_size=1, max_size=1 if family.one else 3, unique_by=lambda call: call[0])
 
 
 def unguarded(value: Any) -> Any:

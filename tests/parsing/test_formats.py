@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse, turns, unguarded
+from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse, unguarded
+from parsing.strategies import turns
 from parsing.test_decoding import BYTE_IDS
 from tito_core.parsing import CallStatus, ParsedTurn, known_tool_parsers
 

@@ -8,12 +8,13 @@ which the parser would take for text (law 9). EBNF or a JSON schema alone cannot
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tito_core.parsing.completion import JsonSchema, Tools
 from tito_core.parsing.markup import Markup
+from tito_core.parsing.typed_value import types_of
 
 Grammar = dict[str, Any]
 """One format of a structural tag."""
@@ -78,9 +79,9 @@ def sequence(*elements: Grammar) -> Grammar:
     return {"type": "sequence", "elements": list(elements)}
 
 
-def arguments_json(schema: JsonSchema, style: str = "json") -> Grammar:
-    """Arguments that satisfy a schema, as JSON or in one of XGrammar's XML styles."""
-    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}, "style": style}
+def arguments_json(schema: JsonSchema) -> Grammar:
+    """JSON that satisfies a schema."""
+    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}}
 
 
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
@@ -95,19 +96,45 @@ def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
     return sequence(*parts)
 
 
-def text_argument(markup: Markup, schema: JsonSchema, end: str, anchor: str = "") -> list[Grammar]:
-    """A string without quotes, one of the schema's if it names some, and the tag or text `end` after it."""
-    close = anchored(markup, end, anchor) if anchor else tag(markup, end)
-    if isinstance(options := schema.get("enum"), list) and options:
-        return [either(text(str(option)) for option in options), close]
-    if close["type"] == "const_string":
-        return [{"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": end}]
-    return [{"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}, close]
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How a format writes the parameters of a call one by one.
 
+    Attributes:
+        head: What comes before the value, by the parameter's name and whether its value stands as plain text.
+        end: The tag or text after the value.
+        after: What is written after that.
+        anchor: The control token in both, if they hold one.
+    """
 
-def with_definitions(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
-    """Give one parameter's schema with what its references look up in the tool's."""
-    return {**schema, **{key: whole[key] for key in ("$defs", "definitions") if key in whole}}
+    head: Callable[[str, bool], Grammar]
+    end: str
+    after: str = ""
+    anchor: str = ""
+
+    def of(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
+        """Give every parameter that a tool's schema names, in its order; those not required may be left out."""
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        written = ((key, self._one(markup, key, one, schema)) for key, one in properties.items())
+        return [one if key in required else {"type": "optional", "content": one} for key, one in written]
+
+    def _one(self, markup: Markup, key: str, schema: JsonSchema, whole: JsonSchema) -> Grammar:
+        types = types_of(schema, whole)
+        plain = types is None or "string" in types
+        close = anchored(markup, self.end, self.anchor) if self.anchor else tag(markup, self.end)
+        after = [text(self.after)] if self.after else []
+        if not plain:
+            definitions = {name: whole[name] for name in ("$defs", "definitions") if name in whole}
+            return sequence(self.head(key, False), arguments_json({**schema, **definitions}), close, *after)
+        if isinstance(options := schema.get("enum"), list) and options:
+            values = either(text(str(option)) for option in options)
+            return sequence(self.head(key, True), values, close, *after)
+        if close["type"] == "const_string":
+            excluded = {"type": "any_text", "excludes": list(markup.texts)}
+            value: Grammar = {"type": "tag", "begin": "", "content": excluded, "end": self.end}
+            return sequence(self.head(key, True), value, *after)
+        anything = {"type": "any_tokens", "exclude_tokens": sorted(markup.controls)}
+        return sequence(self.head(key, True), anything, close, *after)
 
 
 def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:

@@ -46,6 +46,7 @@ class Markup:
 
     Attributes:
         tokens: Tags that are one added token of the vocabulary, by id. Text that merely spells one is text (law 9).
+        texts: The text of every tag and special token.
         anchors: Ids of the control tokens that tags hold.
         special: Ids of the tokenizer's special tokens that are no tag of the format; stop tokens are among them.
     """
@@ -62,6 +63,7 @@ class Markup:
         self.decode = decoding(tokenizer)
         added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
         known = dict.fromkeys(tags)
+        self.texts = (*known, *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special))
         self.tokens = {added[tag]: tag for tag in known if tag in added}
         self._ids = {tag: index for index, tag in self.tokens.items()}
         spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)

@@ -25,7 +25,6 @@ from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.typed_value import types_of
 
 ANCHOR = "｜DSML｜"
 INVOKE, END_INVOKE = f"<{ANCHOR}invoke", f"</{ANCHOR}invoke>"
@@ -56,10 +55,11 @@ class DsmlCalls:
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
+        parameters = g.Parameters(lambda key, plain: _head(markup, key, plain), END_PARAMETER, "\n", ANCHOR)
         calls = (
             g.sequence(
                 g.anchored(markup, f'{INVOKE} name="{name}">\n', ANCHOR),
-                *_parameters(markup, schema),
+                *parameters.of(markup, schema),
                 g.anchored(markup, f"{END_INVOKE}\n", ANCHOR),
             )
             for name, schema in tools.items()
@@ -68,20 +68,8 @@ class DsmlCalls:
         return g.sequence(opened, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
 
 
-def _parameters(markup: Markup, schema: Any) -> list[g.Grammar]:
-    given = []
-    for key, one in schema.get("properties", {}).items():
-        types = types_of(one, schema)
-        is_text = types is None or "string" in types
-        head = g.anchored(markup, f'{PARAMETER} name="{key}" string="{str(is_text).lower()}">', ANCHOR)
-        end = f"{END_PARAMETER}\n"
-        if is_text:
-            whole = g.sequence(head, *g.text_argument(markup, one, end, ANCHOR))
-        else:
-            value = g.arguments_json(g.with_definitions(one, schema))
-            whole = g.sequence(head, value, g.anchored(markup, end, ANCHOR))
-        given.append(whole if key in schema.get("required", ()) else {"type": "optional", "content": whole})
-    return given
+def _head(markup: Markup, key: str, plain: bool) -> g.Grammar:
+    return g.anchored(markup, f'{PARAMETER} name="{key}" string="{str(plain).lower()}">', ANCHOR)
 
 
 def _invoke(cursor: Cursor) -> Said:

@@ -16,7 +16,7 @@ from tito_core.parsing.completion import Completion, Cursor, Tools
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.typed_value import typed_value, types_of
+from tito_core.parsing.typed_value import typed_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
@@ -52,32 +52,15 @@ class GlmCalls:
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
+        parameters = g.Parameters(lambda key, _: self._head(markup, key), END_VALUE, self.between)
         calls = (
-            g.sequence(g.text(name + self.between), *self._arguments(markup, schema)) for name, schema in tools.items()
+            g.sequence(g.text(name + self.between), *parameters.of(markup, schema)) for name, schema in tools.items()
         )
         return g.sequence(g.tag(markup, OPEN), g.either(calls), g.tag(markup, CLOSE))
 
-    def _arguments(self, markup: Markup, schema: Any) -> list[g.Grammar]:
-        required = schema.get("required", ())
-        given = []
-        for key, one in schema.get("properties", {}).items():
-            pair = g.sequence(
-                g.tag(markup, KEY),
-                g.text(key),
-                g.tag(markup, END_KEY),
-                *([g.text(self.between)] if self.between else []),
-                *_forced_value(markup, one, schema),
-                *([g.text(self.between)] if self.between else []),
-            )
-            given.append(pair if key in required else {"type": "optional", "content": pair})
-        return given
-
-
-def _forced_value(markup: Markup, schema: Any, whole: Any) -> list[g.Grammar]:
-    types = types_of(schema, whole)
-    if types is None or "string" in types:
-        return [g.tag(markup, VALUE), *g.text_argument(markup, schema, END_VALUE)]
-    return [g.tag(markup, VALUE), g.arguments_json(g.with_definitions(schema, whole)), g.tag(markup, END_VALUE)]
+    def _head(self, markup: Markup, key: str) -> g.Grammar:
+        between = [g.text(self.between)] if self.between else []
+        return g.sequence(g.tag(markup, KEY), g.text(key), g.tag(markup, END_KEY), *between, g.tag(markup, VALUE))
 
 
 def _call(cursor: Cursor) -> Said:

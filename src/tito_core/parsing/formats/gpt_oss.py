@@ -153,8 +153,8 @@ class _Messages:
         self, opened: int, body: int, end: int, stop: int, header: tuple[str | None, str, str] | None, ended: str | None
     ) -> None:
         recipient = header[0] if header is not None else None
-        name = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else ""
-        name = name if is_sound_name(name) else None
+        bare = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else ""
+        name = bare if is_sound_name(bare) else None
         if ended is None:
             self._said.unclosed(opened, stop, f"The call has no closing {CALL} tag.", name)
             return

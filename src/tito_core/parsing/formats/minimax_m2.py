@@ -42,11 +42,12 @@ class MiniMaxCalls:
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
+        parameters = g.Parameters(lambda key, _: g.text(f'{PARAMETER}"{key}">'), END_PARAMETER, "\n")
         calls = (
             g.sequence(
                 g.text(f'\n{SECTION.call}"{name}">\n'),
-                g.arguments_json(schema, "minimax_xml"),
-                g.text(f"\n{SECTION.end_call}\n"),
+                *parameters.of(markup, schema),
+                g.text(f"{SECTION.end_call}\n"),
             )
             for name, schema in tools.items()
         )

@@ -45,10 +45,9 @@ class Qwen3CoderCalls:
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
+        parameters = g.Parameters(lambda key, _: g.text(f"{PARAMETER}{key}>\n"), f"\n{END_PARAMETER}", "\n")
         functions = (
-            g.sequence(
-                g.text(f"\n{FUNCTION}{name}>\n"), g.arguments_json(schema, "qwen_xml"), g.text(f"\n{END_FUNCTION}\n")
-            )
+            g.sequence(g.text(f"\n{FUNCTION}{name}>\n"), *parameters.of(markup, schema), g.text(f"{END_FUNCTION}\n"))
             for name, schema in tools.items()
         )
         return g.sequence(g.tag(markup, OPEN), g.either(functions), g.tag(markup, CLOSE))
