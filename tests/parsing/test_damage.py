@@ -135,7 +135,6 @@ MALFORMED_CALLS = [
         "twice",
         "look",
     ),
-    ("glm47", "<tool_call>look</tool_call>at</arg_key><arg_value>x</arg_value></tool_call>", "</arg_key> after", None),
     ("glm47", "<tool_call>look<arg_key>far</arg_key><arg_value>x</arg_value></tool_call>", "not valid JSON", "look"),
     ("glm47", "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value>y</tool_call>", "stray text: 'y'", "look"),
     ("minimax_m2", m('<parameter name="at">x'), "lacks </parameter>", "look"),
@@ -234,6 +233,8 @@ MALFORMED_CALLS = [
     ("pythonic", "[look(at=0x10)]", "a literal belongs", None),
     ("pythonic", "[look()] done", "Stray text follows the calls: 'done'", None),
     ("pythonic", "[look() count()]", "where ']' belongs", None),
+    ("llama4_pythonic", "[look()]<|python_end|>", "Stray text", None),
+    ("llama4_pythonic", "<|python_start|>[look()]", "no closing <|python_end|>", None),
     ("llama4_pythonic", "<|python_start|>look()<|python_end|>", "where '[' belongs", None),
     ("llama4_pythonic", "<|python_start|>[look()] a<|python_end|>", "Stray text", None),
     ("gemma4", ge("look{}"), "lacks 'call:'", None),
@@ -281,7 +282,7 @@ SOUND_THOUGH_UNUSUAL = [
     ("granite", '<tool_call> [{"name": "look", "arguments": {}}]', {}),
     ("pythonic", "[look(at='a\\n\\u00e9\\x41', far=-1.5e3, all=[None, true,], no=null,)]",
      {"at": "a\né\x41", "far": -1500.0, "all": [None, True], "no": None}),
-    ("llama4_pythonic", "[look()]<|python_end|>", {}),
+    ("llama4_pythonic", "[look()]", {}),
     ("gemma4", ge(f"call:look{{at:{Q}<tool>{{,}}{Q},deep:{{{Q}a b{Q}:[1.5,null],c:{{}}}}}}"),
      {"at": "<tool>{,}", "deep": {"a b": [1.5, None], "c": {}}}),
 ]  # fmt: skip
@@ -295,6 +296,26 @@ def test_what_is_unusual_but_sound_is_read(name: str, said: str, arguments: dict
 
 
 TURNS = [
+    (
+        "hermes",
+        'So {"name": "look", "arguments": {}}</tool_call>',
+        "",
+        'So {"name": "look", "arguments": {}}',
+        [MALFORMED],
+    ),
+    ("hermes", "a</tool_call>b</tool_call>c<tool_call>", "", "ac", [MALFORMED, MALFORMED]),
+    ("hermes", "a</tool_call><think>b</tool_call></think>c", "b</tool_call>", "ac", [MALFORMED]),
+    ("glm47", "<tool_call>look</tool_call>at</arg_key></tool_call>", "", "at", [MALFORMED, MALFORMED]),
+    ("glm47", "look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>", "", "look", [MALFORMED]),
+    ("kimi_k2", k("functions.look:0").removeprefix("<|tool_calls_section_begin|>"), "", "", [MALFORMED]),
+    ("deepseek_v4", d("").removeprefix("<｜DSML｜tool_calls>"), "", "", [MALFORMED]),
+    (
+        "minimax_m2",
+        m("").removeprefix("<minimax:tool_call>\n").removesuffix("</minimax:tool_call>"),
+        "",
+        '<invoke name="look">\n</invoke>',
+        [],
+    ),
     ("llama3_json", '{"answer": 3}', "", '{"answer": 3}', []),
     ("llama3_json", 'So {"name": "look", "parameters": {}}', "", 'So {"name": "look", "parameters": {}}', []),
     ("xlam", "[]", "", "[]", []),

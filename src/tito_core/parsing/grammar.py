@@ -80,8 +80,8 @@ def sequence(*elements: Grammar) -> Grammar:
 
 
 def arguments_json(schema: JsonSchema) -> Grammar:
-    """JSON that satisfies a schema."""
-    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}}
+    """JSON that satisfies a schema; a policy that likes blanks cannot spend the turn on them."""
+    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}, "max_whitespace_cnt": 2}
 
 
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:

@@ -81,6 +81,10 @@ class Markup:
         """Give the id of a tag that is one token, else None."""
         return self._ids.get(tag)
 
+    def certain(self, tag: str) -> bool:
+        """Tell whether text cannot spell a tag: it is a token, or holds one."""
+        return tag in self._ids or any(anchor in tag for anchor in self.anchors)
+
     def marks(self, decoded: DecodedIds) -> list[Mark]:
         """Find every tag, in order of characters."""
         tokens, starts = self.tokens, decoded.starts

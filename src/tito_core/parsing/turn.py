@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, chosen
-from tito_core.parsing.markup import DecodedIds, Markup
+from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.reasoning import THINK, ReasoningTags
 
@@ -59,6 +59,9 @@ class TurnParser:
         self.calls = calls
         self.reasoning = reasoning
         self.starts = frozenset({*calls.opening, *((reasoning.open,) if reasoning else ())})
+        # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
+        certain = {tag for tag in calls.tags if self.markup.certain(tag)}
+        self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
@@ -121,7 +124,8 @@ class _Reader:
     def __init__(self, parser: TurnParser, said: Completion) -> None:
         self._calls = parser.calls
         self._reasoning = parser.reasoning
-        self._starts = parser.starts
+        self._starts = parser.starts | parser.stray
+        self._strays = parser.stray
         self._said = said
         self._blocks: list[str] = []
         self._texts: list[str] = []
@@ -139,10 +143,22 @@ class _Reader:
                 continue
             if mark.tag in self._calls.opening:
                 at = self._calls.read(self._said, mark.start, mark.tag)
+            elif mark.tag in self._strays:
+                at = self._stray(mark)
             else:
                 at = self._block(mark.stop)
         reasoning = "\n".join(filter(None, self._blocks))
         return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed)
+
+    def _stray(self, first: Mark) -> int:
+        """Report tags that stand outside any call, up to the next that could begin something, as one malformed call."""
+        last: Mark | None = first
+        stop = first.stop
+        while last is not None and last.tag in self._strays:
+            stop = last.stop
+            last = self._said.next(stop)
+        self._said.malformed(first.start, stop, f"The tag {first.tag} stands outside any call.")
+        return stop
 
     def _text(self, start: int, stop: int) -> int:
         """Take text, or the calls that it is; give the character after them."""

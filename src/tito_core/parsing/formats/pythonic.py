@@ -1,7 +1,7 @@
 """Calls as a Python list of calls: `[look(at="x"), count(far=5)]` (Llama 3.2 and 4, ToolACE).
 
-The message is the list and nothing else; Llama 4 may write `<|python_start|>` and `<|python_end|>` around it. Arguments
-are literals by keyword. JSON's true, false and null count beside Python's, since templates render nested values so.
+The message is the list and nothing else, or for Llama 4 the list between `<|python_start|>` and `<|python_end|>`.
+Arguments are literals by keyword. JSON's true, false and null count beside Python's: templates render nested values so.
 A list with any fault is one malformed call. Sources: vLLM 0.32, `tool_parsers/pythonic_tool_parser.py` and
 `llama4_pythonic_tool_parser.py`; SGLang 0.5.23, `function_call/pythonic_detector.py`.
 """
@@ -38,18 +38,18 @@ class PythonicCalls:
         """Read the list after the tag."""
         body = opened + len(OPEN)
         frame = said.frame(opened, body, CLOSE, self.opening)
-        _read(said, opened, body, frame.end, frame.stop)
+        if frame.closed:
+            _read(said, opened, body, frame.end, frame.stop)
+        else:
+            said.unclosed(opened, frame.stop, f"The calls have no closing {CLOSE} tag.")
         return frame.stop
 
     def read_bare(self, said: Completion, start: int) -> int | None:
         """Read the list, where the message begins as one of calls does."""
         if not _BEGINS.match(said.text, start):
             return None
-        total = len(said.text)
-        close = said.next(start, frozenset(self.tags[1:])) if self.tags else None
-        ends = close is not None and not said.text[close.stop :].strip()
-        _read(said, start, start, close.start if close is not None and ends else total, total)
-        return total
+        _read(said, start, start, len(said.text), len(said.text))
+        return len(said.text)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Refuse: engines have no grammar for Python literals by schema."""
