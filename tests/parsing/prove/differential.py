@@ -5,7 +5,7 @@ printed with its turn. On damaged turns it counts what each makes of the damage:
 engine has), "no call" (it became text), "as it was" (a sound call comes out that equals one of the turn's), and
 "invented" (a call comes out that the turn never held, and it would run).
 
-    ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/differential.py vllm|sglang [--turns 5000] [format ...]
+    ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/differential.py vllm|sglang [--turns 5000] [--formats NAME ...]
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def main() -> None:
     arguments.add_argument("engine", choices=("vllm", "sglang"))
     arguments.add_argument("--turns", type=int, default=5000)
     arguments.add_argument("--show", type=int, default=0, help="examples of each difference")
-    arguments.add_argument("formats", nargs="*", default=sorted(FAMILIES))
+    arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))
     options = arguments.parse_args()
     logging.disable(logging.CRITICAL)
     for name in options.formats:

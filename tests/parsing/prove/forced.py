@@ -3,7 +3,7 @@
 Runs in an engine's own environment, which has XGrammar. The policy is random: at each step any token that the grammar
 allows, with a lean towards ending. 500 calls a format by default.
 
-    ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/forced.py [--calls 500] [format ...]
+    ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/forced.py [--calls 500] [--formats NAME ...]
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     """Prove and print."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--calls", type=int, default=500)
-    arguments.add_argument("formats", nargs="*", default=sorted(FAMILIES))
+    arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))
     options = arguments.parse_args()
     for name in options.formats:
         for by_token in (True, False):
