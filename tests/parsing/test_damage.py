@@ -243,6 +243,7 @@ MALFORMED_CALLS = [
     ("gemma4", ge("call:look{at:1,at:2}"), "'at' appears twice", "look"),
     ("gemma4", ge("call:look{at:1"), "where '}' belongs", "look"),
     ("gemma4", ge("call:look{at}"), "where ':' belongs", "look"),
+    ("gemma4", ge("call:look{at:Nonesuch}"), "where '}' belongs", "look"),
     ("gemma4", ge("call:look{at:01}"), "not valid JSON", "look"),
     ("gemma4", ge("call:look{at:1}}"), "stray text: '}'", "look"),
     ("gemma4", ge("call:look{at:[1,]}"), "a value belongs", "look"),
@@ -283,6 +284,7 @@ SOUND_THOUGH_UNUSUAL = [
     ("pythonic", "[look(at='a\\n\\u00e9\\x41', far=-1.5e3, all=[None, true,], no=null,)]",
      {"at": "a\né\x41", "far": -1500.0, "all": [None, True], "no": None}),
     ("llama4_pythonic", "[look()]", {}),
+    ("gemma4", ge("call:look{at:None,all:[None]}"), {"at": None, "all": [None]}),
     ("gemma4", ge(f"call:look{{at:{Q}<tool>{{,}}{Q},deep:{{{Q}a b{Q}:[1.5,null],c:{{}}}}}}"),
      {"at": "<tool>{,}", "deep": {"a b": [1.5, None], "c": {}}}),
 ]  # fmt: skip

@@ -140,7 +140,9 @@ class Parameters:
 def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:
     """Reasoning that the prompt has opened, its closing tag, and then `grammar`."""
     token = markup.token_of(close)
+    blank: Grammar = {"type": "optional", "content": text("\n\n")}
     if token is None:
         thought: Grammar = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": close}
-        return sequence(thought, grammar)
-    return sequence({"type": "any_tokens", "exclude_tokens": [token]}, tag(markup, close), text("\n\n"), grammar)
+        return sequence(thought, blank, grammar)
+    thinking = {"type": "any_tokens", "exclude_tokens": sorted({token, *markup.special})}
+    return sequence(thinking, tag(markup, close), blank, grammar)

@@ -2,7 +2,8 @@
 
     <|tool_call>call:look{at:<|"|>x<|"|>,far:5,tags:[true,null]}<tool_call|>
 
-Keys stand bare or as strings; numbers, true, false and null are JSON's. A string holds anything but its own delimiter.
+Keys stand bare or as strings; numbers, true, false and null are JSON's, and templates before that of 2026-07-09 write
+None for null. A string holds anything but its own delimiter.
 Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`, which reads other bare words as strings.
 """
 
@@ -22,7 +23,7 @@ from tito_core.parsing.said import Said
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
 _KEY = re.compile(r"[^\s:,{}\[\]<>]+")
-_BARE = re.compile(r"true|false|null|-?[0-9][0-9.eE+-]*")
+_BARE = re.compile(r"true|false|null|None|-?[0-9][0-9.eE+-]*")
 
 
 class Gemma4Calls:
@@ -86,7 +87,8 @@ class _Notation:
             return self.mapping(deep + 1)
         if self._cursor.skip("["):
             return self._list(deep + 1)
-        return json_value(self._cursor.match(_BARE, "a value"), "value", self._cursor.name)
+        bare = self._cursor.match(_BARE, "a value")
+        return None if bare == "None" else json_value(bare, "value", self._cursor.name)
 
     def _list(self, deep: int) -> list[Any]:
         result: list[Any] = []
