@@ -94,7 +94,8 @@ def _character(chance: random.Random, _: Family, text: str, start: int) -> tuple
 
 
 def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
-    tags = [m.span() for tag in family.control for m in re.finditer(re.escape(tag), text) if m.start() >= start]
+    lost = [tag for tag in family.control if tag != "<|constrain|>"]  # the template of gpt-oss leaves that one out
+    tags = [m.span() for tag in lost for m in re.finditer(re.escape(tag), text) if m.start() >= start]
     if not tags:
         return "", text
     begin, end = chance.choice(tags)

@@ -56,14 +56,13 @@ def templates(path: Path) -> dict[str, str]:
     return found
 
 
-def assistant(said: list[Call], family: Family) -> dict[str, Any]:
-    as_text = family.name.startswith("deepseek_v3")
+def assistant(said: list[Call], as_text: bool) -> dict[str, Any]:
     given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in said]
     tool_calls = [{"type": "function", "id": f"call_{i}", "function": call} for i, call in enumerate(given)]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
-def completion(tokenizer: Any, said: list[Call], family: Family) -> str:
+def completion(tokenizer: Any, said: list[Call], as_text: bool) -> str:
     """Render a turn, and give what the policy would have said of it."""
     user = {"role": "user", "content": "Go."}
     tools = [
@@ -72,10 +71,12 @@ def completion(tokenizer: Any, said: list[Call], family: Family) -> str:
     ]
     render = {"tools": tools, "tokenize": False, "enable_thinking": False}
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, **render)
-    whole = tokenizer.apply_chat_template([user, assistant(said, family)], **render)
+    whole = tokenizer.apply_chat_template([user, assistant(said, as_text)], **render)
     begun = 0
     while begun < min(len(prompt), len(whole)) and prompt[begun] == whole[begun]:
         begun += 1
+    while whole[begun - 1] == "<":  # the generation prompt goes on with another tag
+        begun -= 1
     return END.sub("", whole[begun:])
 
 
@@ -90,7 +91,9 @@ def prove(name: str, template: str, family: Family, count: int) -> tuple[int, li
         if family.control and chance.random() < 0.3:  # a string that spells the format's own markup
             tag = chance.choice(family.control)
             said[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
-        text = completion(tokenizer, said, family)
+        text = completion(tokenizer, said, name == "deepseekv3")
+        if not any(tool in text for tool, _ in said):
+            raise LookupError("it leaves calls out")
         turn = parse(family, ids_of(family, text), said)
         read = [(call.status, call.name, call.arguments) for call in turn.calls]
         if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in said]:
