@@ -118,6 +118,22 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+def how(one: Any, other: Any) -> str:
+    """Name the first difference between two values that are not the same."""
+    if isinstance(one, str) and isinstance(other, str):
+        return "blanks lost" if one.strip() == other.strip() else "another string"
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        if len(one) != len(other):
+            return "items lost"
+        return next(how(a, b) for a, b in zip(one, other, strict=True) if not same(a, b))
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return "other keys"
+        return next(how(one[key], other[key]) for key in one if not same(one[key], other[key]))
+    shown = repr(one) if one in ("null", None) else type(one).__name__
+    return f"{shown} read as {type(other).__name__}"
+
+
 def attempted(theirs: Theirs, turn: Turn, ids: list[int]) -> list[Call] | str:
     signal.signal(signal.SIGALRM, _too_long)
     signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
@@ -165,8 +181,7 @@ def compare(engine: Callable[[Family], Theirs], family: Family, count: int, show
         if not isinstance(found, str) and same(found, good):
             agree += 1
         else:
-            differ[found if isinstance(found, str) else f"{len(found)} of {len(good)} calls" if len(found) != len(good)
-                   else "other arguments"] += 1  # fmt: skip
+            differ[found if isinstance(found, str) else how(good, found)] += 1
             examples.append((turn.text, found))
     print(
         f"{family.name:16} sound {count}: agree {agree}, ours wrong {wrong}, theirs differ {dict(differ)}", flush=True
