@@ -42,3 +42,8 @@ class Said:
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
+
+
+def shortened(text: str, longest: int = 60) -> str:
+    """Quote a text, cut to a length."""
+    return repr(text if len(text) <= longest else text[:longest] + "...")

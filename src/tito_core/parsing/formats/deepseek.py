@@ -15,7 +15,8 @@ V3.1 writes the name and the arguments alone (vLLM 0.32, `tool_parsers/deepseekv
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_arguments
 from tito_core.parsing.markup import Markup

@@ -18,7 +18,8 @@ import re
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.minimax_m2 import quoted
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value

@@ -13,7 +13,8 @@ import re
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.json_call import DEEPEST, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.json_call import json_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup

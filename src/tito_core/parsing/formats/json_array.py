@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tito_core.parsing.completion import Completion, shortened
+from tito_core.parsing.completion import Completion
 from tito_core.parsing.json_call import after_blank, json_end, json_value, said_object
-from tito_core.parsing.said import Malformed
+from tito_core.parsing.said import Malformed, shortened
 
 
 def read_array(said: Completion, opened: int, start: int, *, alone: bool, call_id: str | None = None) -> int:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_arguments
 from tito_core.parsing.markup import Markup

@@ -10,11 +10,11 @@ import json
 import re
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Tools, shortened
+from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.json_call import after_blank, json_call, json_end
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Malformed
+from tito_core.parsing.said import Malformed, shortened
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATOR = ";"

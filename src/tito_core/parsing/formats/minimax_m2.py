@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format

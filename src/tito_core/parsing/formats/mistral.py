@@ -8,7 +8,8 @@ name; before that all are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Cursor, Frame, Tools
+from tito_core.parsing.completion import Completion, Frame, Tools
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.granite import forced_array
 from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.json_call import after_blank, json_arguments, json_end

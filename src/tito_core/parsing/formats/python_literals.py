@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from tito_core.parsing.completion import shortened
 from tito_core.parsing.json_call import DEEPEST
-from tito_core.parsing.said import Malformed, Said
+from tito_core.parsing.said import Malformed, Said, shortened
 
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Tools, shortened
+from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.formats.python_literals import Calls
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Malformed
+from tito_core.parsing.said import Malformed, shortened
 
 OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
 _BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tito_core.parsing.completion import Completion, Cursor, shortened
+from tito_core.parsing.completion import Completion
+from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.parsed import CallStatus
-from tito_core.parsing.said import Said
+from tito_core.parsing.said import Said, shortened
 
 
 @dataclass(frozen=True, slots=True)
