@@ -19,7 +19,7 @@ class ReasoningTags:
     close: str
     label: str = ""
 
-    def strip(self, block: str) -> str:
+    def text_of(self, block: str) -> str:
         """Give a block's text without its label and the newlines around it."""
         return block.removeprefix(self.label).strip("\n")
 

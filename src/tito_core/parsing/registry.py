@@ -10,7 +10,7 @@ from tito_core.parsing.completion import Tools
 from tito_core.parsing.detection import detect_tool_parser, template_text
 from tito_core.parsing.grammar import CallGrammar
 from tito_core.parsing.parsed import ParsedTurn
-from tito_core.parsing.reasoning import THINK, ReasoningTags
+from tito_core.parsing.reasoning import REASONING, THINK, ReasoningTags
 from tito_core.parsing.turn import CallFormat, TurnParser
 
 if TYPE_CHECKING:
@@ -85,13 +85,30 @@ def known_tool_parsers() -> list[str]:
     return sorted({*_FACTORIES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
-    """Build the parser called `name` for a tokenizer; "auto" takes the one that the chat template shows.
+def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: str | None = None) -> ToolParser:
+    """Build a parser for a tokenizer.
+
+    Args:
+        name: The parser's name; "auto" takes the one that the chat template shows.
+        tokenizer: Its added tokens decide which tags are tokens.
+        reasoning: How reasoning is marked, by name (see `REASONING`), where it is not as the family's own.
 
     Raises:
-        UnknownParserError: No parser has the name; the message lists those that exist.
+        UnknownParserError: No parser or no reasoning has the name, or the parser's reasoning is its own; the message
+            lists what there is.
         DetectionError: With "auto", the chat template shows none, or several.
     """
+    parser = _built(name, tokenizer)
+    if reasoning is None:
+        return parser
+    if not isinstance(parser, TurnParser):
+        raise UnknownParserError(f"The tool parser {name!r} reads its own reasoning: leave out {reasoning!r}.")
+    if reasoning not in REASONING:
+        raise UnknownParserError(f"There is no reasoning {reasoning!r}. Known: {', '.join(sorted(REASONING))}.")
+    return TurnParser(tokenizer, parser.calls, REASONING[reasoning])
+
+
+def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     if name == AUTO:
         name = detect_tool_parser(template_text(tokenizer)).name
     if name in _FACTORIES:

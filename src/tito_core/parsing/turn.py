@@ -176,5 +176,5 @@ class _Reader:
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._said.text) if close is None else close.start
-        self._blocks.append(self._reasoning.strip(self._said.text[start:stop]))
+        self._blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
         return stop if close is None else close.stop
