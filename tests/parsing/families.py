@@ -175,10 +175,13 @@ def gemma4(calls: Sequence[Call]) -> str:
         if isinstance(given, str):
             return f'<|"|>{given}<|"|>'
         if isinstance(given, dict):
-            return "{" + ",".join(f'<|"|>{k}<|"|>:{value(v)}' for k, v in given.items()) + "}"
+            return "{" + ",".join(f"{key(k)}:{value(v)}" for k, v in given.items()) + "}"
         if isinstance(given, list):
             return "[" + ",".join(map(value, given)) + "]"
         return dumps(given)
+
+    def key(given: str) -> str:
+        return given if re.fullmatch(r"\w+", given) else f'<|"|>{given}<|"|>'
 
     def one(name: str, arguments: dict[str, Any]) -> str:
         return f"<|tool_call>call:{name}{{{','.join(f'{k}:{value(v)}' for k, v in arguments.items())}}}<tool_call|>"

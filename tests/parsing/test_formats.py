@@ -151,6 +151,14 @@ def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
     assert time.process_time() - begun < 1.5
 
 
+def test_time_grows_with_the_number_of_pieces() -> None:
+    family = FAMILIES["xlam"]
+    ids = ids_of(family, "<think></think>\n") * 5000 + ids_of(family, "a<think></think>") * 5000
+    begun = time.process_time()
+    parse(family, ids)
+    assert time.process_time() - begun < 1.5
+
+
 def test_ten_parallel_calls_keep_their_order_and_ids() -> None:
     family = FAMILIES["kimi_k2"]
     calls = [("look", {"at": str(i)}) for i in range(12)]

@@ -130,6 +130,7 @@ class _Reader:
         self._blocks: list[str] = []
         self._texts: list[str] = []
         self._closed = True
+        self._spoken = False  # calls without a tag are the message, so nothing is said before them
 
     def read(self, in_reasoning: bool) -> ParsedTurn:
         """Sort the whole completion into reasoning, text and calls."""
@@ -163,7 +164,8 @@ class _Reader:
     def _text(self, start: int, stop: int) -> int:
         """Take text, or the calls that it is; give the character after them."""
         text = self._said.text[start:stop]
-        if not self._said.calls and text.strip() and not any(said.strip() for said in self._texts):
+        if not self._spoken and not self._said.calls and text.strip():
+            self._spoken = True
             after = self._calls.read_bare(self._said, start + len(text) - len(text.lstrip()))
             if after is not None:
                 return after
