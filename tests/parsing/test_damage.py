@@ -230,6 +230,8 @@ MALFORMED_CALLS = [
     ("pythonic", "[look(at=1e999)]", "too large a number", None),
     ("pythonic", "[look(at=" + "9" * 5000 + ")]", "more than 4000 digits", None),
     ("pythonic", "[look(at=" + "[" * 5000 + ")]", "nests more than 100", None),
+    ("pythonic", "[look(at=" + "{'a':" * 5000 + ")]", "nests more than 100", None),
+    ("gemma4", ge("call:look{at:" + "{a:" * 5000), "nests more than 100", "look"),
     ("pythonic", "[look(at=0x10)]", "a literal belongs", None),
     ("pythonic", "[look()] done", "Stray text follows the calls: 'done'", None),
     ("pythonic", "[look() count()]", "where ']' belongs", None),

@@ -85,6 +85,8 @@ def test_further_properties_have_their_schema_too() -> None:
         ("true", {"type": "integer"}, "must be of type integer"),
         ("1", {"type": "boolean"}, "must be of type boolean"),
         ("TRUE", {"type": "boolean"}, "not valid JSON"),
+        ("3.5", {"const": 3}, "must be of type integer"),
+        ("3.5", {"enum": [3]}, "must be of type integer"),
         ("5", {"type": ["array", "object"]}, "must be of type array or object"),
         ('"5"', {"type": "integer"}, "must be of type integer"),
         ("", {"type": "integer"}, "not valid JSON"),
