@@ -136,7 +136,6 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
         ("<think></think>a", "", "a", [], True),
         (f"<tool_call>{SOUND}", "", "", [MALFORMED], True),
         (f"<tool_call>{SOUND}<tool_call>{SOUND}</tool_call>", "", "", [MALFORMED, OK], True),
-        (f"{SOUND}</tool_call>", "", f"{SOUND}</tool_call>", [], True),
         ("<tool_call></tool_call>", "", "", [MALFORMED], True),
         (f"{LOOK}<|im_end|>", "", "", [OK], True),
         ("Hello.<|im_end|><|endoftext|>", "", "Hello.", [], True),
@@ -186,6 +185,17 @@ def test_malformed_calls_are_not_repaired(name: str, body: str, reason: str, cal
     assert call.reason.endswith(".")
     assert call.raw == f"<tool_call>{body}</tool_call>"
     assert turn.text == "Go.  Done."
+
+
+def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
+    for name in BY_TEXT:
+        assert (parse(name, f"{SOUND}</tool_call>").text, parse(name, "</tool_call>").calls) == (
+            f"{SOUND}</tool_call>",
+            (),
+        )
+    for name in BY_TOKEN:
+        turn = parse(name, f"{SOUND}</tool_call>")
+        assert (turn.text, [(call.status, call.raw) for call in turn.calls]) == (SOUND, [(MALFORMED, "</tool_call>")])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""One call as a JSON object, `{"name": ..., "arguments": {...}}`, read strictly."""
+"""Calls and arguments as JSON, read strictly."""
 
 from __future__ import annotations
 
@@ -8,57 +8,101 @@ import re
 from collections import Counter
 from typing import Any, NoReturn
 
-from tito_core.parsing.parsed import CallStatus, ParsedCall
+from tito_core.parsing.said import Malformed, Said
 
 DEEPEST = 100
 """Levels of lists and objects that a call may hold; deeper ones overflow the stack of whoever copies them."""
 
 
 _BLANK = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int:
     """Give the end of the JSON value at `start`, or `start` when there is none."""
-    blank = _BLANK.match(text, start)
     try:
-        return json.JSONDecoder().raw_decode(text, blank.end() if blank else start)[1]
+        return _DECODER.raw_decode(text, after_blank(text, start))[1]
     except (ValueError, RecursionError):
         return start
 
 
-def parse_json_call(body: str, raw: str, start: int, stop: int) -> ParsedCall:
-    """Read a call.
+def after_blank(text: str, start: int) -> int:
+    """Give the first character at or after `start` that is no blank."""
+    blank = _BLANK.match(text, start)
+    return blank.end() if blank else start
+
+
+def json_value(text: str, what: str = "call", name: str | None = None) -> Any:
+    """Read one JSON value.
 
     Args:
-        body: Text between the tags.
-        raw: The call with its tags.
-        start: Its first token within the completion.
-        stop: One past its last token.
+        text: All of it; blanks around it are allowed.
+        what: What it is, for the message.
+        name: The tool's name, if known.
+
+    Raises:
+        Malformed: It is not JSON, names a key twice, holds NaN or an infinity, half of a surrogate pair, or nests more
+            than `DEEPEST` levels.
     """
-
-    def malformed(reason: str, name: str | None = None) -> ParsedCall:
-        return ParsedCall(CallStatus.MALFORMED, name, None, raw, start, stop, reason)
-
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
     except ValueError as error:
-        return malformed(f"The call is not valid JSON: {error}.")
+        raise Malformed(f"The {what} is not valid JSON: {error}.", name) from None
     except RecursionError:
-        return malformed(f"The call nests more than {DEEPEST} levels deep.")
-    if not isinstance(value, dict):
-        return malformed(f"The call must be a JSON object, not {type(value).__name__}.")
+        raise Malformed(f"The {what} nests more than {DEEPEST} levels deep.", name) from None
     if _too_deep(value):
-        return malformed(f"The call nests more than {DEEPEST} levels deep.")
-    if "\\u" in body and not _is_text(value):
-        return malformed("The call escapes half of a surrogate pair, which is no character.")
+        raise Malformed(f"The {what} nests more than {DEEPEST} levels deep.", name)
+    if "\\u" in text and not _is_text(value):
+        raise Malformed(f"The {what} escapes half of a surrogate pair, which is no character.", name)
+    return value
+
+
+def json_arguments(text: str, name: str) -> dict[str, Any]:
+    """Read the arguments of `name`: one JSON object.
+
+    Raises:
+        Malformed: They are not.
+    """
+    value = json_value(text, "arguments object", name)
+    if not isinstance(value, dict):
+        raise Malformed(f"The arguments must be a JSON object, not {type(value).__name__}.", name)
+    return value
+
+
+def json_call(text: str, arguments: str = "arguments") -> Said:
+    """Read `{"name": ..., "arguments": {...}}`.
+
+    Args:
+        text: The JSON.
+        arguments: Key of the arguments; Llama's is "parameters".
+
+    Raises:
+        Malformed: It is no such object, or has other keys beside.
+    """
+    return said_object(json_value(text), arguments)
+
+
+def said_object(value: Any, arguments: str = "arguments", call_id: str | None = None) -> Said:
+    """Read a call from a decoded JSON value, as `json_call` does.
+
+    Args:
+        value: The value.
+        arguments: Key of the arguments.
+        call_id: Key of the call's id in a format that may have one (Mistral).
+    """
+    if not isinstance(value, dict):
+        raise Malformed(f"The call must be a JSON object, not {type(value).__name__}.")
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        return malformed('The call has no "name" string.')
-    if not isinstance(value.get("arguments"), dict):
-        return malformed('The call has no "arguments" object.', name)
-    if extra := set(value) - {"name", "arguments"}:
-        return malformed(f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}.", name)
-    return ParsedCall(CallStatus.OK, name, value["arguments"], raw, start, stop)
+        raise Malformed('The call has no "name" string.')
+    if not isinstance(value.get(arguments), dict):
+        raise Malformed(f'The call has no "{arguments}" object.', name)
+    if extra := set(value) - {"name", arguments, call_id}:
+        raise Malformed(f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}.", name)
+    written = None if call_id is None else value.get(call_id)
+    if written is not None and not isinstance(written, str):
+        raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
+    return Said(name, value[arguments], written)
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -83,7 +127,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(DEEPEST):
-        children = (item.values() if isinstance(item, dict) else item for item in level)
+        children = (
+            item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)
+        )
         level = [child for of_one in children for child in of_one if isinstance(child, dict | list)]
         if not level:
             return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from tito_core.parsing.decoding import Decode
+from tito_core.parsing.decoding import Decode, decoding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,29 +33,76 @@ class DecodedIds:
         return first, max(bisect_left(self.starts, stop), first + 1)
 
 
-class Tag:
-    """A markup string such as `<tool_call>`: one control token in some vocabularies, plain text in others.
+class Mark(NamedTuple):
+    """One tag as it stands in a completion: characters `start` to `stop`."""
+
+    start: int
+    stop: int
+    tag: str
+
+
+class Markup:
+    """The tags of a format, such as `<tool_call>`, each by token or by text, as the vocabulary has it.
 
     Attributes:
-        text: The markup.
-        token: Its id when the vocabulary has it as one added token, else None.
+        tokens: Tags that are one added token of the vocabulary, by id. Text that merely spells one is text (law 9).
+        texts: The text of every tag and special token.
+        anchors: Ids of the control tokens that tags hold.
+        special: Ids of the tokenizer's special tokens that are no tag of the format; stop tokens are among them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, text: str) -> None:
-        self.text = text
-        self.token = next((i for i, added in tokenizer.added_tokens_decoder.items() if added.content == text), None)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Iterable[str], anchors: Iterable[str] = ()) -> None:
+        """Look the tags up.
 
-    def find(self, decoded: DecodedIds, start: int, stop: int | None = None) -> int | None:
-        """Find the tag that begins at or after character `start` and before `stop`; None when there is none.
-
-        With a control token, text that merely spells the tag does not count (law 9).
+        Args:
+            tokenizer: Its added tokens decide.
+            tags: All tags that may matter.
+            anchors: Control tokens that tags hold, such as DeepSeek's `｜DSML｜`: where the vocabulary has one, a tag
+                that merely spells it is text.
         """
-        end = len(decoded.text) if stop is None else stop
-        if self.token is None:
-            found = decoded.text.find(self.text, start, end + len(self.text) - 1)
-            return found if found >= 0 else None
-        first, last = bisect_left(decoded.starts, start), bisect_left(decoded.starts, end)
-        try:
-            return decoded.starts[decoded.ids.index(self.token, first, last)]
-        except ValueError:
-            return None
+        self.decode = decoding(tokenizer)
+        added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+        known = dict.fromkeys(tags)
+        self.texts = (*known, *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special))
+        self.tokens = {added[tag]: tag for tag in known if tag in added}
+        self._ids = {tag: index for index, tag in self.tokens.items()}
+        spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self.anchors = {anchor: added[anchor] for anchor in anchors if anchor in added}
+        flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self.special = frozenset(flagged.union(tokenizer.all_special_ids) - set(self.tokens))
+
+    @property
+    def controls(self) -> frozenset[int]:
+        """Ids that no content may hold: tags, anchors and special tokens."""
+        return self.special.union(self.tokens, self.anchors.values())
+
+    def token_of(self, tag: str) -> int | None:
+        """Give the id of a tag that is one token, else None."""
+        return self._ids.get(tag)
+
+    def certain(self, tag: str) -> bool:
+        """Tell whether text cannot spell a tag: it is a token, or holds one."""
+        return tag in self._ids or any(anchor in tag for anchor in self.anchors)
+
+    def marks(self, decoded: DecodedIds) -> list[Mark]:
+        """Find every tag, in order of characters."""
+        tokens, starts = self.tokens, decoded.starts
+        found = [
+            Mark(starts[i], starts[i] + len(tokens[token]), tokens[token])
+            for i, token in enumerate(decoded.ids)
+            if token in tokens
+        ]
+        if self._spelled is not None:
+            spelled = self._spelled.finditer(decoded.text)
+            found += [Mark(m.start(), m.end(), m.group()) for m in spelled if self._anchored(decoded, m)]
+            found.sort()
+        return found
+
+    def _anchored(self, decoded: DecodedIds, match: re.Match[str]) -> bool:
+        for anchor, token in self.anchors.items():
+            at = match.group().find(anchor)
+            if at >= 0:
+                holds = decoded.token_of(match.start() + at)
+                return decoded.ids[holds] == token and decoded.starts[holds] == match.start() + at
+        return True

@@ -28,6 +28,7 @@ class ParsedCall:
         start: First token of the call, markup included, as an offset within the completion.
         stop: One past its last token.
         reason: Why it is not "ok", as a sentence for the policy to read; empty otherwise.
+        id: The call's id where the format has the policy write one (Kimi), as sampled; else None.
     """
 
     status: CallStatus
@@ -37,6 +38,7 @@ class ParsedCall:
     start: int
     stop: int
     reason: str = ""
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from tito_core.parsing.completion import Tools
+from tito_core.parsing.detection import detect_tool_parser, template_text
+from tito_core.parsing.grammar import CallGrammar
 from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.reasoning import REASONING, THINK, ReasoningTags
+from tito_core.parsing.turn import CallFormat, TurnParser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ENTRY_POINT_GROUP = "tito.tool_parsers"
+AUTO = "auto"
 
 
 class ParserSession(Protocol):
@@ -27,11 +33,25 @@ class ParserSession(Protocol):
 class ToolParser(Protocol):
     """A format of reasoning and tool calls, bound to a tokenizer. Stateless; shared by all rollouts."""
 
-    def start(self, prompt_tail: Sequence[int] = ()) -> ParserSession:
+    def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> ParserSession:
         """Begin a completion.
 
         Args:
             prompt_tail: The last ids of the prompt, in which the template may have opened a reasoning block.
+            tools: The JSON Schema of each tool's arguments, by the tool's name. Formats that write arguments as
+                plain text (Qwen3-Coder, GLM, MiniMax) take their types from it; without it they are strings.
+        """
+
+    def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
+        """Give the grammar that forces a call of the tool `name`, or of any tool, on the next completion.
+
+        Args:
+            tools: As for `start`.
+            name: The tool; None for any.
+            prompt_tail: As for `start`: where the prompt opens reasoning, the call comes after it.
+
+        Raises:
+            NoCallGrammarError: The format has no grammar, or the tool is unknown.
         """
 
 
@@ -54,17 +74,48 @@ def register_tool_parser(name: str) -> Callable[[F], F]:
     return register
 
 
-def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
-    """Build the parser called `name` for a tokenizer.
+def register_format(name: str, calls: CallFormat, *aliases: str, reasoning: ReasoningTags | None = THINK) -> None:
+    """Register a format of calls, with the reasoning that its family writes beside them."""
+    for each in (name, *aliases):
+        register_tool_parser(each)(lambda tokenizer: TurnParser(tokenizer, calls, reasoning))
+
+
+def known_tool_parsers() -> list[str]:
+    """Give the names of all parsers, installed ones included."""
+    return sorted({*_FACTORIES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: str | None = None) -> ToolParser:
+    """Build a parser for a tokenizer.
+
+    Args:
+        name: The parser's name; "auto" takes the one that the chat template shows.
+        tokenizer: Its added tokens decide which tags are tokens.
+        reasoning: How reasoning is marked, by name (see `REASONING`), where it is not as the family's own.
 
     Raises:
-        UnknownParserError: No parser has the name; the message lists those that exist.
+        UnknownParserError: No parser or no reasoning has the name, or the parser's reasoning is its own; the message
+            lists what there is.
+        DetectionError: With "auto", the chat template shows none, or several.
     """
+    parser = _built(name, tokenizer)
+    if reasoning is None:
+        return parser
+    if not isinstance(parser, TurnParser):
+        raise UnknownParserError(f"The tool parser {name!r} reads its own reasoning: leave out {reasoning!r}.")
+    if reasoning not in REASONING:
+        raise UnknownParserError(f"There is no reasoning {reasoning!r}. Known: {', '.join(sorted(REASONING))}.")
+    return TurnParser(tokenizer, parser.calls, REASONING[reasoning])
+
+
+def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
+    if name == AUTO:
+        name = detect_tool_parser(template_text(tokenizer)).name
     if name in _FACTORIES:
         return _FACTORIES[name](tokenizer)
     installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in installed:
-        known = ", ".join(sorted({*_FACTORIES, *installed}))
+        known = ", ".join([AUTO, *known_tool_parsers()])
         raise UnknownParserError(f"There is no tool parser {name!r}. Known parsers: {known}.")
     factory: ParserFactory = installed[name].load()
     return factory(tokenizer)

@@ -1,0 +1,128 @@
+"""A completion on its way from text and marks to calls."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.markup import DecodedIds, Mark, Markup
+from tito_core.parsing.parsed import CallStatus, ParsedCall
+from tito_core.parsing.said import Malformed, Said
+
+P = ParamSpec("P")
+JsonSchema = Mapping[str, Any]
+Tools = Mapping[str, JsonSchema]
+"""The JSON Schema of each tool's arguments, by the tool's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a call stands, in characters.
+
+    Attributes:
+        opened: Its first character, markup included.
+        body: First character of its body.
+        end: One past the body's last character.
+        stop: One past its last character, markup included.
+        closed: Whether its closing tag is there.
+    """
+
+    opened: int
+    body: int
+    end: int
+    stop: int
+    closed: bool
+
+
+class Completion:
+    """One completion: its text, the tags in it, and the calls found so far.
+
+    Attributes:
+        decoded: The ids and their text.
+        truncated: Whether the engine stopped for length.
+        tools: Schemas by the tool's name.
+        calls: What was read, in order.
+    """
+
+    def __init__(self, markup: Markup, decoded: DecodedIds, truncated: bool, tools: Tools | None = None) -> None:
+        self.decoded = decoded
+        self.text = decoded.text
+        self.truncated = truncated
+        self.tools: Tools = tools or {}
+        self.calls: list[ParsedCall] = []
+        self.markup = markup
+        self._marks = markup.marks(decoded)
+        self._starts = [mark.start for mark in self._marks]
+
+    def next(self, char: int, tags: Set[str] | None = None) -> Mark | None:
+        """Give the first mark at or after a character, of certain tags or of any."""
+        for i in range(bisect_left(self._starts, char), len(self._marks)):
+            if tags is None or self._marks[i].tag in tags:
+                return self._marks[i]
+        return None
+
+    def frame(self, opened: int, body: int, close: str, before: Set[str], begin: int | None = None) -> Frame:
+        """Find where a call ends: at its closing tag, or unclosed before one of other tags or at the end.
+
+        Args:
+            opened: First character of its markup.
+            body: First character of its body.
+            close: Its closing tag.
+            before: Tags that may not come inside it.
+            begin: Where to begin to look; by default at the body.
+        """
+        found = self.next(body if begin is None else begin, before | {close})
+        if found is None:
+            return Frame(opened, body, len(self.text), len(self.text), False)
+        if found.tag != close:
+            return Frame(opened, body, found.start, found.start, False)
+        return Frame(opened, body, found.start, found.stop, True)
+
+    def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said]) -> int:
+        """Read the call in a frame; give the character after it."""
+        if frame.closed:
+            self.judge(frame.opened, frame.stop, body, Cursor(self, frame.body, frame.end))
+        else:
+            self.unclosed(frame.opened, frame.stop, f"The call has no closing {close} tag.")
+        return frame.stop
+
+    def judge(self, start: int, stop: int, read: Callable[P, Said], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Add what `read` makes of characters `start` to `stop`, be it a sound call or a malformed one."""
+        try:
+            said = read(*args, **kwargs)
+        except Malformed as fault:
+            self.malformed(start, stop, fault.reason, fault.name)
+        else:
+            self.add(start, stop, said)
+
+    def add(self, start: int, stop: int, said: Said) -> None:
+        """Add a sound call."""
+        self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id)
+
+    def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
+        """Add a call that does not end: truncated where the engine cut it off, else malformed."""
+        if self.truncated and stop == len(self.text):
+            self._add(start, stop, CallStatus.TRUNCATED, name, None, "The token limit cut the call off.")
+        else:
+            self.malformed(start, stop, reason, name)
+
+    def malformed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
+        """Add a malformed call."""
+        self._add(start, stop, CallStatus.MALFORMED, name, None, reason)
+
+    def _add(
+        self,
+        start: int,
+        stop: int,
+        status: CallStatus,
+        name: str | None,
+        arguments: Mapping[str, Any] | None,
+        reason: str = "",
+        call_id: str | None = None,
+    ) -> None:
+        first, last = self.decoded.span_of(start, stop)
+        raw = self.text[start:stop]
+        self.calls.append(ParsedCall(status, name, arguments, raw, first, last, reason, call_id))

@@ -1,0 +1,97 @@
+"""Calls of DeepSeek V3.2 and V4: a section of functions whose parameters say whether they are strings.
+
+    <｜DSML｜tool_calls>
+    <｜DSML｜invoke name="look">
+    <｜DSML｜parameter name="at" string="true">x</｜DSML｜parameter>
+    <｜DSML｜parameter name="far" string="false">5</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜tool_calls>
+
+V3.2 writes `function_calls` for `tool_calls`. `｜DSML｜` is a control token: tags that merely spell it are text.
+Sources: vLLM 0.32, `tokenizers/deepseek_v32_encoding.py`, `tokenizers/deepseek_v4_encoding.py` and
+`parser/deepseek_v4.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tito_core.parsing import grammar as g
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.formats.minimax_m2 import quoted
+from tito_core.parsing.formats.sections import Section
+from tito_core.parsing.json_call import json_value
+from tito_core.parsing.markup import Markup
+from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Said
+
+ANCHOR = "｜DSML｜"
+INVOKE, END_INVOKE = f"<{ANCHOR}invoke", f"</{ANCHOR}invoke>"
+PARAMETER, END_PARAMETER = f"<{ANCHOR}parameter", f"</{ANCHOR}parameter>"
+_HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
+
+
+class DsmlCalls:
+    """A section of functions.
+
+    Attributes:
+        section: Its tags; the outer ones differ between V3.2 and V4.
+    """
+
+    anchors = (ANCHOR,)
+
+    def __init__(self, block: str) -> None:
+        self.section = Section(f"<{ANCHOR}{block}>", f"</{ANCHOR}{block}>", INVOKE, END_INVOKE)
+        self.tags = (self.section.open, self.section.close, INVOKE, END_INVOKE, PARAMETER, END_PARAMETER)
+        self.opening = frozenset({self.section.open})
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read one section."""
+        return self.section.read(said, opened, _invoke)
+
+    def read_bare(self, said: Completion, start: int) -> None:
+        """Calls always have their tags."""
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Force one call."""
+        parameters = g.Parameters(lambda key, plain: _head(markup, key, plain), END_PARAMETER, "\n", ANCHOR)
+        calls = (
+            g.sequence(
+                g.anchored(markup, f'{INVOKE} name="{name}">\n', ANCHOR),
+                *parameters.of(markup, schema),
+                g.anchored(markup, f"{END_INVOKE}\n", ANCHOR),
+            )
+            for name, schema in tools.items()
+        )
+        opened = g.anchored(markup, self.section.open + "\n", ANCHOR)
+        return g.sequence(opened, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
+
+
+def _head(markup: Markup, key: str, plain: bool) -> g.Grammar:
+    return g.anchored(markup, f'{PARAMETER} name="{key}" string="{str(plain).lower()}">', ANCHOR)
+
+
+def _invoke(cursor: Cursor) -> Said:
+    written = cursor.through(">")
+    name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
+    if name is None:
+        raise cursor.fault(f'The call must begin with {INVOKE} name="...">, not {(INVOKE + written)[:60]!r}.')
+    cursor.sound_name(name)
+    arguments: dict[str, Any] = {}
+    while cursor.peek() == PARAMETER:
+        cursor.tag(PARAMETER)
+        head = _HEAD.fullmatch(written := cursor.through(">"))
+        if head is None:
+            raise cursor.fault(f'A parameter must say name="..." and string="true" or "false", not {written[:60]!r}.')
+        key, value = head[1], cursor.upto(END_PARAMETER)
+        if key in arguments:
+            raise cursor.fault(f"The parameter {key!r} appears twice.")
+        arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
+    cursor.end()
+    return Said(name, arguments)
+
+
+register_format("deepseek_v32", DsmlCalls("function_calls"))
+register_format("deepseek_v4", DsmlCalls("tool_calls"))

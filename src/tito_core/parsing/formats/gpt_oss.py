@@ -1,0 +1,195 @@
+"""Harmony, the format of gpt-oss: messages in channels, and calls as messages to a recipient.
+
+    <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json
+    <|message|>{"at": "x"}<|call|>
+
+The analysis channel is reasoning; commentary without a recipient and final are text. A recipient stands in the channel
+or, as the template renders it, in the role. A call is sound in the commentary channel, as JSON, to `functions.`, and
+ended by `<|call|>`. Sources: the gpt-oss template (in TRL 1.16); vLLM 0.32, `parser/harmony.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.json_call import json_arguments
+from tito_core.parsing.markup import DecodedIds, Mark, Markup
+from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.registry import register_tool_parser
+from tito_core.parsing.said import Malformed, Said, is_sound_name
+from tito_core.parsing.turn import without_stop
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_TO = r"(?: to=([^\s<]+))?"
+_ROLE = re.compile(rf"\s*(?:assistant)?{_TO}\s*")
+_ADDRESSED = re.compile(r"\s*(?:assistant)? to=")
+_IN_CHANNEL = re.compile(rf"(analysis|commentary|final){_TO}\s*([a-z]+)?\s*")
+_FUNCTIONS = "functions."
+
+
+@register_tool_parser("gpt_oss")
+class HarmonyParser:
+    """Strict Harmony parser."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.markup = Markup(tokenizer, (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN))
+
+    def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> HarmonySession:
+        """Begin a completion inside the message that the generation prompt has begun."""
+        start = self.markup.token_of(START)
+        begun = max((i + 1 for i, token in enumerate(prompt_tail) if token == start), default=len(prompt_tail))
+        return HarmonySession(self.markup, list(prompt_tail[begun:]))
+
+    def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
+        """Refuse: a call ends in a stop token, which engines' grammars cannot demand."""
+        raise NoCallGrammarError(
+            f"A tool call cannot be forced with the parser 'gpt_oss': a call ends in {CALL}, a stop token, which no "
+            "grammar of the engines can demand. Leave the choice to the policy, or set sampling.grammar."
+        )
+
+
+class HarmonySession:
+    """Parses one completion."""
+
+    def __init__(self, markup: Markup, begun: list[int]) -> None:
+        self._markup = markup
+        self._begun = begun
+        self._ids = list(begun)
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Take the next sampled ids."""
+        self._ids += ids
+
+    def finish(self, *, truncated: bool) -> ParsedTurn:
+        """Parse everything that was fed."""
+        begun = len(self._begun)
+        kept = [*self._begun, *without_stop(self._ids[begun:], self._markup.special)]
+        decoded = DecodedIds(self._markup.decode, kept)
+        sampled = decoded.starts[begun] if begun < len(kept) else len(decoded.text)
+        turn = _Messages(Completion(self._markup, decoded, truncated), sampled).read()
+        calls = tuple(
+            replace(call, start=max(0, call.start - begun), stop=max(1, call.stop - begun)) for call in turn.calls
+        )
+        return replace(turn, calls=calls)
+
+
+class _Messages:
+    """Walks from message to message."""
+
+    def __init__(self, said: Completion, sampled: int) -> None:
+        self._said = said
+        self._sampled = sampled  # the first sampled character; what comes before it is the prompt's
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._closed = True
+
+    def read(self) -> ParsedTurn:
+        """Sort all messages into reasoning, text and calls."""
+        at: int | None = 0
+        while at is not None:
+            at = self._message(at)
+        reasoning = "\n".join(filter(None, (block.strip("\n") for block in self._reasoning)))
+        text = "\n".join(filter(None, (text.strip() for text in self._texts)))
+        return ParsedTurn(reasoning, text, tuple(self._said.calls), self._closed)
+
+    def _message(self, start: int) -> int | None:
+        """Read the message whose header begins at a character; give where the next begins."""
+        said, total = self._said, len(self._said.text)
+        mark = said.next(start, {MESSAGE, START, END, CALL, RETURN})
+        if mark is None or mark.tag != MESSAGE:
+            stop = total if mark is None else mark.start if mark.tag == START else mark.stop
+            self._headless(start, stop, None if mark is None or mark.tag == START else mark.tag)
+            return self._next(stop)
+        closing = said.next(mark.stop, {START, END, CALL, RETURN})
+        self._body(start, mark, closing)
+        if closing is None:
+            return None
+        return self._next(closing.start if closing.tag == START else closing.stop)
+
+    def _next(self, at: int) -> int | None:
+        """Take what stands between messages as text; give where the next header begins."""
+        opened = self._said.next(at, {START})
+        self._take(self._texts, at, len(self._said.text) if opened is None else opened.start)
+        return None if opened is None else opened.stop
+
+    def _headless(self, start: int, stop: int, closed_by: str | None) -> None:
+        """A header without a message: text, unless it addresses or ends a call."""
+        header = self._said.text[start:stop]
+        channel = self._said.next(start, {CHANNEL})
+        in_channel = channel is not None and channel.start < stop
+        if _ADDRESSED.match(header) or (in_channel and " to=" in header) or closed_by == CALL:
+            self._said.unclosed(max(start, self._sampled), stop, f"The call has no {MESSAGE}.")
+        elif stop == len(self._said.text) and self._said.truncated:
+            self._closed = not (in_channel and "analysis" in header)
+            self._take(self._texts, start, start if in_channel else stop)
+        else:
+            self._take(self._texts, start, stop)
+
+    def _body(self, start: int, message: Mark, closing: Mark | None) -> None:
+        said = self._said
+        end = len(said.text) if closing is None else closing.start
+        header = _header(Cursor(said, start, message.start))
+        recipient, channel = (None, None) if header is None else (header[0], header[1])
+        ended = None if closing is None or closing.tag == START else closing.tag
+        stop = end if ended is None or closing is None else closing.stop
+        if header is None and " to=" not in said.text[start : message.start] and ended != CALL:
+            self._take(self._texts, start, end)
+        elif header is not None and recipient is None and ended != CALL:
+            self._take(self._reasoning if channel == "analysis" else self._texts, message.stop, end)
+            self._closed = channel != "analysis" or ended is not None
+        else:
+            self._call(max(start, self._sampled), message.stop, end, stop, header, ended)
+
+    def _call(
+        self, opened: int, body: int, end: int, stop: int, header: tuple[str | None, str, str] | None, ended: str | None
+    ) -> None:
+        recipient = header[0] if header is not None else None
+        bare = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else ""
+        name = bare if is_sound_name(bare) else None
+        if ended is None:
+            self._said.unclosed(opened, stop, f"The call has no closing {CALL} tag.", name)
+            return
+        text = self._said.text[body:end]
+        self._said.judge(opened, stop, _sound, header, name, ended, text)
+
+    def _take(self, into: list[str], start: int, stop: int) -> None:
+        into.append(self._said.text[max(start, self._sampled) : stop])
+
+
+def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
+    """Split a header into recipient, channel and content type; None where it is no sound one."""
+    if cursor.peek() != CHANNEL:
+        return None
+    left = _ROLE.fullmatch(cursor.upto(CHANNEL))
+    channel = cursor.upto(CONSTRAIN) + " " if cursor.peek() == CONSTRAIN else ""
+    right = _IN_CHANNEL.fullmatch(channel + cursor.rest())
+    if left is None or right is None or (left[1] and right[2]):
+        return None
+    return left[1] or right[2], right[1], right[3] or ""
+
+
+def _sound(header: tuple[str | None, str, str] | None, name: str | None, ended: str, text: str) -> Said:
+    if header is None:
+        raise Malformed("The call's header is not sound: it must be <|channel|>commentary to=functions.NAME.")
+    recipient, channel, kind = header
+    if recipient is None:
+        raise Malformed("The call has no recipient: it must be addressed to=functions.NAME.")
+    if not name:
+        raise Malformed(f"The recipient {recipient[:60]!r} is no function: calls go to=functions.NAME.")
+    if channel != "commentary":
+        raise Malformed(f"Calls belong in the commentary channel, not in {channel}.", name)
+    if kind not in ("", "json"):
+        raise Malformed(f"The arguments must be json, not {kind}.", name)
+    if ended != CALL:
+        raise Malformed(f"The call ends in {ended} where {CALL} belongs.", name)
+    return Said(name, json_arguments(text, name))

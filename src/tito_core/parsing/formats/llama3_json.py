@@ -1,0 +1,76 @@
+"""Calls of Llama 3: a message that is `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or alone.
+
+Several calls are parted by `;`. Sources: the Llama 3.1 template (in TRL 1.16), which renders "parameters" and one call
+alone; vLLM 0.32, `tool_parsers/llama_tool_parser.py`. An object whose first key is not "name" is an answer, not a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tito_core.parsing import grammar as g
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.json_call import after_blank, json_call, json_end
+from tito_core.parsing.markup import Markup
+from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Malformed, shortened
+
+PYTHON_TAG = "<|python_tag|>"
+SEPARATOR = ";"
+_BEGINS = re.compile(r'\{\s*"name"\s*:')
+
+
+class Llama3Calls:
+    """Objects up to the end of the message."""
+
+    tags = (PYTHON_TAG,)
+    anchors = ()
+    opening = frozenset({PYTHON_TAG})
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read the calls after the tag."""
+        return _objects(said, opened, opened + len(tag))
+
+    def read_bare(self, said: Completion, start: int) -> int | None:
+        """Read the calls, where the message begins as a call does."""
+        return _objects(said, start, start) if _BEGINS.match(said.text, start) else None
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Force one call."""
+        return g.either(
+            g.sequence(
+                g.text('{"name": ' + json.dumps(name, ensure_ascii=False) + ', "parameters": '),
+                g.arguments_json(schema),
+                g.text("}"),
+            )
+            for name, schema in tools.items()
+        )
+
+
+def _objects(said: Completion, opened: int, start: int) -> int:
+    text, total = said.text, len(said.text)
+    while True:
+        end = json_end(text, start)
+        if end == start:
+            _broken(said, opened, start)
+            return total
+        after = after_blank(text, end)
+        if after == total:
+            said.judge(opened, end, json_call, text[start:end], "parameters")
+            return total
+        if not text.startswith(SEPARATOR, after):
+            said.malformed(opened, total, f"Stray text follows the call: {shortened(text[after:])}.")
+            return total
+        said.judge(opened, end, json_call, text[start:end], "parameters")
+        opened = start = after + len(SEPARATOR)
+
+
+def _broken(said: Completion, opened: int, start: int) -> None:
+    try:
+        json_call(said.text[start:], "parameters")
+    except Malformed as fault:
+        said.unclosed(opened, len(said.text), fault.reason)
+
+
+register_format("llama3_json", Llama3Calls(), "llama4_json", reasoning=None)

@@ -1,0 +1,163 @@
+"""A list of Python calls with literal arguments, read without running or compiling anything."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tito_core.parsing.json_call import DEEPEST
+from tito_core.parsing.said import Malformed, Said, shortened
+
+_BLANK = re.compile(r"\s*")
+_NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_KEYWORD = re.compile(r"[^\W\d]\w*")
+_NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?(?![\w.])")
+_STRING = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_SIMPLE = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
+_WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_LONGEST_NUMBER = 4000
+"""Digits; Python refuses to read integers of more than 4300."""
+
+
+class Calls:
+    """Reads `[name(keyword=literal, ...), ...]` from `start` to `stop` of a text.
+
+    Attributes:
+        at: The next character to read.
+    """
+
+    def __init__(self, text: str, start: int, stop: int) -> None:
+        self._text = text
+        self._stop = stop
+        self.at = start
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything up to the stop was sound so far, so that more could have made it whole."""
+        return _BLANK.match(self._text, self.at, self._stop).end() >= self._stop or self._in_open_string()  # type: ignore[union-attr]
+
+    def read(self) -> list[tuple[Said, int]]:
+        """Give the calls, each with the character after it.
+
+        Raises:
+            Malformed: The text is no such list.
+        """
+        self._need("[")
+        found = []
+        while True:
+            found.append(self._call())
+            if not self._skip(","):
+                self._need("]")
+                return found
+
+    def _call(self) -> tuple[Said, int]:
+        name = self._match(_NAME, "a tool's name")
+        self._need("(")
+        arguments: dict[str, Any] = {}
+        while not self._skip(")"):
+            key = self._match(_KEYWORD, "a keyword")
+            self._need("=")
+            if key in arguments:
+                raise Malformed(f"The keyword {key!r} appears twice.")
+            arguments[key] = self._value(1)
+            if not self._skip(","):
+                self._need(")")
+                break
+        return Said(name, arguments), self.at
+
+    def _value(self, deep: int) -> Any:
+        if deep >= DEEPEST:
+            raise Malformed(f"The call nests more than {DEEPEST} levels deep.")
+        if self._skip("["):
+            return self._list(deep + 1)
+        if self._skip("{"):
+            return self._mapping(deep + 1)
+        self._blank()
+        if self._text[self.at : self.at + 1] in ("'", '"'):
+            return self._string()
+        if number := _NUMBER.match(self._text, self.at, self._stop):
+            self.at = number.end()
+            return _number(number.group())
+        word = self._match(_KEYWORD, "a literal")
+        if word not in _WORDS:
+            raise Malformed(f"{word!r} is no literal: strings stand in quotes.")
+        return _WORDS[word]
+
+    def _list(self, deep: int) -> list[Any]:
+        result = []
+        while not self._skip("]"):
+            result.append(self._value(deep))
+            if not self._skip(","):
+                self._need("]")
+                break
+        return result
+
+    def _mapping(self, deep: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        while not self._skip("}"):
+            self._blank()
+            key = self._string()
+            self._need(":")
+            if key in result:
+                raise Malformed(f"The key {key!r} appears twice.")
+            result[key] = self._value(deep)
+            if not self._skip(","):
+                self._need("}")
+                break
+        return result
+
+    def _string(self) -> str:
+        found = self._match(_STRING, "a string in quotes")
+        value = _ESCAPE.sub(_unescaped, found[1:-1])
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise Malformed("A string escapes half of a surrogate pair, which is no character.")
+        return value
+
+    def _in_open_string(self) -> bool:
+        quote = self._text[self.at : self.at + 1]
+        return quote in ("'", '"') and not _STRING.match(self._text, self.at, self._stop)
+
+    def _blank(self) -> None:
+        self.at = _BLANK.match(self._text, self.at, self._stop).end()  # type: ignore[union-attr]
+
+    def _skip(self, text: str) -> bool:
+        self._blank()
+        here = self._text.startswith(text, self.at, self._stop)
+        self.at += len(text) if here else 0
+        return here
+
+    def _need(self, text: str) -> None:
+        if not self._skip(text):
+            raise Malformed(f"The calls have {self._ahead()} where {text!r} belongs.")
+
+    def _match(self, pattern: re.Pattern[str], what: str) -> str:
+        self._blank()
+        found = pattern.match(self._text, self.at, self._stop)
+        if found is None:
+            raise Malformed(f"The calls have {self._ahead()} where {what} belongs.")
+        self.at = found.end()
+        return found.group()
+
+    def _ahead(self) -> str:
+        return shortened(self._text[self.at : min(self._stop, self.at + 20)])
+
+
+def _number(text: str) -> int | float:
+    if len(text) > _LONGEST_NUMBER:
+        raise Malformed(f"A number has more than {_LONGEST_NUMBER} digits.")
+    if set(text) & set(".eE"):
+        value = float(text)
+        if value in (float("inf"), float("-inf")):
+            raise Malformed(f"{text} is too large a number.")
+        return value
+    return int(text)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    escape = match.group()[1:]
+    if escape in _SIMPLE:
+        return _SIMPLE[escape]
+    if len(escape) > 1 and (point := int(escape[1:], 16)) < 0x110000:
+        return chr(point)
+    raise Malformed(f"A string has the escape {match.group()!r}, which means nothing.")

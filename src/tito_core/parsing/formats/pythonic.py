@@ -1,0 +1,82 @@
+"""Calls as a Python list of calls: `[look(at="x"), count(far=5)]` (Llama 3.2 and 4, ToolACE).
+
+The message is the list and nothing else, or for Llama 4 the list between `<|python_start|>` and `<|python_end|>`.
+Arguments are literals by keyword. JSON's true, false and null count beside Python's: templates render nested values so.
+A list with any fault is one malformed call. Sources: vLLM 0.32, `tool_parsers/pythonic_tool_parser.py` and
+`llama4_pythonic_tool_parser.py`; SGLang 0.5.23, `function_call/pythonic_detector.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tito_core.parsing import grammar as g
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.formats.python_literals import Calls
+from tito_core.parsing.markup import Markup
+from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Malformed, shortened
+
+OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
+_BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
+
+
+class PythonicCalls:
+    """One list.
+
+    Attributes:
+        tags: The markup around it; none outside Llama 4.
+    """
+
+    anchors = ()
+
+    def __init__(self, *tags: str) -> None:
+        self.tags = tags
+        self.opening = frozenset(tags[:1])
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read the list after the tag."""
+        body = opened + len(OPEN)
+        frame = said.frame(opened, body, CLOSE, self.opening)
+        if frame.closed:
+            _read(said, opened, body, frame.end, frame.stop)
+        else:
+            said.unclosed(opened, frame.stop, f"The calls have no closing {CLOSE} tag.")
+        return frame.stop
+
+    def read_bare(self, said: Completion, start: int) -> int | None:
+        """Read the list, where the message begins as one of calls does."""
+        if not _BEGINS.match(said.text, start):
+            return None
+        _read(said, start, start, len(said.text), len(said.text))
+        return len(said.text)
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Refuse: engines have no grammar for Python literals by schema."""
+        raise g.NoCallGrammarError(
+            "A tool call cannot be forced with a pythonic parser: engines have no grammar for Python arguments by "
+            "schema. Leave the choice to the policy, or set sampling.grammar."
+        )
+
+
+def _read(said: Completion, opened: int, start: int, end: int, stop: int) -> None:
+    reader = Calls(said.text, start, end)
+    try:
+        calls = reader.read()
+    except Malformed as fault:
+        if reader.at_end and end == len(said.text):  # the text ends before the list does
+            said.unclosed(opened, stop, fault.reason)
+        else:
+            said.malformed(opened, stop, fault.reason)
+        return
+    if rest := said.text[reader.at : end].strip():
+        said.malformed(opened, stop, f"Stray text follows the calls: {shortened(rest)}.")
+        return
+    for i, (call, last) in enumerate(calls):
+        until = stop if i == len(calls) - 1 else last
+        said.add(opened, until, call)
+        opened = last + 1  # past the comma
+
+
+register_format("pythonic", PythonicCalls(), reasoning=None)
+register_format("llama4_pythonic", PythonicCalls(OPEN, CLOSE), reasoning=None)

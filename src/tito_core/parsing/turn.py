@@ -1,0 +1,182 @@
+"""A parser of whole turns: one format of calls beside one of reasoning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING, Protocol
+
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, chosen
+from tito_core.parsing.markup import DecodedIds, Mark, Markup
+from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.reasoning import THINK, ReasoningTags
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class CallFormat(Protocol):
+    """How a family writes tool calls. Stateless."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """All its markup."""
+
+    @property
+    def anchors(self) -> Sequence[str]:
+        """Control tokens that its tags hold; see `Markup`."""
+
+    @property
+    def opening(self) -> Set[str]:
+        """The tags that begin a call or a section of calls outside reasoning."""
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read what the opening tag at character `opened` begins into `said.calls`; give the character after it."""
+
+    def read_bare(self, said: Completion, start: int) -> int | None:
+        """Read calls that begin without any tag, at the first character that is neither reasoning nor blank.
+
+        Returns:
+            The character after them; None where the text is no call, as always in formats that have a tag.
+        """
+
+    def grammar(self, markup: Markup, tools: Tools) -> Grammar:
+        """Give the structural tag that forces one call of any of `tools`.
+
+        Raises:
+            NoCallGrammarError: The format has none.
+        """
+
+
+class TurnParser:
+    """Strict parser of one family's turns: what a lenient one would repair is malformed."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, calls: CallFormat, reasoning: ReasoningTags | None = THINK
+    ) -> None:
+        tags = [*calls.tags, *((reasoning.open, reasoning.close) if reasoning else ())]
+        self.markup = Markup(tokenizer, tags, calls.anchors)
+        self.calls = calls
+        self.reasoning = reasoning
+        self.starts = frozenset({*calls.opening, *((reasoning.open,) if reasoning else ())})
+        # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
+        certain = {tag for tag in calls.tags if self.markup.certain(tag)}
+        self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
+
+    def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
+        """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
+        return TurnSession(self, self._opened(prompt_tail), tools)
+
+    def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
+        """Give the grammar for a forced call: of the tool `name`, or of any; see `ToolParser`."""
+        grammar = self.calls.grammar(self.markup, chosen(tools, name))
+        if self.reasoning is not None and self._opened(prompt_tail):
+            grammar = after_reasoning(self.markup, self.reasoning.close, grammar)
+        return CallGrammar.of(grammar)
+
+    def _opened(self, prompt_tail: Sequence[int]) -> bool:
+        """Tell whether reasoning is open at the end of a prompt.
+
+        The generation prompt follows the last special token. What comes before it is other messages, which say
+        nothing of this one, whatever they spell.
+        """
+        if self.reasoning is None:
+            return False
+        header = max((i + 1 for i, token in enumerate(prompt_tail) if token in self.markup.special), default=0)
+        tail = Completion(self.markup, DecodedIds(self.markup.decode, prompt_tail[header:]), False)
+        opened, at = False, 0
+        while (mark := tail.next(at, {self.reasoning.close if opened else self.reasoning.open})) is not None:
+            opened, at = not opened, mark.stop
+        return opened
+
+
+class TurnSession:
+    """Parses one completion."""
+
+    def __init__(self, parser: TurnParser, in_reasoning: bool, tools: Tools | None) -> None:
+        self._parser = parser
+        self._in_reasoning = in_reasoning
+        self._tools = tools
+        self._ids: list[int] = []
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Take the next sampled ids."""
+        self._ids += ids
+
+    def finish(self, *, truncated: bool) -> ParsedTurn:
+        """Parse everything that was fed."""
+        markup = self._parser.markup
+        decoded = DecodedIds(markup.decode, without_stop(self._ids, markup.special))
+        return _Reader(self._parser, Completion(markup, decoded, truncated, self._tools)).read(self._in_reasoning)
+
+
+def without_stop(ids: Sequence[int], special: Set[int]) -> Sequence[int]:
+    """Leave out the stop token, which is no text, and whatever special tokens come before it."""
+    end = len(ids)
+    while end and ids[end - 1] in special:
+        end -= 1
+    return ids[:end]
+
+
+class _Reader:
+    """Walks once through a completion, from tag to tag."""
+
+    def __init__(self, parser: TurnParser, said: Completion) -> None:
+        self._calls = parser.calls
+        self._reasoning = parser.reasoning
+        self._starts = parser.starts | parser.stray
+        self._strays = parser.stray
+        self._said = said
+        self._blocks: list[str] = []
+        self._texts: list[str] = []
+        self._closed = True
+        self._spoken = False  # calls without a tag are the message, so nothing is said before them
+
+    def read(self, in_reasoning: bool) -> ParsedTurn:
+        """Sort the whole completion into reasoning, text and calls."""
+        at = self._block(0) if in_reasoning and self._reasoning else 0
+        while self._closed:
+            mark = self._said.next(at, self._starts)
+            at = self._text(at, len(self._said.text) if mark is None else mark.start)
+            if mark is None:
+                break
+            if mark.start < at:  # calls without a tag went past it
+                continue
+            if mark.tag in self._calls.opening:
+                at = self._calls.read(self._said, mark.start, mark.tag)
+            elif mark.tag in self._strays:
+                at = self._stray(mark)
+            else:
+                at = self._block(mark.stop)
+        reasoning = "\n".join(filter(None, self._blocks))
+        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed)
+
+    def _stray(self, first: Mark) -> int:
+        """Report tags that stand outside any call, up to the next that could begin something, as one malformed call."""
+        last: Mark | None = first
+        stop = first.stop
+        while last is not None and last.tag in self._strays:
+            stop = last.stop
+            last = self._said.next(stop)
+        self._said.malformed(first.start, stop, f"The tag {first.tag} stands outside any call.")
+        return stop
+
+    def _text(self, start: int, stop: int) -> int:
+        """Take text, or the calls that it is; give the character after them."""
+        text = self._said.text[start:stop]
+        if not self._spoken and not self._said.calls and text.strip():
+            self._spoken = True
+            after = self._calls.read_bare(self._said, start + len(text) - len(text.lstrip()))
+            if after is not None:
+                return after
+        self._texts.append(text)
+        return stop
+
+    def _block(self, start: int) -> int:
+        """Read reasoning from character `start`; give the character after its closing tag."""
+        assert self._reasoning is not None
+        close = self._said.next(start, {self._reasoning.close})
+        self._closed = close is not None
+        stop = len(self._said.text) if close is None else close.start
+        self._blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
+        return stop if close is None else close.stop

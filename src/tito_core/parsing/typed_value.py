@@ -1,0 +1,115 @@
+"""Arguments that a format writes as plain text, read by the tool's schema (Qwen3-Coder, GLM, MiniMax)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tito_core.parsing.completion import JsonSchema, Tools
+from tito_core.parsing.json_call import json_value
+from tito_core.parsing.said import Malformed, shortened
+
+_PYTHON = {"True": True, "False": False, "None": None}
+"""As Jinja writes them: templates of Qwen3-Coder and Nemotron render values that are no JSON containers so."""
+
+_DEEPEST_REFERENCE = 20
+_OF_VALUE: dict[type, tuple[str, ...]] = {
+    type(None): ("null",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    list: ("array",),
+    dict: ("object",),
+}
+
+
+def parameter_schema(tools: Tools, name: str, key: str) -> tuple[JsonSchema, JsonSchema]:
+    """Give the schema of one parameter and that of the whole tool, both empty where it is not known."""
+    whole = tools.get(name, {})
+    properties = whole.get("properties")
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    if schema is None:
+        schema = whole.get("additionalProperties")
+    return (schema if isinstance(schema, Mapping) else {}), whole
+
+
+def typed_value(text: str, tools: Tools, name: str, key: str) -> Any:
+    """Read the value of parameter `key` of tool `name`.
+
+    A parameter that may only be a string is the text as it stands, blanks included, and so is one of unknown type. Any
+    other is JSON, or `True`, `False` or `None`; one that may be a string beside is the text where it is no such JSON.
+
+    Raises:
+        Malformed: The text is no value of a type that the schema allows.
+    """
+    schema, whole = parameter_schema(tools, name, key)
+    types = types_of(schema, whole)
+    if types is None or types == {"string"}:
+        return text
+    try:
+        value = _PYTHON[text.strip()] if text.strip() in _PYTHON else json_value(text, f"value of {key!r}", name)
+    except Malformed:
+        if "string" in types:
+            return text
+        raise
+    if isinstance(value, str) and "string" in types:
+        return text  # a string is written without quotes, so these are its own
+    if _allowed(value, types):
+        return value
+    if "string" in types:
+        return text
+    wanted = " or ".join(sorted(types))
+    raise Malformed(f"The value of {key!r} must be of type {wanted}, not {shortened(text)}.", name)
+
+
+def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] | None:
+    """Give the JSON types that a schema allows; None where it does not say.
+
+    Args:
+        schema: The parameter's.
+        whole: The tool's, in which local references are looked up.
+        deep: References and unions followed so far.
+    """
+    if deep > _DEEPEST_REFERENCE:
+        return None
+    if isinstance(reference := schema.get("$ref"), str):
+        found = _looked_up(reference, whole)
+        return None if found is None else types_of(found, whole, deep + 1)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list) and kind:
+        return {str(each) for each in kind}
+    for union in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(union), list) and options:
+            each = [types_of(option, whole, deep + 1) if isinstance(option, Mapping) else None for option in options]
+            return None if None in each else {name for names in each for name in names or ()}
+    if isinstance(values := schema.get("enum"), list) and values:
+        return {_OF_VALUE[type(value)][0] for value in values if type(value) in _OF_VALUE} or None
+    if "const" in schema and type(schema["const"]) in _OF_VALUE:
+        return {_OF_VALUE[type(schema["const"])][0]}
+    if isinstance(schema.get("properties"), Mapping):
+        return {"object"}
+    return None
+
+
+def rendered(value: Any) -> str:
+    """Write a value as these formats do: a string as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _allowed(value: Any, types: set[str]) -> bool:
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return True  # JSON Schema counts 5.0 among the integers
+    return any(name in types for name in _OF_VALUE[type(value)])
+
+
+def _looked_up(reference: str, whole: JsonSchema) -> JsonSchema | None:
+    if not reference.startswith("#/"):
+        return None
+    found: Any = whole
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None

@@ -1,0 +1,288 @@
+"""Each format as its family writes it, by hand: what the parsers are held to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from support.byte_level import byte_level
+from tito_core.parsing import ParsedTurn, get_tool_parser
+
+Call = tuple[str, dict[str, Any]]
+GUARD = "☃"
+"""Stands inside a tag that content spells, so that it is not taken for the format's own; ids never hold it."""
+
+
+def dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    return value if isinstance(value, str) else dumps(value)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A format.
+
+    Attributes:
+        name: The parser's.
+        control: Tags that its vocabularies have as tokens.
+        render: Writes calls.
+        typed: Whether argument types come from the schema.
+        keys: What arguments may be called at the top.
+        beside: Whether text may stand before the calls.
+        think: Tags of its reasoning.
+        anchored: Whether `control` holds a part of tags, not whole tags.
+        one: Whether a turn holds one call at most.
+    """
+
+    name: str
+    control: tuple[str, ...]
+    render: Callable[[Sequence[Call]], str]
+    typed: bool = False
+    keys: str = r"[ab1é_]{1,4}"
+    beside: bool = True
+    think: tuple[str, str] | None = ("<think>", "</think>")
+    nested_keys: str = "ab1é _\"'"
+    one: bool = False
+
+    def tokenizer(self, by_token: bool) -> Any:
+        thinks = tuple(tag.removesuffix("thought\n") for tag in self.think or ())
+        return _tokenizer(self.control + thinks if by_token else ())
+
+
+@cache
+def _tokenizer(control: tuple[str, ...]) -> Any:
+    return byte_level(tuple(dict.fromkeys(control)))
+
+
+def hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(f'<tool_call>\n{{"name": {dumps(n)}, "arguments": {dumps(a)}}}\n</tool_call>' for n, a in calls)
+
+
+def qwen3_coder(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f"<parameter={k}>\n{plain(v)}\n</parameter>\n" for k, v in arguments.items())
+        return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def glm45(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{plain(v)}</arg_value>\n" for k, v in arguments.items())
+        return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def glm47(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        pairs = "".join(f"<arg_key>{k}</arg_key><arg_value>{plain(v)}</arg_value>" for k, v in arguments.items())
+        return f"<tool_call>{name}{pairs}</tool_call>"
+
+    return "".join(one(*call) for call in calls)
+
+
+def deepseek_v3(calls: Sequence[Call]) -> str:
+    inner = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dumps(a)}\n```<｜tool▁call▁end｜>" for n, a in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>" if calls else ""
+
+
+def deepseek_v31(calls: Sequence[Call]) -> str:
+    inner = "".join(f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{dumps(a)}<｜tool▁call▁end｜>" for n, a in calls)
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>" if calls else ""
+
+
+def kimi_k2(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{n}:{i}<|tool_call_argument_begin|>{dumps(a)}<|tool_call_end|>"
+        for i, (n, a) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>" if calls else ""
+
+
+def minimax_m2(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f'<parameter name="{k}">{plain(v)}</parameter>\n' for k, v in arguments.items())
+        return f'<invoke name="{name}">\n{given}</invoke>\n'
+
+    return f"<minimax:tool_call>\n{''.join(one(*c) for c in calls)}</minimax:tool_call>" if calls else ""
+
+
+def dsml(block: str) -> Callable[[Sequence[Call]], str]:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "\n".join(
+            f'<｜DSML｜parameter name="{k}" string="{dumps(isinstance(v, str))}">{plain(v)}</｜DSML｜parameter>'
+            for k, v in arguments.items()
+        )
+        return f'<｜DSML｜invoke name="{name}">\n{given}\n</｜DSML｜invoke>'
+
+    def render(calls: Sequence[Call]) -> str:
+        inner = "\n".join(one(*call) for call in calls)
+        return f"<｜DSML｜{block}>\n{inner}\n</｜DSML｜{block}>" if calls else ""
+
+    return render
+
+
+def gpt_oss(calls: Sequence[Call]) -> str:
+    """A turn of gpt-oss ends with its first call."""
+    return "".join(
+        f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{dumps(a)}<|call|>" for n, a in calls
+    )
+
+
+def llama3_json(calls: Sequence[Call]) -> str:
+    return "; ".join(f'{{"name": {dumps(n)}, "parameters": {dumps(a)}}}' for n, a in calls)
+
+
+def array(calls: Sequence[Call]) -> str:
+    return "[" + ", ".join(f'{{"name": {dumps(n)}, "arguments": {dumps(a)}}}' for n, a in calls) + "]"
+
+
+def prefixed(prefix: str) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: prefix + array(calls) if calls else ""
+
+
+def xlam(calls: Sequence[Call]) -> str:
+    return array(calls) if calls else ""
+
+
+def mistral(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[ARGS]{dumps(a)}" for n, a in calls)
+
+
+def pythonic(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+
+    return f"[{', '.join(one(*call) for call in calls)}]" if calls else ""
+
+
+def llama4_pythonic(calls: Sequence[Call]) -> str:
+    return f"<|python_start|>{pythonic(calls)}<|python_end|>" if calls else ""
+
+
+def gemma4(calls: Sequence[Call]) -> str:
+    def value(given: Any) -> str:
+        if isinstance(given, str):
+            return f'<|"|>{given}<|"|>'
+        if isinstance(given, dict):
+            return "{" + ",".join(f"{key(k)}:{value(v)}" for k, v in given.items()) + "}"
+        if isinstance(given, list):
+            return "[" + ",".join(map(value, given)) + "]"
+        return dumps(given)
+
+    def key(given: str) -> str:
+        return given if re.fullmatch(r"\w+", given) else f'<|"|>{given}<|"|>'
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        return f"<|tool_call>call:{name}{{{','.join(f'{k}:{value(v)}' for k, v in arguments.items())}}}<tool_call|>"
+
+    return "".join(one(*call) for call in calls)
+
+
+CALL = ("<tool_call>", "</tool_call>")
+GLM = (*CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+)
+KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+)
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+WORDS = r"[ab_]{1,4}"
+BRACKETS = ("[THINK]", "[/THINK]")
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family("hermes", CALL, hermes),
+        Family("qwen3_coder", CALL, qwen3_coder, typed=True),
+        Family("glm45", GLM, glm45, typed=True),
+        Family("glm47", GLM, glm47, typed=True),
+        Family("deepseek_v3", DEEPSEEK, deepseek_v3),
+        Family("deepseek_v31", DEEPSEEK, deepseek_v31),
+        Family("kimi_k2", KIMI, kimi_k2),
+        Family("minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True),
+        Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls")),
+        Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls")),
+        Family("gpt_oss", HARMONY, gpt_oss, think=None, beside=False, one=True),
+        Family("llama3_json", ("<|python_tag|>",), llama3_json, beside=False, think=None),
+        Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
+        Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
+        Family("phi4_mini", (), prefixed("functools"), beside=False, think=None),
+        Family("xlam", (), xlam, beside=False),
+        Family("pythonic", (), pythonic, keys=WORDS, beside=False, think=None),
+        Family("llama4_pythonic", ("<|python_start|>", "<|python_end|>"), llama4_pythonic, keys=WORDS, think=None),
+        Family(
+            "gemma4",
+            ("<|tool_call>", "<tool_call|>", '<|"|>'),
+            gemma4,
+            think=("<|channel>thought\n", "<channel|>"),
+        ),
+    )
+}
+NAMES = sorted(FAMILIES)
+
+
+def ids_of(family: Family, said: str, by_token: bool = True) -> list[int]:
+    """Encode a turn: the format's own tags as its vocabulary has them, and everything else with control tokens off."""
+    tokenizer, spelled = family.tokenizer(by_token), _tokenizer(())
+    thinks = tuple(tag.removesuffix("thought\n") for tag in family.think or ())
+    tags = (*family.control, *thinks, "<|im_end|>") if by_token else ("<|im_end|>",)
+    ids: list[int] = []
+    for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", said):
+        if piece in tags:
+            ids.append(tokenizer.convert_tokens_to_ids(piece))
+        else:
+            ids += spelled.encode(piece.replace(GUARD, ""), add_special_tokens=False)
+    return ids
+
+
+def parse(
+    family: Family,
+    ids: Sequence[int],
+    calls: Sequence[Call] = (),
+    *,
+    by_token: bool = True,
+    truncated: bool = False,
+    chunk: int = 0,
+    tail: Sequence[int] = (),
+) -> ParsedTurn:
+    tools = {name: schema_of(arguments) for name, arguments in calls}
+    session = get_tool_parser(family.name, family.tokenizer(by_token)).start(tail, tools)
+    for at in range(0, len(ids), chunk or len(ids) or 1):
+        session.feed(ids[at : at + (chunk or len(ids))])
+    return session.finish(truncated=truncated)
+
+
+def schema_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    kinds = {key: {"type": names.get(type(value), "null")} for key, value in arguments.items()}
+    return {"type": "object", "properties": kinds}
+
+
+def unguarded(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(GUARD, "")
+    if isinstance(value, list):
+        return [unguarded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: unguarded(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,118 @@
+"""Turns of every format, sound and damaged, from a seed: the same in every environment."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from parsing.families import Call, Family
+
+WORDS = (
+    "x",
+    "é漢🙂",
+    'a "quoted" word',
+    "it's",
+    "two\nlines",
+    "back\\slash",
+    " blank ",
+    "",
+    "null",
+    "5",
+    "<b>&amp;</b>",
+)
+NUMBERS = (0, -1, 5, 2**31, 2**63, 10**20, 0.5, -1.25e-7, 1e22, 1.7976931348623157e308)
+NAMES = ("look", "count", "get_weather", "sum_all", "f", "tool_2")
+KEYS = ("at", "far", "of", "all", "unit", "deep")
+STRUCTURE = '<>{}[]":,/=()|;'
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was said, and the calls that it came from; of a damaged turn, the calls before the damage.
+
+    Attributes:
+        text: The turn, tags spelled out.
+        calls: Its calls.
+        damage: What was done to it; empty for a sound one.
+    """
+
+    text: str
+    calls: list[Call]
+    damage: str = ""
+
+
+def value(chance: random.Random, deep: int = 0) -> Any:
+    kind = chance.choice(("word", "word", "number", "bool", "none", "list", "dict") if deep < 2 else ("word", "number"))
+    if kind == "word":
+        return chance.choice(WORDS)
+    if kind == "number":
+        return chance.choice(NUMBERS)
+    if kind == "list":
+        return [value(chance, deep + 1) for _ in range(chance.randrange(3))]
+    if kind == "dict":
+        return {key: value(chance, deep + 1) for key in chance.sample(KEYS, chance.randrange(3))}
+    return None if kind == "none" else chance.random() < 0.5
+
+
+def calls(chance: random.Random, family: Family) -> list[Call]:
+    names = chance.sample(NAMES, 1 if family.one else chance.choice((1, 1, 2, 3)))
+    return [(name, {key: value(chance) for key in chance.sample(KEYS, chance.randrange(4))}) for name in names]
+
+
+def sound(family: Family, count: int, seed: int = 0) -> Iterator[Turn]:
+    chance = random.Random(f"{family.name} {seed}")
+    for _ in range(count):
+        said = calls(chance, family)
+        yield Turn(family.render(said), said)
+
+
+def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
+    """Damage one place of the last call, whose values are plain words and numbers: no damage hides inside a value."""
+    chance = random.Random(f"{family.name} {seed}")
+    while count:
+        said: list[Call] = [(n, {k: chance.choice((7, "word", ["p", 2])) for k in chance.sample(KEYS, 2)})
+                            for n in chance.sample(NAMES, 1 if family.one else 2)]  # fmt: skip
+        text = family.render(said)
+        from_last = len(family.render(said[:-1])) // 2 if len(said) > 1 else 1
+        damage, broken = chance.choice(DAMAGES)(chance, family, text, from_last)
+        if broken != text:
+            count -= 1
+            yield Turn(broken, said, damage)
+
+
+def _cut(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
+    return "cut off", text[: chance.randrange(start, len(text))]
+
+
+def _character(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
+    places = [i for i in range(start, len(text)) if text[i] in STRUCTURE]
+    at = chance.choice(places)
+    return "a character lost", text[:at] + text[at + 1 :]
+
+
+def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
+    lost = [tag for tag in family.control if tag != "<|constrain|>"]  # the template of gpt-oss leaves that one out
+    tags = [m.span() for tag in lost for m in re.finditer(re.escape(tag), text) if m.start() >= start]
+    if not tags:
+        return "", text
+    begin, end = chance.choice(tags)
+    return "a tag lost", text[:begin] + text[end:]
+
+
+def _comma(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
+    places = [m.start() for m in re.finditer(r"[}\]]", text) if m.start() >= start and '"' in text]
+    if not places:
+        return "", text
+    at = chance.choice(places)
+    return "a comma too many", text[:at] + "," + text[at:]
+
+
+def _quotes(_: random.Random, __: Family, text: str, start: int) -> tuple[str, str]:
+    body = text[start:]
+    return "single quotes", text[:start] + re.sub(r'"(word|at|far|of|all|unit|deep)"', r"'\1'", body)
+
+
+DAMAGES = (_cut, _character, _character, _tag, _comma, _quotes)

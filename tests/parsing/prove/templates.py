@@ -1,0 +1,130 @@
+"""Round trip through the real chat templates: render a call, encode it, parse it, and it must be the call.
+
+The templates are those in TRL's wheel, which is fetched and checked by its hash. 2,000 turns a template by default.
+
+    python tests/parsing/prove/templates.py [--turns 2000] [--wheel PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import parsing_only  # noqa: F401  # before all of ours
+from generated import calls, value
+
+from parsing.families import FAMILIES, GUARD, Call, Family, ids_of, parse, schema_of, unguarded
+from support.byte_level import byte_level
+from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
+
+TRL = "trl==1.16.0"
+SHA256 = "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
+END = re.compile(r"(<\|im_end\|>|<｜end▁of▁sentence｜>|<turn\|>|<\|eot_id\|>|<\|tool_response>)\s*$")
+
+
+def wheel(given: str | None) -> Path:
+    """Give the path of TRL's wheel, fetched if it is not given."""
+    if given is None:
+        folder = tempfile.mkdtemp()
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, TRL]
+        subprocess.run(command, check=True)
+        [path] = Path(folder).glob("trl-*.whl")
+    else:
+        path = Path(given)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != SHA256:
+        raise SystemExit(f"{path} has the hash {found}, not {SHA256}.")
+    return path
+
+
+def templates(path: Path) -> dict[str, str]:
+    """Give the templates that show a format of calls, by name; the rest have none that is supported."""
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(archive.namelist()):
+            if name.startswith("trl/chat_templates/") and name.endswith(".jinja"):
+                found[Path(name).stem] = archive.read(name).decode()
+    return found
+
+
+def assistant(said: list[Call], as_text: bool) -> dict[str, Any]:
+    given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in said]
+    tool_calls = [{"type": "function", "id": f"call_{i}", "function": call} for i, call in enumerate(given)]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+
+
+def completion(tokenizer: Any, said: list[Call], as_text: bool) -> str:
+    """Render a turn, and give what the policy would have said of it."""
+    user = {"role": "user", "content": "Go."}
+    tools = [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(unguarded(given))}}
+        for name, given in said
+    ]
+    render = {"tools": tools, "tokenize": False, "enable_thinking": False}
+    prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, **render)
+    whole = tokenizer.apply_chat_template([user, assistant(said, as_text)], **render)
+    begun = 0
+    while begun < min(len(prompt), len(whole)) and prompt[begun] == whole[begun]:
+        begun += 1
+    while whole[begun - 1] == "<":  # the generation prompt goes on with another tag
+        begun -= 1
+    return END.sub("", whole[begun:])
+
+
+def prove(name: str, template: str, family: Family, count: int) -> tuple[int, list[str]]:
+    """Give how many turns came back, and those that did not."""
+    tokenizer = byte_level((), template)
+    chance = random.Random(name)
+    came_back, lost = 0, []
+    single = family.name in ("gpt_oss", "llama3_json")
+    for _ in range(count):
+        said = calls(chance, family)[: 1 if single else 3]
+        if family.control and chance.random() < 0.3:  # a string that spells the format's own markup
+            tag = chance.choice(family.control)
+            said[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
+        text = completion(tokenizer, said, name == "deepseekv3")
+        if not any(tool in text for tool, _ in said):
+            raise LookupError("it leaves calls out")
+        turn = parse(family, ids_of(family, text), said)
+        read = [(call.status, call.name, call.arguments) for call in turn.calls]
+        if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in said]:
+            came_back += 1
+        else:
+            lost.append(f"{text!r}\n      {[(call.reason or call.arguments) for call in turn.calls]}")
+    return came_back, lost
+
+
+def main() -> None:
+    """Prove and print."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--turns", type=int, default=2000)
+    arguments.add_argument("--wheel")
+    options = arguments.parse_args()
+    failed = False
+    for name, template in templates(wheel(options.wheel)).items():
+        try:
+            family = FAMILIES[detect_tool_parser(template).name]
+        except DetectionError as none:
+            print(f"{name:34} {'several' if 'guess' in str(none) else 'shows none'}")
+            continue
+        try:
+            came_back, lost = prove(name, template, family, options.turns)
+        except Exception as error:
+            print(f"{name:34} {family.name:12} cannot be rendered: {type(error).__name__}: {str(error)[:90]}")
+            continue
+        print(f"{name:34} {family.name:12} {came_back} of {options.turns}", *lost[:1], sep="\n    ", flush=True)
+        failed = failed or bool(lost)
+    raise SystemExit(failed)
+
+
+if __name__ == "__main__":
+    main()

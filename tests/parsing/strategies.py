@@ -1,0 +1,38 @@
+"""Calls of every format, at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from parsing.families import GUARD, Call, Family
+
+text = st.text("ab1é漢🙂 \n\"'\\{}[]:,<>/_=()", max_size=8)
+
+
+def guarded(family: Family, control: bool) -> st.SearchStrategy[str]:
+    """Strings, some of which spell the tags of the format where it has control tokens."""
+    if not control or not family.control:
+        return text
+    spelled = st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.control])
+    if family.think:
+        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:].strip()}" for tag in family.think])
+    return text | st.tuples(text, spelled, text).map("".join)
+
+
+def arguments(family: Family, control: bool = True) -> st.SearchStrategy[dict[str, Any]]:
+    strings = guarded(family, control)
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(family.nested_keys, max_size=3), inner, max_size=3)
+        ),
+        max_leaves=6,
+    )
+    return st.dictionaries(st.from_regex(family.keys, fullmatch=True), values, max_size=3)
+
+
+def turns(family: Family, control: bool = True) -> st.SearchStrategy[list[Call]]:
+    calls = st.tuples(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), arguments(family, control))
+    return st.lists(calls, min_size=1, max_size=1 if family.one else 3, unique_by=lambda call: call[0])

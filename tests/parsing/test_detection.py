@@ -1,0 +1,137 @@
+"""Which parser a chat template shows, and that none is guessed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parsing.families import FAMILIES
+from support.byte_level import CHATML_TOOLS, byte_level
+from support.templates import NAMES, tokenizer_of
+from tito_core.parsing import (
+    DetectionError,
+    UnknownParserError,
+    detect_tool_parser,
+    get_tool_parser,
+    known_tool_parsers,
+)
+from tito_core.parsing import registry as parser_registry
+from tito_core.parsing.detection import template_text
+from tito_core.parsing.formats import gpt_oss
+from tito_core.parsing.turn import TurnParser
+
+JSON_CALL = """'<tool_call>\n{"name": "' + name + '", "arguments": ' + arguments | tojson + '}\n</tool_call>'"""
+SHOWN = {
+    "hermes": "{{ " + JSON_CALL + " }}",
+    "qwen3_coder": "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>",
+    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ name }}\n```json\n",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>{{ arguments }}",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="{{ name }}">',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{{ name }}">',
+    "gpt_oss": "<|start|>assistant<|channel|>commentary to=functions.{{ name }}<|message|>{{ arguments }}<|call|>",
+    "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary of arguments}.',
+    "llama4_pythonic": "<|header_start|>assistant<|header_end|>\n\n<|python_start|>[{{ calls }}]<|python_end|>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ name }}">',
+    "gemma4": '<|tool_call>call:{{ name }}{at:<|"|>{{ value }}<|"|>}<tool_call|>',
+    "mistral": "[TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_each_family_is_known_by_its_marks(name: str) -> None:
+    detected = detect_tool_parser(f"{{%- for message in messages %}}{SHOWN[name]}{{%- endfor %}}")
+    assert detected.name == name
+    assert detected.why.startswith("The chat template has ")
+    assert detected.why.endswith(f"which only {name} writes.")
+    assert name in known_tool_parsers()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_templates_of_the_tests_are_hermes(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    assert detect_tool_parser(tokenizer.chat_template).name == "hermes"
+    parser = get_tool_parser("auto", tokenizer)
+    assert isinstance(parser, TurnParser)
+    assert parser.calls is get_tool_parser("hermes", tokenizer).calls  # type: ignore[attr-defined]
+
+
+def test_the_parser_that_a_template_shows_is_built() -> None:
+    control = (*FAMILIES["gpt_oss"].control,)
+    assert isinstance(get_tool_parser("auto", byte_level(control, SHOWN["gpt_oss"])), gpt_oss.HarmonyParser)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content }}", "shows no format of tool calls that is known by its marks"),
+        (SHOWN["mistral"] + SHOWN["gemma4"], "shows 'gemma4' and 'mistral', and a guess could be wrong"),
+        (SHOWN["glm45"] + SHOWN["glm47"], "shows 'glm45' and 'glm47'"),
+        (CHATML_TOOLS + SHOWN["minimax_m2"], "shows 'hermes' and 'minimax_m2'"),
+    ],
+)
+def test_it_never_guesses(template: str, reason: str) -> None:
+    with pytest.raises(DetectionError, match=reason) as caught:
+        detect_tool_parser(template)
+    assert "name the parser" in str(caught.value)
+    with pytest.raises(DetectionError, match=reason):
+        get_tool_parser("auto", byte_level(template=template))
+
+
+@pytest.mark.parametrize(
+    ("given", "template"),
+    [
+        ("a", "a"),
+        ({"default": "a", "tool_use": "b"}, "b"),
+        ({"default": "a", "rag": "b"}, "a"),
+    ],
+)
+def test_the_template_with_tools_is_taken(given: Any, template: str) -> None:
+    assert template_text(SimpleNamespace(chat_template=given)) == template  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, {}, {"rag": "b"}])
+def test_a_tokenizer_without_a_template_shows_nothing(given: Any) -> None:
+    with pytest.raises(DetectionError, match="has no chat template"):
+        template_text(SimpleNamespace(chat_template=given))  # type: ignore[arg-type]
+
+
+def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs:
+        def __init__(self, tokenizer: Any) -> None:
+            self.tokenizer = tokenizer
+
+    points = [SimpleNamespace(name=name, load=lambda: Theirs) for name in ("theirs", "hermes")]
+    groups: list[str] = []
+
+    def entry_points(group: str) -> list[Any]:
+        groups.append(group)
+        return points
+
+    monkeypatch.setattr(parser_registry, "entry_points", entry_points)
+    assert isinstance(get_tool_parser("theirs", tokenizer_of("byte level")), Theirs)
+    assert isinstance(get_tool_parser("hermes", tokenizer_of("byte level")), TurnParser)
+    assert "theirs" in known_tool_parsers()
+    assert set(groups) == {"tito.tool_parsers"}
+    with pytest.raises(UnknownParserError, match=r"Known parsers: auto, .*gemma4, .*theirs"):
+        get_tool_parser("nobody's", tokenizer_of("byte level"))
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("qwen_xml", "qwen3_coder"),
+        ("nemotron", "qwen3_coder"),
+        ("nemotron_v3", "qwen3_coder"),
+        ("glm", "glm47"),
+        ("llama4_json", "llama3_json"),
+        ("phi4_mini_json", "phi4_mini"),
+    ],
+)
+def test_aliases(alias: str, name: str) -> None:
+    tokenizer = tokenizer_of("byte level")
+    assert get_tool_parser(alias, tokenizer).calls is get_tool_parser(name, tokenizer).calls  # type: ignore[attr-defined]

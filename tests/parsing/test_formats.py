@@ -1,0 +1,191 @@
+"""What holds for every format: sound calls come back, any ids parse in any chunks, and nothing broken is repaired."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse, unguarded
+from parsing.strategies import turns
+from parsing.test_decoding import BYTE_IDS
+from tito_core.parsing import CallStatus, ParsedTurn, known_tool_parsers
+
+OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
+LOOK: list[Call] = [("look", {"at": "x", "far": 5}), ("count", {"of": "b"})]
+
+
+def calls_for(family: Family) -> list[Call]:
+    return LOOK[:1] if family.one else LOOK
+
+
+def check_spans(family: Family, ids: list[int], turn: ParsedTurn, by_token: bool) -> None:
+    at = 0
+    decode = family.tokenizer(by_token).backend_tokenizer.decode
+    for call in turn.calls:
+        assert at <= call.start < call.stop <= len(ids)
+        raw = SHARED.sub("", call.raw)  # a character of several tokens is its last token's
+        assert raw in decode(ids[call.start : call.stop], False)
+        if raw and call.stop - call.start > 2:  # the tokens at either end may be shared with the text around the call
+            assert raw not in decode(ids[call.start + 1 : call.stop - 1], False)
+        at = call.stop - 1
+
+
+def test_every_registered_format_is_held_to_this() -> None:
+    aliases = {"qwen_xml", "nemotron", "nemotron_v3", "glm", "llama4_json", "phi4_mini_json"}
+    assert {name for name in known_tool_parsers() if "test" not in name} == set(NAMES) | aliases
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_sound_calls_come_back(name: str, by_token: bool) -> None:
+    family = FAMILIES[name]
+    before = ["", "\n", "So\n"] if family.beside else [""]
+
+    @settings(max_examples=60)
+    @given(turns(family, by_token), st.sampled_from(before), st.sampled_from(["", "<|im_end|>"]))
+    def check(calls: list[Call], said: str, stop: str) -> None:
+        ids = ids_of(family, said + family.render(calls) + stop, by_token)
+        turn = parse(family, ids, calls, by_token=by_token)
+        assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, unguarded(a)) for n, a in calls]
+        kinds = [[type(value) for value in (call.arguments or {}).values()] for call in turn.calls]
+        assert kinds == [[type(value) for value in given.values()] for _, given in calls]
+        assert turn.text == said.strip()
+        assert turn.reasoning == ""
+        check_spans(family, ids, turn, by_token)
+
+    check()
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_any_ids_parse_in_any_chunks(name: str, by_token: bool) -> None:
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer(by_token)
+    sound = family.render(calls_for(family))
+    tags = [*family.control, *(family.think or ()), *TEXT_MARKUP.get(name, ()), sound, "<|im_end|>"]
+    said = st.sampled_from(tags).map(lambda piece: ids_of(family, piece, by_token))
+    cut = st.tuples(st.integers(0, len(sound)), st.integers(0, len(sound))).map(
+        lambda ends: ids_of(family, sound[min(ends) : max(ends)], by_token)
+    )
+    anything = st.integers(0, len(tokenizer) + 300).map(lambda i: [i])
+    bytes_of = st.lists(st.sampled_from(sorted(BYTE_IDS.values())), max_size=3)
+
+    @settings(max_examples=150)
+    @given(st.lists(said | cut | anything | bytes_of, max_size=10), st.integers(1, 7), st.booleans())
+    def check(parts: list[list[int]], size: int, truncated: bool) -> None:
+        ids = [i for part in parts for i in part]
+        turn = parse(family, ids, LOOK, by_token=by_token, truncated=truncated)
+        assert parse(family, ids, LOOK, by_token=by_token, truncated=truncated, chunk=size) == turn
+        check_spans(family, ids, turn, by_token)
+        for call in turn.calls:
+            assert (call.status == OK) == (call.arguments is not None) == (not call.reason)
+            assert call.status != TRUNCATED or (truncated and call is turn.calls[-1])
+            assert not call.reason or call.reason.endswith(".")
+            assert call.status != OK or call.name
+
+    check()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cut_turn_is_truncated_or_text_and_never_invents(name: str) -> None:
+    """Whatever a cut leaves, calls that are read are the turn's own; a cut without a token limit is damage."""
+    family, calls = FAMILIES[name], calls_for(FAMILIES[name])
+    ids = ids_of(family, family.render(calls))
+    opened = parse(family, ids, calls).calls[0].start
+    for stop in range(len(ids)):
+        cut = parse(family, ids[:stop], calls, truncated=True)
+        sound = [(c.name, c.arguments) for c in cut.calls if c.status == OK]
+        assert sound == calls[: len(sound)]
+        assert all(call.status == TRUNCATED for call in cut.calls[len(sound) :])
+        damaged = parse(family, ids[:stop], calls)
+        kept = [(c.name, c.arguments) for c in damaged.calls if c.status == OK]
+        assert kept == calls[: len(kept)]
+        assert TRUNCATED not in [call.status for call in damaged.calls]
+        if stop > opened + len(BARE.get(name, " ")):
+            assert damaged.calls, "damage goes unreported"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].think])
+def test_drafts_in_reasoning_are_no_calls(name: str) -> None:
+    family, calls = FAMILIES[name], calls_for(FAMILIES[name])
+    opened, closed = family.think or ("", "")
+    draft, sound = family.render([("draft", {"at": "y"})]), family.render(calls)
+    turn = parse(family, ids_of(family, f"{opened}Hm. {draft}{closed}{sound}"), calls)
+    assert [(call.status, call.name) for call in turn.calls] == [(OK, n) for n, _ in calls]
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == (f"Hm. {draft}", "", True)
+    turn = parse(family, ids_of(family, f"{opened}Hm. {draft}"), calls)
+    assert (turn.calls, turn.reasoning, turn.reasoning_closed) == ((), f"Hm. {draft}", False)
+    tail = ids_of(family, f"<|im_end|>a{opened}")
+    turn = parse(family, ids_of(family, f"Hm. {draft}{closed}{sound}"), calls, tail=tail)
+    assert [call.name for call in turn.calls] == [n for n, _ in calls]
+    turn = parse(family, ids_of(family, f"Hm. {draft}"), calls, tail=tail)
+    assert (turn.calls, turn.reasoning_closed) == ((), False)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if FAMILIES[n].control and n not in ("llama3_json", "llama4_pythonic")]
+)
+def test_spelled_markup_is_text(name: str) -> None:
+    """Llama's calls are calls without their tag too."""
+    family = FAMILIES[name]
+    said = family.render(calls_for(family))
+    spelled = family.tokenizer(False).encode(said, add_special_tokens=False)
+    turn = parse(family, spelled, LOOK)
+    assert (turn.calls, turn.text) == ((), said.strip())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("said", ["a", "é ", "{", '"', "\n", "[", "<", "sound", "opening", "control"])
+def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
+    family = FAMILIES[name]
+    sound = family.render(calls_for(family))
+    unit = {"sound": sound, "opening": sound[: len(sound) // 2], "control": "".join(family.control)}.get(said, said)
+    ids = ids_of(family, unit) or ids_of(family, "a")
+    parse(family, ids, LOOK)
+    begun = time.process_time()
+    parse(family, ids * (20_000 // len(ids)), LOOK)
+    assert time.process_time() - begun < 1.5
+
+
+def test_time_grows_with_the_number_of_pieces() -> None:
+    family = FAMILIES["xlam"]
+    ids = ids_of(family, "<think></think>\n") * 5000 + ids_of(family, "a<think></think>") * 5000
+    begun = time.process_time()
+    parse(family, ids)
+    assert time.process_time() - begun < 1.5
+
+
+def test_ten_parallel_calls_keep_their_order_and_ids() -> None:
+    family = FAMILIES["kimi_k2"]
+    calls = [("look", {"at": str(i)}) for i in range(12)]
+    turn = parse(family, ids_of(family, family.render(calls)), calls[:1])
+    assert [call.id for call in turn.calls] == [f"functions.look:{i}" for i in range(12)]
+    assert [call.arguments for call in turn.calls] == [given for _, given in calls]
+
+
+SHARED = re.compile(r"^[^\x00-\x7f]+")
+TEXT_MARKUP: dict[str, tuple[str, ...]] = {
+    "qwen3_coder": ("<function=", "<function=look>", "</function>", "<parameter=at>", "</parameter>"),
+    "minimax_m2": ('<invoke name="look">', "</invoke>", '<parameter name="at">', "</parameter>"),
+    "deepseek_v32": ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="look">'),
+    "deepseek_v4": ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="look">'),
+    "llama3_json": ('{"name": ', ";", "}"),
+    "pythonic": ("[look(", ")]", "'"),
+    "llama4_pythonic": ("[look(", ")]", "'"),
+    "phi4_mini": ("functools[", "]"),
+    "xlam": ('[{"name": "look"', "]"),
+}
+BARE = {
+    "llama3_json": '{"name":  ',
+    "xlam": '[{"name":  ',
+    "phi4_mini": "functools[ ",
+    "pythonic": "[look( ",
+    "deepseek_v32": "<｜DSML｜function_calls>",
+    "deepseek_v4": "<｜DSML｜tool_calls>",
+    "gpt_oss": "<|channel|>commentary to= ",
+}
+"""What must stand before calls that begin without a control token are known for calls."""

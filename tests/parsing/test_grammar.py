@@ -1,0 +1,155 @@
+"""What a grammar for a forced call allows is a sound call of that tool; XGrammar's own view is `prove/forced.py`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parsing.families import FAMILIES, NAMES, ids_of
+from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
+
+REFUSED = {"gpt_oss": "stop token", "gemma4": "notation", "pythonic": "Python", "llama4_pythonic": "Python"}
+TOOLS: dict[str, Any] = {
+    "look": {
+        "type": "object",
+        "properties": {
+            "at": {"type": "string"},
+            "far": {"type": "integer"},
+            "kind": {"type": "string", "enum": ["red", "dark blue"]},
+            "deep": {"$ref": "#/$defs/deep"},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "required": ["at", "far"],
+        "$defs": {"deep": {"type": "object", "properties": {"all": {"type": "array"}}}},
+    },
+    "count": {"type": "object", "properties": {"of": {"type": "string"}}, "required": []},
+    "rest": {},
+}
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.text("ab é\n<>", max_size=5),
+    "integer": st.integers(),
+    "array": st.lists(st.booleans(), max_size=2),
+}
+
+
+def json_for(schema: Any, draw: st.DrawFn, whole: Any) -> Any:
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if "enum" in schema:
+        return draw(st.sampled_from(schema["enum"]))
+    if "anyOf" in schema:
+        return json_for(draw(st.sampled_from(schema["anyOf"])), draw, whole)
+    if schema.get("type") == "object":
+        keys = [k for k in schema.get("properties", {}) if k in schema.get("required", ()) or draw(st.booleans())]
+        return {key: json_for(schema["properties"][key], draw, whole) for key in keys}
+    return None if schema["type"] == "null" else draw(VALUES[schema["type"]])
+
+
+class Sampler:
+    """Draws ids from a structural tag."""
+
+    def __init__(self, family: Any, by_token: bool, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.spell = lambda text: ids_of(family, text, False)
+        self.plain = VALUES["string"].map(self.spell)
+
+    def ids(self, grammar: Any) -> list[int]:
+        return list(getattr(self, grammar["type"])(grammar))
+
+    def const_string(self, grammar: Any) -> list[int]:
+        assert grammar["value"]
+        return list(self.spell(grammar["value"]))
+
+    def token(self, grammar: Any) -> list[int]:
+        assert isinstance(grammar["token"], int)
+        return [grammar["token"]]
+
+    def sequence(self, grammar: Any) -> list[int]:
+        return [token for element in grammar["elements"] for token in self.ids(element)]
+
+    def optional(self, grammar: Any) -> list[int]:
+        return self.ids(grammar["content"]) if self.draw(st.booleans()) else []
+
+    def regex(self, grammar: Any) -> list[int]:
+        return list(self.spell(self.draw(st.from_regex(grammar["pattern"], fullmatch=True))))
+
+    def any_text(self, grammar: Any) -> list[int]:
+        return list(self.draw(self.plain))
+
+    def any_tokens(self, grammar: Any) -> list[int]:
+        return list(self.draw(self.plain))
+
+    def tag(self, grammar: Any) -> list[int]:
+        return [*self.spell(grammar["begin"]), *self.ids(grammar["content"]), *self.spell(grammar["end"])]
+
+    def json_schema(self, grammar: Any) -> list[int]:
+        schema = grammar["json_schema"]
+        assert schema
+        return list(self.spell(json.dumps(json_for(schema, self.draw, schema), ensure_ascii=False)))
+
+
+def _or(self: Sampler, grammar: Any) -> list[int]:
+    assert len(grammar["elements"]) > 1
+    return self.ids(self.draw(st.sampled_from(grammar["elements"])))
+
+
+setattr(Sampler, "or", _or)
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+def test_what_it_allows_is_a_sound_call_of_the_tool(name: str, by_token: bool) -> None:
+    family = FAMILIES[name]
+    parser = get_tool_parser(name, family.tokenizer(by_token))
+    open_think = ids_of(family, (family.think or ("", ""))[0], by_token)
+
+    @settings(max_examples=40)
+    @given(st.data(), st.sampled_from([None, *TOOLS]), st.booleans())
+    def check(data: st.DataObject, forced: str | None, thinking: bool) -> None:
+        tail = open_think if thinking else []
+        grammar = parser.call_grammar(TOOLS, forced, tail)
+        assert grammar.kind == "structural_tag"
+        value = json.loads(grammar.value)
+        assert value["type"] == "structural_tag"
+        ids = Sampler(family, by_token, data.draw).ids(value["format"])  # type: ignore[arg-type]
+        session = parser.start(tail, TOOLS)
+        session.feed(ids)
+        turn = session.finish(truncated=False)
+        [call] = turn.calls
+        assert (call.status, call.reason) == (CallStatus.OK, "")
+        assert call.name in ([forced] if forced else TOOLS)
+        assert set(TOOLS[call.name or ""].get("required", ())) <= set(call.arguments or {})
+        assert (turn.text, turn.reasoning_closed) == ("", True)
+
+    check()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_formats_without_one_say_so(name: str) -> None:
+    parser = get_tool_parser(name, FAMILIES[name].tokenizer(True))
+    with pytest.raises(NoCallGrammarError, match=f"cannot be forced.*{REFUSED[name]}"):
+        parser.call_grammar(TOOLS)
+
+
+def test_only_tools_that_are_there_can_be_forced() -> None:
+    parser = get_tool_parser("hermes", FAMILIES["hermes"].tokenizer(True))
+    with pytest.raises(
+        NoCallGrammarError, match=r"There is no tool 'lok' to force\. The tools are: count, look, rest\."
+    ):
+        parser.call_grammar(TOOLS, "lok")
+    with pytest.raises(NoCallGrammarError, match="there are no tools"):
+        parser.call_grammar({})
+
+
+def test_control_tokens_are_demanded_by_id() -> None:
+    family = FAMILIES["hermes"]
+    tokenizer = family.tokenizer(True)
+    grammar = get_tool_parser("hermes", tokenizer).call_grammar(TOOLS, "rest").value
+    tokens = [tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>")]
+    elements = json.loads(grammar)["format"]["elements"]
+    assert [elements[0], elements[-1]] == [{"type": "token", "token": token} for token in tokens]
+    assert "<tool_call>" not in grammar

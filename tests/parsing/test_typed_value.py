@@ -1,0 +1,109 @@
+"""Plain text read by a schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tito_core.parsing.said import Malformed
+from tito_core.parsing.typed_value import rendered, typed_value, types_of
+
+KINDS = {"integer": st.integers(), "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans()}
+
+
+def read(text: str, schema: Any, **whole: Any) -> Any:
+    return typed_value(text, {"look": {"properties": {"at": schema}, **whole}}, "look", "at")
+
+
+@given(st.text())
+def test_strings_are_the_text_as_it_stands(text: str) -> None:
+    assert read(text, {"type": "string"}) == text
+    assert read(text, {}) == text
+    assert typed_value(text, {}, "look", "at") == text
+    assert typed_value(text, {"look": {}}, "look", "at") == text
+
+
+@given(st.data())
+def test_other_values_are_json(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(sorted(KINDS)))
+    value = data.draw(KINDS[kind])
+    assert read(rendered(value), {"type": kind}) == value
+    assert read(str(value), {"type": kind}) == value  # as Jinja writes it
+    assert type(read(f" {rendered(value)}\n", {"type": kind})) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "number"}, 5),
+        ("5.0", {"type": "integer"}, 5.0),
+        ("None", {"type": "null"}, None),
+        ("[1, {}]", {"type": "array"}, [1, {}]),
+        ("{}", {"properties": {}}, {}),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("nil", {"type": ["string", "null"]}, "nil"),
+        ("5", {"oneOf": [{"type": "string"}, {"type": "integer"}]}, 5),
+        ("5.5", {"type": ["string", "integer"]}, "5.5"),
+        ('"5"', {"type": ["string", "integer"]}, '"5"'),
+        ("{", {"type": ["string", "object"]}, "{"),
+        ("5", {"anyOf": [{"type": "integer"}, {}]}, "5"),
+        ("5", {"anyOf": [{"type": "integer"}, True]}, "5"),
+        ("2", {"enum": [1, 2]}, 2),
+        ("2", {"enum": ["1", "2"]}, "2"),
+        ("b", {"enum": [1, "b"]}, "b"),
+        ("3", {"const": 3}, 3),
+        ("3", {"$ref": "#/$defs/size"}, 3),
+        ("3", {"$ref": "#/$defs/a~1b"}, 3),
+        ("3", {"$ref": "#/$defs/nobody"}, "3"),
+        ("3", {"$ref": "elsewhere"}, "3"),
+        ("3", {"$ref": "#/$defs/loop"}, "3"),
+        ("3", {"enum": []}, "3"),
+        ("3", {"type": []}, "3"),
+    ],
+)
+def test_types_come_from_the_schema(text: str, schema: Any, value: Any) -> None:
+    defs = {"size": {"type": "integer"}, "a/b": {"type": "integer"}, "loop": {"$ref": "#/$defs/loop"}}
+    found = read(text, schema, **{"$defs": defs})
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_further_properties_have_their_schema_too() -> None:
+    tools = {"look": {"properties": {}, "additionalProperties": {"type": "integer"}}}
+    assert typed_value("5", tools, "look", "at") == 5
+    assert typed_value("5", {"look": {"additionalProperties": True}}, "look", "at") == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "reason"),
+    [
+        ("five", {"type": "integer"}, "value of 'at' is not valid JSON"),
+        ("5.5", {"type": "integer"}, "'at' must be of type integer, not '5.5'"),
+        ("true", {"type": "integer"}, "must be of type integer"),
+        ("1", {"type": "boolean"}, "must be of type boolean"),
+        ("TRUE", {"type": "boolean"}, "not valid JSON"),
+        ("3.5", {"const": 3}, "must be of type integer"),
+        ("3.5", {"enum": [3]}, "must be of type integer"),
+        ("5", {"type": ["array", "object"]}, "must be of type array or object"),
+        ('"5"', {"type": "integer"}, "must be of type integer"),
+        ("", {"type": "integer"}, "not valid JSON"),
+        ("Infinity", {"type": "number"}, "Infinity is no JSON number"),
+        ('{"a": 1, "a": 2}', {"type": "object"}, "'a' appears twice"),
+        ("x" * 500, {"enum": [1]}, "not valid JSON"),
+        ("[" * 200 + "]" * 200, {"type": "array"}, "nests more than 100"),
+    ],
+)
+def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason: str) -> None:
+    with pytest.raises(Malformed) as caught:
+        read(text, schema)
+    assert reason in caught.value.reason
+    assert caught.value.name == "look"
+    assert len(caught.value.reason) < 300
+
+
+def test_schemas_that_do_not_say_allow_anything() -> None:
+    assert types_of({"description": "a"}, {}) is None
+    assert types_of({"type": ["integer", "null"]}, {}) == {"integer", "null"}
