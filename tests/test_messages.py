@@ -32,7 +32,7 @@ def build(**changes: Any) -> TITOModel:
         ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host and port"),
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
-        ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: hermes"),
+        ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),
         ({"sampling": {"temprature": 1}}, ValidationError, "did you mean 'temperature'"),
         ({"sampling": {"extra": {"n": 2}}}, ValidationError, "For n samples, make n rollouts"),
     ],

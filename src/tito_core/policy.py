@@ -37,7 +37,7 @@ class Policy:
         tokenizer: The policy's tokenizer.
         template: Its certified chat template.
         parser: Reads reasoning and calls out of completions.
-        stop_token_ids: Ends of a turn: the template's closer and the tokenizer's end of sequence.
+        stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
     """
 
@@ -86,7 +86,7 @@ class Policy:
         loaded = load_tokenizer(tokenizer)
         template = ChatTemplate.of(loaded, **(template_arguments or {}))
         chosen = get_tool_parser(parser, loaded)
-        stops = {template.closer_id, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
+        stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
         info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))

@@ -19,12 +19,13 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
+from tito_core.chat.ending import Opened
 from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampling, Server
-from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.parsed import CallStatus, ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message
 
@@ -46,11 +47,13 @@ class Prepared:
         place: Where it continues the ledger.
         delta: Its own prompt tokens.
         request: The whole prompt and its parameters.
+        tools: The JSON Schema of each tool's arguments, by name.
     """
 
     place: Place
     delta: EncodedText
     request: TokenRequest
+    tools: Mapping[str, Mapping[str, Any]]
 
 
 def prepare(
@@ -77,14 +80,29 @@ def prepare(
     if place.parent is None:
         delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
     else:
-        output = ledger[place.parent].draft.output_ids
-        last = int(output[-1]) if len(output) else None
-        delta = policy.template.delta(messages[place.answered - 1], messages[place.answered :], last)
+        before = ledger[place.parent].draft
+        delta = policy.template.delta(
+            messages[place.answered - 1],
+            messages[place.answered :],
+            int(before.output_ids[-1]) if len(before.output_ids) else None,
+            opened=opened(before),
+            tool_specs=tool_specs or (),
+            history=messages[: place.answered - 1],
+        )
     check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
     complete = policy.sampling(sampling).within(room)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex))
+    tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex), tools)
+
+
+def opened(before: Draft) -> Opened:
+    """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
+    if before.finish == Finish.LENGTH and not before.reasoning_closed:
+        return Opened.REASONING
+    cut = before.finish == Finish.LENGTH and before.calls and before.calls[-1].status == CallStatus.TRUNCATED
+    return Opened.CALL if cut else Opened.MESSAGE
 
 
 async def generate(policy: Policy, request: TokenRequest, cancel: threading.Event | None) -> TokenResponse:
@@ -117,7 +135,7 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids."""
-    session = policy.parser.start(prepared.request.input_ids[-PROMPT_TAIL:].tolist())
+    session = policy.parser.start(prepared.request.input_ids[-PROMPT_TAIL:].tolist(), prepared.tools)
     session.feed(response.output_ids.tolist())
     return session.finish(truncated=response.finish == Finish.LENGTH)
 

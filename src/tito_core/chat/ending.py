@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tito_core.ledger.turn import TokenIds
+from tito_core.ledger.columns import TokenIds
 
 
 class Opened(StrEnum):

@@ -16,7 +16,7 @@ from tito_core.chat.cutting import adjacent, content_spans, controls_from, cut, 
 from tito_core.chat.encoder import ContentSafeEncoder, Control
 from tito_core.chat.ending import Ending, Opened
 from tito_core.chat.traced import Traced
-from tito_core.ledger.turn import TokenIds
+from tito_core.ledger.columns import TokenIds
 
 THOUGHT = "Hm"
 """Text of the probe's reasoning."""
