@@ -1,0 +1,58 @@
+"""Small values: masks from provenance, semantics, trajectories' counts and what paths give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.drafts import make_draft
+from tito_core.ledger import Ledger, Provenance, Semantics
+from tito_core.ledger.provenance import is_output, loss_mask
+
+ALL = np.array(list(Provenance), np.uint8)
+
+
+def test_a_loss_mask_is_1_on_what_the_policy_sampled_freely() -> None:
+    assert loss_mask(ALL).tolist() == [0, 0, 0, 1, 0]
+    assert loss_mask(ALL, train_constrained=True).tolist() == [0, 0, 0, 1, 1]
+    assert loss_mask(ALL).dtype == np.uint8
+    assert is_output(ALL).tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("train_constrained", [False, True])
+def test_a_trajectorys_mask_is_derived_from_its_provenance(constrained: bool, train_constrained: bool) -> None:
+    ledger = Ledger()
+    kinds = np.array([0, 1, 2], np.uint8)
+    ledger.commit(make_draft(None, 0, [1, 2, 3], [4, 5], prompt_provenance=kinds, constrained=constrained))
+    (trajectory,) = ledger.trajectories(train_constrained=train_constrained)
+    derived = loss_mask(trajectory.provenance, train_constrained=train_constrained)
+    assert trajectory.loss_mask.tolist() == derived.tolist()
+    assert trajectory.count(Provenance.INSERTED) == 1
+    assert trajectory.count(Provenance.CONSTRAINED if constrained else Provenance.SAMPLED) == 2
+    assert trajectory.count(Provenance.SAMPLED if constrained else Provenance.CONSTRAINED) == 0
+
+
+@pytest.mark.parametrize(
+    ("temperature", "adjusted", "comparable"),
+    [(1.0, False, True), (1.0, True, False), (0.5, False, False), (0.5, True, False), (None, False, False)],
+)
+def test_scoring_compares_only_raw_logprobs_at_temperature_one(
+    temperature: float | None, adjusted: bool, comparable: bool
+) -> None:
+    assert Semantics(None, temperature, adjusted, "test").comparable_with_scoring() is comparable
+
+
+def test_the_ids_of_a_path_are_those_of_its_turns() -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [1, 2], [3]))
+    ledger.commit(make_draft(0, 3, [4], [5]))
+    ledger.commit(make_draft(None, 0, [6], [7]))
+    assert ledger.path_ids(1).tolist() == [1, 2, 3, 4, 5]
+    assert ledger.path_ids(2).tolist() == [6, 7]
+    assert ledger.path_ids(None).tolist() == []
+    assert ledger.path_ids(None).dtype == np.int32
+    assert (ledger.path_length(None), ledger.path_length(0), ledger.path_length(1)) == (0, 3, 5)
+    assert [turn.index for turn in ledger.path(1)] == [0, 1]
+    assert ledger.path(None) == []
+    assert [ledger.extended(turn) for turn in range(3)] == [True, False, False]
