@@ -38,7 +38,7 @@ class Header:
             canonical = str(uuid_module.UUID(self.uuid))
         except (ValueError, AttributeError, TypeError):
             canonical = None
-        if canonical != self.uuid:
+        if canonical is None or canonical != self.uuid:
             raise ValueError(f"{self.uuid!r} is no UUID in its usual form, such as {new_uuid()}.")
         for name in ("group_id", "task_id", "tokenizer"):
             if not isinstance(found := getattr(self, name), str | None):
