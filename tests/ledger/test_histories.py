@@ -113,6 +113,8 @@ def test_the_callers_own_strings_are_adopted_and_compared_by_identity() -> None:
     entry = ledger.entry_of(turn)
     assert entry is not None
     assert entry.message["content"][0]["text"] is stored
+    assert ledger._histories._paths[entry][-1] is entry.message
+    assert len(ledger._histories._paths[entry]) == 3
     Counted.compared = 0
     for after in (None, turn):
         assert ledger.walk([OPENINGS[0], question, answer], after).entry is entry
@@ -121,6 +123,28 @@ def test_the_callers_own_strings_are_adopted_and_compared_by_identity() -> None:
     ledger.adopt(turn, {"role": "assistant", "content": [{"text": "Because."}]})
     assert entry.message["content"][0]["text"] is stored, "what others were compared with already stays"
     ledger.adopt(99, answer)
+
+
+def test_with_a_hint_other_paths_are_not_looked_at() -> None:
+    ledger = Ledger()
+    mine = {"role": "user", "content": [{"text": Counted("Mine?")}]}
+    other = {"role": "user", "content": [{"text": Counted("Other?")}]}
+    turn = answered(ledger, [OPENINGS[0], mine], said(0))
+    answered(ledger, [OPENINGS[0], other], said(0))
+    for hint, is_compared in ((None, True), (turn, False)):
+        Counted.compared = 0
+        assert ledger.walk([OPENINGS[0], mine, said(0)], hint).entry is ledger.entry_of(turn)
+        assert (Counted.compared > 0) is is_compared
+
+
+def test_what_is_kept_by_reference_can_be_listed() -> None:
+    ledger = Ledger()
+    answered(ledger, [OPENINGS[0], asked(0)], said(0))
+    answered(ledger, [OPENINGS[0], asked(1)], said(1))
+    kept = ledger.retained()
+    assert len(kept) == 5
+    for message in (OPENINGS[0], asked(0), said(0), asked(1), said(1)):
+        assert any(entry == message for entry in kept)
 
 
 def test_a_path_is_handed_from_answer_to_answer() -> None:
@@ -164,6 +188,8 @@ def test_bytes_and_other_values_have_a_digest() -> None:
     assert extended(b"", picture) != extended(b"x", picture)
     assert extended(b"", {"a": {1}}) != extended(b"", {"a": {2}})
     assert extended(b"", {"a": "é"}) != extended(b"", {"a": "e"})
+    digest = hashlib.sha256(b"png").hexdigest()
+    assert extended(b"", {"bytes": b"png"}) == extended(b"", {"bytes": f"sha256:{digest}"})
     expected = hashlib.blake2b(b'{"a": "\\u00e9", "b": 1}', key=b"so far", digest_size=16).digest()
     assert extended(b"so far", {"b": 1, "a": "é"}) == expected, "files hold these digests"
 

@@ -157,6 +157,10 @@ def test_optional_columns_are_lined_up_and_fit_or_say_so() -> None:
     for fill in (256, -1, 0.5):
         sentence = f"{fill} does not fit optional column 'top_ids' of dtype uint8."
         said(2, sentence, lambda fill=fill: trajectory.column("top_ids", fill))
+    hollow = Ledger(UUID)
+    hollow.commit(make_draft(None, 0, [1], [2], extras={"empty": Column.of(0, np.zeros((0, 1)))}))
+    hollow.commit(make_draft(0, 2, [1], [2], extras={"empty": Column.of(2, np.zeros((0, 2)))}))
+    assert hollow.trajectories()[0].column("empty", 0).shape == (4, 1)
     bare = Ledger(UUID)
     bare.commit(make_draft(None, 0, [1], [2]))
     said(KeyError, "No turn brought a column 'x'; there are none.", lambda: bare.trajectories()[0].column("x", 0))
