@@ -59,6 +59,11 @@ def test_the_summary_has_a_row_a_rollout(path: Path) -> None:
     assert "00000002" in said("inspect", path)
 
 
+def test_markup_in_a_name_is_shown_as_it_is(tmp_path: Path) -> None:
+    store.append(tmp_path / "r", [forked(task_id="[/b] [bold]x")])
+    assert "[/b] [bold]x" in said("inspect", tmp_path / "r")
+
+
 def test_a_rollout_is_drawn_as_a_tree(path: Path) -> None:
     assert said("inspect", path, "--rollout", 1).splitlines() == [
         f"ledger {UUID}: 3 turns, 2 trajectories, 8 tokens, 4 of them sampled",

@@ -179,13 +179,62 @@ def test_what_is_no_identity_is_in_no_file(tmp_path: Path, uuid: str) -> None:
             file.load(uuid)
 
 
-def test_a_flipped_bit_in_the_last_record_leaves_it_out(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_last_record_is_damage_and_nothing_is_cut_away(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     store.append(path, [ledger(1), ledger(2)])
     damaged = bytearray(path.read_bytes())
-    damaged[-1] ^= 1
+    damaged[-30] ^= 1
     path.write_bytes(damaged)
+    for use in (lambda: store.read(path), lambda: store.LedgerFile(path, "a")):
+        with pytest.raises(SchemaError, match="does not match its checksum"):
+            use()
+    assert path.read_bytes() == bytes(damaged)
+
+
+def test_a_record_whose_end_was_never_written_is_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40] + bytes(40))
     assert [(found.uuid, len(found)) for found in store.read(path)] == [(ledger(1).uuid, 2), (ledger(2).uuid, 1)]
+
+
+def test_copies_of_a_ledger_that_went_on_apart_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    one, other = store.read(path)[0], store.read(path)[0]
+    one.commit(make_draft(1, 6, [104], [205]))
+    other.commit(make_draft(1, 6, [104], [206]))
+    other.commit(make_draft(2, 8, [107], [208]))
+    store.append(path, [one])
+    with pytest.raises(SchemaError, match="another copy of it went on: its turn 2 differs"):
+        store.append(path, [other])
+    stranger = Ledger(ledger(1).uuid, task_id="another")
+    with pytest.raises(SchemaError, match="another ledger under the name"):
+        store.append(path, [stranger])
+    assert [store.encode(found) for found in store.read(path)] == [store.encode(one)]
+    store.append(path, [one])
+
+
+def test_a_ledger_that_streams_is_resumed_and_not_read_again(tmp_path: Path) -> None:
+    with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
+        made = file.attach(ledger(1))
+        assert file.resume(made.uuid) is made
+        uuid = made.uuid
+        del made
+        again = file.resume(uuid)
+        again.commit(make_draft(1, 6, [104], [205]))
+        assert file.resume(uuid) is again
+        stale = file.load(uuid)
+        stale.sink = file
+        again.commit(make_draft(2, 8, [105], [206]))
+        with pytest.raises(SchemaError, match="A ledger has one writer; share the one that streams"):
+            stale.commit(make_draft(2, 8, [105], [207]))
+
+
+def test_a_mode_is_one_of_two(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mode must be 'r' to read or 'a' to append, not 'w'"):
+        store.LedgerFile(tmp_path / "rollouts.tito", "w")  # type: ignore[arg-type]
 
 
 def test_a_flipped_bit_in_the_middle_is_an_error_and_nothing_is_cut_away(tmp_path: Path) -> None:

@@ -7,19 +7,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tito_core.backend import SamplingParams
+    from tito_core.branching import HistoryChangedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
     from tito_core.model import TITOModel
     from tito_core.policy import Policy
+    from tito_core.recording import TurnNotStoredError
 
-__all__ = ["Ledger", "Policy", "Provenance", "SamplingParams", "TITOModel", "Trajectory"]
+__all__ = [
+    "HistoryChangedError",
+    "Ledger",
+    "Policy",
+    "Provenance",
+    "SamplingParams",
+    "TITOModel",
+    "Trajectory",
+    "TurnNotStoredError",
+]
 
 _HOMES = {
+    "HistoryChangedError": "tito_core.branching",
     "Ledger": "tito_core.ledger",
     "Policy": "tito_core.policy",
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
     "TITOModel": "tito_core.model",
     "Trajectory": "tito_core.ledger",
+    "TurnNotStoredError": "tito_core.recording",
 }
 
 

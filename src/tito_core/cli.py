@@ -43,7 +43,7 @@ def inspect(
         if rollout > len(ledgers):
             raise typer.BadParameter(f"--rollout {rollout}: {file} holds {len(ledgers)} rollouts.")
         ledger = ledgers.load(ledgers.uuids[rollout - 1])
-    console.print(coloured(ledger, _shown(ledger, tokenizer)) if tokens else Text(ledger.tree()))
+    console.print(coloured(ledger, _shown(ledger, tokenizer)) if tokens else Text(ledger.tree()), soft_wrap=not tokens)
 
 
 def _shown(ledger: Ledger, name: str) -> Show:

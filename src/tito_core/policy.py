@@ -82,6 +82,8 @@ class Policy:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, BackendError: Each a sentence.
         """
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
+        if file is not None and not file.appends:
+            raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
         template = ChatTemplate.of(loaded, **(template_arguments or {}))

@@ -82,7 +82,7 @@ class Recording:
         store = self._policy.store
         if store is None or uuid is None or uuid in self._sealed:
             return None
-        return self._streamed(store.load(uuid)) if uuid in store else None
+        return store.resume(uuid) if uuid in store else None
 
     def _streamed(self, ledger: Ledger) -> Ledger:
         return ledger if self._policy.store is None or ledger.sink is not None else self._policy.store.attach(ledger)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tito_core.backend.errors import BackendError, UnknownBackendError
 from tito_core.chat.template import TemplateError
@@ -101,9 +102,11 @@ def ledger_table(ledgers: Iterable[Ledger]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("#", justify="right", min_width=2)
     for name in shown:
-        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=len(name))
+        table.add_column(
+            name, justify="left" if name in _WORDS else "right", no_wrap=True, min_width=len(name), max_width=36
+        )
     for number, row in enumerate(rows, 1):
-        table.add_row(str(number), *(row[name] for name in shown))
+        table.add_row(str(number), *(Text(row[name]) for name in shown))
     return table
 
 

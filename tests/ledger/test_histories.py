@@ -147,6 +147,23 @@ def test_what_is_kept_by_reference_can_be_listed() -> None:
         assert any(entry == message for entry in kept)
 
 
+def test_a_tuple_is_found_again_and_has_the_digest_of_a_list() -> None:
+    ledger = Ledger()
+    question = {"role": "user", "content": [{"json": {"a": (1, (2, "b"))}}]}
+    turn = answered(ledger, [{"enum": ("a", 1)}, question], said(0))
+    for hint in (None, turn):
+        walk = ledger.walk([{"enum": ("a", 1)}, question, said(0)], hint)
+        assert walk.entry is ledger.entry_of(turn)
+    assert extended(b"", {"a": (1, 2)}) == extended(b"", {"a": [1, 2]})
+    assert ledger.walk([{"enum": ("a", True)}, question]).known == 0
+
+
+def test_keys_of_several_kinds_have_a_digest() -> None:
+    assert extended(b"", {"a": {1: "x", "b": (2, {3: 4, "c": 5})}}) == extended(
+        b"", {"a": {"1": "x", "b": [2, {"3": 4, "c": 5}]}}
+    )
+
+
 def test_a_path_is_handed_from_answer_to_answer() -> None:
     ledger = Ledger()
     history = [OPENINGS[0]]
@@ -154,8 +171,8 @@ def test_a_path_is_handed_from_answer_to_answer() -> None:
         history.append(asked(number))
         turn = answered(ledger, history, said(number), number - 1 if number else None)
         history.append(said(number))
-    paths = ledger._histories._paths
-    assert list(paths) == [ledger.entry_of(turn)]
+        paths = ledger._histories._paths
+        assert list(paths) == [ledger.entry_of(turn)]
     assert next(iter(paths.values())) == history
     fork = answered(ledger, [*history[:3], asked(9)], said(9), 0)
     assert paths[ledger.entry_of(fork)] == [*history[:3], asked(9), said(9)]

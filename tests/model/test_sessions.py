@@ -239,3 +239,18 @@ async def test_a_store_that_another_process_has_written_to_meanwhile_is_read_aga
         await agent.invoke_async("Still there?")
         assert model.ledger.uuid == UUID
         assert [turn.parent for turn in model.ledger] == [None, 0, 1, 2, 3, 4]
+
+
+async def test_two_agents_restored_from_one_session_share_the_ledger(tmp_path: Path) -> None:
+    first = first_life("vllm", tmp_path)
+    await live(first)
+    with LedgerFile(tmp_path / "rollouts", "a") as file:
+        models = [model_over(file, engine_of("vllm", Says("Ok."))) for _ in range(2)]
+        agents = [agent_of(model, first, "default") for model in models]
+        for question in ("Still there?", "And now?"):
+            for agent in agents:
+                await agent.invoke_async(question)
+        assert models[0].ledger is models[1].ledger
+        assert models[0].ledger.uuid == UUID
+        check_ledger(models[0].ledger)
+        assert store.encode(file.load(UUID)) == store.encode(models[0].ledger)

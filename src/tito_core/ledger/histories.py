@@ -218,8 +218,17 @@ class Histories:
 
 def extended(digest: bytes, message: Any) -> bytes:
     """Digest a history with one more message: BLAKE2b of its JSON with sorted keys, keyed by the digest so far."""
-    encoded = _JSON.encode(message)
+    try:
+        encoded = _JSON.encode(message)
+    except TypeError:  # keys of several kinds have no order; as JSON they are strings
+        encoded = _JSON.encode(_with_string_keys(message))
     return hashlib.blake2b(encoded.encode(), key=digest, digest_size=DIGEST_BYTES).digest()
+
+
+def _with_string_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_string_keys(item) for key, item in value.items()}
+    return [_with_string_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _encoded(value: Any) -> str:

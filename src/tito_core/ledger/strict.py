@@ -32,8 +32,10 @@ def strict(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {key: strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [strict(item) for item in value]
+    if isinstance(value, tuple):  # which equals no list, so it stays one
+        return tuple([strict(item) for item in value])
     if isinstance(value, float | int):
         return _Number(value)
     return value  # a string, bytes, None, or already strict

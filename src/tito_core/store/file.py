@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -41,8 +42,11 @@ class LedgerFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r") -> None:
+        if mode not in ("r", "a"):
+            raise ValueError(f"mode must be 'r' to read or 'a' to append, not {mode!r}.")
         self.path = Path(path)
         self._index = Index(path)
+        self._live: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
         self._is_ours = False
         self._lock = threading.RLock()
         self._mode = mode
@@ -62,6 +66,11 @@ class LedgerFile:
         appends = self._mode == "a"
         self._file = open(self.path, "a+b" if appends else "rb", buffering=0 if appends else -1)  # noqa: SIM115
         self._process = os.getpid()
+
+    @property
+    def appends(self) -> bool:
+        """Whether the file takes turns, or was opened to read."""
+        return self._mode == "a"
 
     def __enter__(self) -> Self:
         return self
@@ -111,13 +120,24 @@ class LedgerFile:
                 check_ledger(ledger)
         return ledger
 
+    def resume(self, uuid: str) -> Ledger:
+        """Give a ledger to go on with: the one that already streams here, else as the file has it.
+
+        Raises:
+            KeyError, SchemaError, LawViolationError: As `load`.
+        """
+        with self._lock:
+            live = self._live.get(uuid)
+            return self.attach(self.load(uuid)) if live is None else live
+
     def append(self, ledger: Ledger) -> None:
         """Write what the file does not have of a ledger yet (`Sink`).
 
         Raises:
-            SchemaError: The file has more of this ledger than it holds itself.
+            SchemaError: The file has more of this ledger than it holds itself, or has something else under its name.
         """
         with self._exclusive():
+            self._expect_same(ledger)
             turns_written, said = (
                 self._index.count(ledger.uuid, Kind.TURN),
                 self._index.count(ledger.uuid, Kind.ANNOTATION),
@@ -136,8 +156,12 @@ class LedgerFile:
             self._write(ledger.header, b"".join(parts))
 
     def attach(self, ledger: Ledger) -> Ledger:
-        """Write what a ledger holds so far, and from now on every turn and annotation as it comes."""
+        """Write what a ledger holds so far, and from now on every turn and annotation as it comes.
+
+        A ledger has one writer: another copy of it, in this process or elsewhere, cannot go on beside it (`resume`).
+        """
         ledger.stream_to(self)
+        self._live[ledger.uuid] = ledger
         return ledger
 
     def turn(self, header: Header, turn: Turn) -> None:
@@ -162,9 +186,24 @@ class LedgerFile:
             if written != index:
                 raise SchemaError(
                     f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, and number "
-                    f"{index} came: somebody else writes to the same ledger, or it was not attached whole."
+                    f"{index} came: another copy of it went on, in this process or elsewhere. A ledger has one writer; "
+                    "share the one that streams (LedgerFile.resume), or give the other agent a session of its own."
                 )
             self._write(header, framed(kind, packed(header.uuid), payload))
+
+    def _expect_same(self, ledger: Ledger) -> None:
+        """Compare the header and the last common turn with what the file has under the same name."""
+        found = self._index.records(ledger.uuid)
+        if not found:
+            return
+        last = min(len(ledger), len(found[Kind.TURN])) - 1
+        ours = [_ENCODER.encode(record_of(ledger.header)), *([_payload(ledger[last])] if last >= 0 else [])]
+        theirs = self._read(found[Kind.HEADER][:1]) + self._read(found[Kind.TURN][last : last + 1] if last >= 0 else [])
+        if ours != [bytes(payload) for payload in theirs]:
+            raise SchemaError(
+                f"{self.path} has another ledger under the name {ledger.uuid}, or another copy of it went on: its "
+                f"{'turn ' + str(last) if last >= 0 else 'header'} differs. Load it from the file before going on."
+            )
 
     def _write(self, header: Header, data: bytes) -> None:
         """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""

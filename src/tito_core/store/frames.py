@@ -100,7 +100,8 @@ def frames(file: BinaryIO, start: int, path: str | os.PathLike[str]) -> Iterator
                 return
             begin, end = HEAD_BYTES, HEAD_BYTES + length
         if zlib.crc32(block[begin:end]) != checksum:
-            if any(block[end:]) or not _only_zeros(file):
+            was_whole = block[end - 1] != 0  # what a power cut left unwritten is zeros up to the end
+            if was_whole or any(block[end:]) or not _only_zeros(file):
                 raise _damaged(path, start + at)
             return
         if kind not in _KINDS:
