@@ -20,7 +20,7 @@ _FACTS = struct.Struct("<IIB16s")
 _HEAD = struct.Struct("<IIB16sI")
 HEAD_BYTES = _HEAD.size
 """The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
-BLOCK = 1 << 20
+BLOCK = 1 << 16
 """Bytes of a file that are read at once."""
 
 
