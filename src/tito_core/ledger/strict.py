@@ -12,7 +12,6 @@ class _Number:
     """A number that equals only its own type. Strict values are compared from the left: `strict(a) == b`."""
 
     __slots__ = ("kind", "value")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: float) -> None:
         self.value = value

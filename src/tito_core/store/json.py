@@ -63,9 +63,8 @@ def _packed(lists: Mapping[str, Any]) -> Record:
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError(f"columns must hold four lists of numbers: {type(error).__name__}: {error}") from error
-    return msgspec.to_builtins(  # type: ignore[no-any-return]
-        {"prompt": columns.prompt, "output": columns.output, "buffer": columns.buffer}
-    )
+    record: Record = msgspec.to_builtins({"prompt": columns.prompt, "output": columns.output, "buffer": columns.buffer})
+    return record
 
 
 LedgerField = Annotated[

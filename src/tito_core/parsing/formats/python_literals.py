@@ -35,7 +35,7 @@ class Calls:
     @property
     def at_end(self) -> bool:
         """Whether everything up to the stop was sound so far, so that more could have made it whole."""
-        return _BLANK.match(self._text, self.at, self._stop).end() >= self._stop or self._in_open_string()  # type: ignore[union-attr]
+        return self._after_blank() >= self._stop or self._in_open_string()
 
     def read(self) -> list[tuple[Said, int]]:
         """Give the calls, each with the character after it.
@@ -119,7 +119,11 @@ class Calls:
         return quote in ("'", '"') and not _STRING.match(self._text, self.at, self._stop)
 
     def _blank(self) -> None:
-        self.at = _BLANK.match(self._text, self.at, self._stop).end()  # type: ignore[union-attr]
+        self.at = self._after_blank()
+
+    def _after_blank(self) -> int:
+        blank = _BLANK.match(self._text, self.at, self._stop)
+        return blank.end() if blank else self.at
 
     def _skip(self, text: str) -> bool:
         self._blank()
