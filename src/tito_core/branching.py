@@ -84,6 +84,30 @@ def branch_of(situation: Situation, parent: int | None) -> Branch | None:
     return _departure(situation, situation.own, parent)
 
 
+def stripping_branch(situation: Situation, parent: int, message: int, *, may_branch: bool) -> Branch:
+    """Tell why a history begins anew whose reasoning the template strips: mostly for that alone.
+
+    Args:
+        situation: What the call brings.
+        parent: The turn that it fits, and would extend if the reasoning stayed.
+        message: The first message whose reasoning is stripped.
+        may_branch: Whether the agent's own history may have changed.
+
+    Raises:
+        HistoryChangedError: It did and may not; what the template changes is no change of the agent's.
+    """
+    ledger, own = situation.ledger, situation.own
+    if own is not None and own != parent:
+        branch = _departure(situation, own, None)
+        if not may_branch:
+            refuse(situation, branch)
+        return branch
+    stripped = Branch(Reason.THINKING, parent, message)
+    if not ledger.extended(parent) and all(turn.draft.branch != stripped for turn in ledger):
+        return stripped
+    return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(situation, parent)
+
+
 def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
     """Yield a turn and those it came from, nearest first: its path, and past each root the turn that this one left."""
     while turn is not None:

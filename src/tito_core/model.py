@@ -53,6 +53,8 @@ class TITOModel(Model):
         context_window_limit: Tokens of context to use; the server's own length when None.
         history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
             "error" raises `HistoryChangedError` before anything is sent.
+        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
+            was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -73,10 +75,12 @@ class TITOModel(Model):
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        thinking: Literal["keep", "as-template"] = "keep",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         settings.may_branch(history)
+        settings.keeps_thinking(thinking)
         checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
@@ -89,7 +93,7 @@ class TITOModel(Model):
             store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit, history)
+        self._begin(policy, checked, ledger, context_window_limit, history, thinking)
 
     @classmethod
     def of(
@@ -100,18 +104,28 @@ class TITOModel(Model):
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
         model = cls.__new__(cls)
-        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history)
+        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history, thinking)
         return model
 
     def _begin(
-        self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None, history: str
+        self,
+        policy: Policy,
+        sampling: SamplingParams,
+        ledger: Ledger | None,
+        limit: int | None,
+        history: str,
+        thinking: str,
     ) -> None:
         self.policy = policy
         self._settings = settings.Settings(
-            sampling, settings.context_limit(limit, policy.info.max_model_len), settings.may_branch(history)
+            sampling,
+            settings.context_limit(limit, policy.info.max_model_len),
+            settings.may_branch(history),
+            settings.keeps_thinking(thinking),
         )
         self._recording = Recording(policy, ledger)
 
@@ -202,6 +216,7 @@ class TITOModel(Model):
                 sampling,
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
+                keeps_thinking=self._settings.keeps_thinking,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:

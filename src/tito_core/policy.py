@@ -101,12 +101,18 @@ class Policy:
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
         from tito_core.model import TITOModel
 
         return TITOModel.of(
-            self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit, history=history
+            self,
+            sampling=sampling,
+            ledger=ledger,
+            context_window_limit=context_window_limit,
+            history=history,
+            thinking=thinking,
         )
 
     def ledger(

@@ -67,6 +67,7 @@ def prepare(
     *,
     context_limit: int | None,
     may_branch: bool,
+    keeps_thinking: bool = True,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -76,7 +77,8 @@ def prepare(
         ContextLengthError: They leave no room to answer.
     """
     opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
-    place = find_place(ledger, opening, messages, state, may_branch=may_branch)
+    strips = None if keeps_thinking else policy.template.strips_thinking
+    place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
     if place.parent is None:
         delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
     else:

@@ -173,9 +173,16 @@ class ChatTemplate:
 
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
-        if self.certificate.thinking == Thinking.STRIPPED:
-            return any("text" in block for message in new if message["role"] == "user" for block in message["content"])
-        return self.certificate.thinking != Thinking.KEPT
+        match self.certificate.thinking:
+            case Thinking.KEPT:
+                return False
+            case Thinking.STRIPPED:
+                asked = (message["content"] for message in new if message["role"] == "user")
+                return any("text" in block for content in asked for block in content)
+            case Thinking.ALWAYS_STRIPPED:
+                return bool(new)
+            case Thinking.NOT_SHOWN:
+                return True
 
     def count_tokens(self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None) -> int:
         """Count the tokens that a history would take as a first prompt, without the generation prompt."""
