@@ -22,6 +22,7 @@ from tito_core import settings, turns
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
+from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.history import as_shown, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
@@ -48,6 +49,8 @@ class TITOModel(Model):
         sampling: Sampling parameters of all turns.
         parser: Name of the tool-call format.
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
+        content_tokens: "inert": no control token comes from message content, whatever it spells (law 6).
+            "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
         ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
             restored session names.
         context_window_limit: Tokens of context to use; the server's own length when None.
@@ -72,6 +75,7 @@ class TITOModel(Model):
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         parser: str = "hermes",
         template_arguments: Mapping[str, Any] | None = None,
+        content_tokens: ContentTokens = "inert",
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
@@ -90,6 +94,7 @@ class TITOModel(Model):
             tokenizer=tokenizer,
             parser=parser,
             template_arguments=template_arguments,
+            content_tokens=content_tokens,
             store=store,
             **options,
         )
@@ -145,6 +150,11 @@ class TITOModel(Model):
             ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
         """
         self._settings = self._settings.changed(self.policy.info, model_config)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was tried on the chat template, and found (law 7)."""
+        return self.policy.template.certificate
 
     @property
     def ledger(self) -> Ledger:

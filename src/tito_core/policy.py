@@ -13,10 +13,11 @@ from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
-from tito_core.chat.template import ChatTemplate
+from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
-from tito_core.parsing.registry import ToolParser, get_tool_parser
+from tito_core.parsing.registry import ToolParser, control_strings, get_tool_parser
 from tito_core.store import LedgerFile
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Policy:
         tokenizer: str | PreTrainedTokenizerBase,
         parser: str = "hermes",
         template_arguments: Mapping[str, Any] | None = None,
+        content_tokens: ContentTokens = "inert",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> Policy:
@@ -74,6 +76,7 @@ class Policy:
             tokenizer: Name or folder of the model's tokenizer, or the object.
             parser: Name of the tool-call format.
             template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
+            content_tokens: "inert", or "as-template" to let content spell control tokens as the tokenizer itself would.
             store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
                 when its session is restored.
             **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
@@ -86,8 +89,11 @@ class Policy:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
-        template = ChatTemplate.of(loaded, **(template_arguments or {}))
         chosen = get_tool_parser(parser, loaded)
+        markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
+        template = ChatTemplate.of(
+            loaded, content_tokens=content_tokens, markup=markup, **checked_arguments(template_arguments)
+        )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()

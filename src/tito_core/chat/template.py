@@ -83,13 +83,16 @@ class ChatTemplate:
                 f"The tokenizer {tokenizer.name_or_path!r} has {has}, so messages cannot become tokens: "
                 "set tokenizer.chat_template to one, or load the model's instruct version."
             )
+        if content_tokens not in ("inert", "as-template"):
+            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {content_tokens!r}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
         text = rendering.of_messages([asked("."), said("."), asked(".")], generation_prompt=False)
         _check_encoding(encoder, tokenizer, text)
         store = CertificateStore(certificates)
-        key = store.key(source, encoder.digest, repr(sorted(variables.items())), content_tokens)
+        facts = (repr(sorted(variables.items())), content_tokens, repr(sorted(encoder.added)))
+        key = store.key(source, encoder.digest, *facts)
         certificate = store.load(key)
         if certificate is None:
             certificate, delta = _certify(source, rendering, encoder, content_tokens)
@@ -193,6 +196,24 @@ class ChatTemplate:
     def arguments(self) -> Mapping[str, Any]:
         """Give what the template is rendered with, besides messages and tools."""
         return self.rendering.variables
+
+
+def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give template arguments that `ChatTemplate.of` can take beside its own.
+
+    Raises:
+        ValueError: One has the name of an argument of its own; no template reads these.
+    """
+    arguments = dict(given or {})
+    if taken := _OWN & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
+            "content_tokens=... beside template_arguments."
+        )
+    return arguments
+
+
+_OWN = frozenset({"content_tokens", "markup", "certificates"})
 
 
 def _certify(
