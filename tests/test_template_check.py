@@ -1,4 +1,4 @@
-"""`tito template check`: the certificate of a name, a folder or a file, and exit status 1 with a readable difference."""
+"""`tito template check`: the certificate of a name, a folder or a file, and exit 1 with a difference."""
 
 from __future__ import annotations
 
