@@ -23,6 +23,7 @@ from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.renderers import MakeRenderer
 from tito_core.history import as_shown, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
@@ -51,6 +52,8 @@ class TITOModel(Model):
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
         content_tokens: "inert": no control token comes from message content, whatever it spells (law 6).
             "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
+        renderer: Takes the deltas from the package `renderers` (extra `renderers`): the name of one, such as "qwen3",
+            or a function that makes one for a tokenizer. What differs from the chat template is refused.
         ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
             restored session names.
         context_window_limit: Tokens of context to use; the server's own length when None.
@@ -76,6 +79,7 @@ class TITOModel(Model):
         parser: str = "hermes",
         template_arguments: Mapping[str, Any] | None = None,
         content_tokens: ContentTokens = "inert",
+        renderer: str | MakeRenderer | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
@@ -95,6 +99,7 @@ class TITOModel(Model):
             parser=parser,
             template_arguments=template_arguments,
             content_tokens=content_tokens,
+            renderer=renderer,
             store=store,
             **options,
         )

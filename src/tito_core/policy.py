@@ -14,6 +14,7 @@ from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
 from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
@@ -65,6 +66,7 @@ class Policy:
         parser: str = "hermes",
         template_arguments: Mapping[str, Any] | None = None,
         content_tokens: ContentTokens = "inert",
+        renderer: str | MakeRenderer | None = None,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> Policy:
@@ -77,6 +79,7 @@ class Policy:
             parser: Name of the tool-call format.
             template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
             content_tokens: "inert", or "as-template" to let content spell control tokens as the tokenizer itself would.
+            renderer: Takes the deltas from the package `renderers`; see `ChatTemplate.of`.
             store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
                 when its session is restored.
             **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
@@ -92,7 +95,11 @@ class Policy:
         chosen = get_tool_parser(parser, loaded)
         markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
         template = ChatTemplate.of(
-            loaded, content_tokens=content_tokens, markup=markup, **checked_arguments(template_arguments)
+            loaded,
+            content_tokens=content_tokens,
+            markup=markup,
+            renderer=renderer,
+            **checked_arguments(template_arguments),
         )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.learning import stops_of
-from tito_core.chat.probes import asked, said
+from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
@@ -53,6 +55,7 @@ class ChatTemplate:
     fingerprint: str
     certificate: Certificate
     _source: DeltaSource
+    _renderer: RendererSource | None = None
 
     @classmethod
     def of(
@@ -62,6 +65,7 @@ class ChatTemplate:
         content_tokens: ContentTokens = "inert",
         markup: Collection[str] = (),
         certificates: Path | None = None,
+        renderer: str | MakeRenderer | None = None,
         **arguments: Any,
     ) -> ChatTemplate:
         """Bind a tokenizer's chat template and certify that its turns can be extended.
@@ -71,6 +75,8 @@ class ChatTemplate:
             content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
             markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
             certificates: Folder of certificates made before; by default in the user's cache.
+            renderer: Takes the deltas from the package `renderers`: the name of one of its renderers, such as "qwen3",
+                or a function that makes one for a tokenizer. Each is held to the template's own.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
@@ -104,7 +110,13 @@ class ChatTemplate:
         # The probe's text shows what else a template writes, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+        if renderer is None:
+            return made
+        source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
+        made = replace(made, _renderer=source_of, certificate=replace(certificate, renderer=source_of.name))
+        check_deltas(made)
+        return made
 
     @classmethod
     def certify(
@@ -154,6 +166,9 @@ class ChatTemplate:
         """
         tail = self._source.tail(answered, new, tool_specs, history)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        if self._renderer is not None:
+            messages = template_messages([answered, *new], form=self.rendering.form)[1:]
+            self._renderer.check(tail, encoded, messages, template_tools(tool_specs))
         missing = tail.ending.missing(last_output_id, opened)
         if not len(missing) and not tail.ending.openers:
             return encoded
@@ -213,7 +228,28 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return arguments
 
 
-_OWN = frozenset({"content_tokens", "markup", "certificates"})
+_OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
+
+
+def check_deltas(template: ChatTemplate) -> None:
+    """Ask for the delta of every probe that is certified, and of content that spells control tokens.
+
+    Raises:
+        TemplateError: A renderer gives another one than the template.
+    """
+    probes = [case for case in cases() if case.name in template.certificate.passed]
+    for case in probes:
+        template.delta(case.answered, case.new, None, tool_specs=case.tools or (), history=case.before)
+    spelled = " ".join(sorted(template.encoder.added))
+    for text in (*SEAMS, spelled, f"{spelled}\n"):
+        template.delta(said(), [asked(text)], None, tool_specs=(), history=[])
+        if template.certificate.tools:
+            template.delta(CALLED, [returned([{"text": text}])], None, tool_specs=TOOLS, history=[])
+
+
+SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
+"""Content that merges with what a template writes around it."""
+CALLED = called(("look", {"at": "the door"}))
 
 
 def _certify(
