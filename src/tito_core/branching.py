@@ -84,13 +84,13 @@ def branch_of(situation: Situation, parent: int | None) -> Branch | None:
     return _departure(situation, situation.own, parent)
 
 
-def stripping_branch(situation: Situation, parent: int, message: int, *, may_branch: bool) -> Branch:
-    """Tell why a history begins anew whose reasoning the template strips: mostly for that alone.
+def rewritten_branch(situation: Situation, parent: int, written: Branch, *, may_branch: bool) -> Branch:
+    """Tell why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
 
     Args:
         situation: What the call brings.
         parent: The turn that it fits, and would extend if the reasoning stayed.
-        message: The first message whose reasoning is stripped.
+        written: The branch that the template makes.
         may_branch: Whether the agent's own history may have changed.
 
     Raises:
@@ -102,9 +102,8 @@ def stripping_branch(situation: Situation, parent: int, message: int, *, may_bra
         if not may_branch:
             refuse(situation, branch)
         return branch
-    stripped = Branch(Reason.THINKING, parent, message)
-    if not ledger.extended(parent) and all(turn.draft.branch != stripped for turn in ledger):
-        return stripped
+    if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
+        return written
     return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(situation, parent)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.branching import Situation, branch_of, lineage, refuse, stripping_branch
-from tito_core.ledger.branch import Branch
+from tito_core.branching import Situation, branch_of, lineage, refuse, rewritten_branch
+from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft, Finish
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
@@ -100,10 +101,9 @@ def find_place(
         parent = _chosen(ledger, entry.turns, own)
         ledger.adopt(parent, messages[answered - 1])
     situation = Situation(ledger, walk, opening, messages, own, is_agents=state is not None)
-    if strips is not None and parent is not None:
-        stripped = _stripped(messages, answered, _asked_first(ledger, walk, parent), strips)
-        if stripped is not None:
-            return Place(None, 0, walk, stripping_branch(situation, parent, stripped, may_branch=may_branch))
+    written = None if parent is None else _rewritten(ledger, walk, messages, (parent, answered), strips)
+    if written is not None and parent is not None:
+        return Place(None, 0, walk, rewritten_branch(situation, parent, written, may_branch=may_branch))
     branch = branch_of(situation, parent)
     if not may_branch:
         refuse(situation, branch)
@@ -143,6 +143,28 @@ def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
             return None
         answered -= 1
     return None
+
+
+def _rewritten(
+    ledger: Ledger, walk: Walk, messages: Messages, place: tuple[int, int], strips: Strips | None
+) -> Branch | None:
+    """Give the branch that the template makes where it cannot write on after what was sampled, or None.
+
+    A stop that was sampled inside reasoning stays where it is: no closer can come before it any more, and no template
+    writes it there. And a template that a rollout follows strips reasoning.
+    """
+    parent, answered = place
+    if stopped_in_reasoning(ledger[parent].draft):
+        return Branch(Reason.THINKING, parent, answered - 1, "left open")
+    if strips is None:
+        return None
+    stripped = _stripped(messages, answered, _asked_first(ledger, walk, parent), strips)
+    return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
+
+
+def stopped_in_reasoning(draft: Draft) -> bool:
+    """Tell whether a turn ended by a stop token while its reasoning was open; a stop string is no token."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
 def _asked_first(ledger: Ledger, walk: Walk, turn: int) -> int:

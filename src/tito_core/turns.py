@@ -101,9 +101,11 @@ def prepare(
 
 def opened(before: Draft) -> Opened:
     """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
-    if before.finish == Finish.LENGTH and not before.reasoning_closed:
+    if before.finish != Finish.LENGTH and not isinstance(before.stop, str):
+        return Opened.MESSAGE
+    if not before.reasoning_closed:
         return Opened.REASONING
-    cut = before.finish == Finish.LENGTH and before.calls and before.calls[-1].status == CallStatus.TRUNCATED
+    cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
     return Opened.CALL if cut else Opened.MESSAGE
 
 
