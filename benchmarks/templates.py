@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import peers, structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
 from support.conversations import asked, calls, results
+from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate, TemplateError
 
@@ -78,13 +79,8 @@ def converse(certified: dict[str, tuple[ChatTemplate, Any]], conversations: int)
         shown = Features.of(template)
         for seed in range(each):
             drawn = rollout(Random(seed), shown)
-            first = drawn.turns[0]
-            path = template.first_prompt(first.before, drawn.system, drawn.tools).ids.tolist()
+            counts["broken"] += broken_prefixes(template, tokenizer, drawn)
             for turn, found, expected, truth in check(template, tokenizer, drawn):
-                _, completion = peers.sampled(template, tokenizer, drawn, turn, truth.last)
-                prompt = [*path, *completion, *found]
-                counts["broken"] += prompt[: len(path) + len(completion)] != [*path, *completion]
-                path = prompt
                 counts["turns"] += 1
                 counts["truncated"] += turn.opened is not None
                 counts["exact"] += found == expected
