@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
-from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
@@ -131,8 +132,14 @@ class Policy:
     def ledger(
         self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
     ) -> Ledger:
-        """Make a new ledger that names this policy's tokenizer, and streams to the store where there is one."""
-        ledger = Ledger(group_id=group_id, task_id=task_id, tokenizer=self.tokenizer.name_or_path or None, user=user)
+        """Make a new ledger that names this policy's tokenizer and certified template, and streams to the store."""
+        ledger = Ledger(
+            group_id=group_id,
+            task_id=task_id,
+            tokenizer=self.tokenizer.name_or_path or None,
+            user=user,
+            certificate=summary(self.template.certificate),
+        )
         return ledger if self.store is None else self.store.attach(ledger)
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
@@ -141,6 +148,12 @@ class Policy:
             return given
         stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
         return given.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
+def summary(certificate: Certificate) -> dict[str, Any]:
+    """Give a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+    fields: dict[str, Any] = json.loads(certificate.to_json())
+    return {**fields, "passed": len(certificate.passed)}
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.byte_level import SPECIAL, byte_level
+from support.drafts import make_draft
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
-from tito_core import Policy, TITOModel
+from tito_core import Ledger, Policy, TITOModel, store
 from tito_core.parsing import control_strings, get_tool_parser
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -34,6 +36,33 @@ def test_the_model_has_the_certificate(kind: str) -> None:
     model = policy_of(kind).model()
     assert model.certificate is model.policy.template.certificate
     assert model.certificate.tools
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_ledger_says_how_its_prompts_were_certified(kind: str, tmp_path: Path) -> None:
+    policy = policy_of(kind)
+    ledger = policy.ledger(task_id="t")
+    certificate = policy.template.certificate
+    said = ledger.header.certificate
+    assert said is not None
+    assert (said["template"], said["tokenizer"]) == (certificate.template, certificate.tokenizer)
+    assert said["candidate"] == certificate.candidate
+    assert said["passed"] == len(certificate.passed)
+    assert said["thinking"] == str(certificate.thinking)
+    assert said["content_tokens"] == "inert"
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    store.append(tmp_path / "rollouts.tito", [ledger])
+    assert store.read(tmp_path / "rollouts.tito")[0].header == ledger.header
+    assert store.from_record(store.to_record(ledger)).header == ledger.header
+    assert policy.model().ledger.header.certificate == said
+
+
+def test_a_ledger_that_nobody_said_it_of_has_none_and_its_record_is_as_before() -> None:
+    bare = Ledger("00000001-0000-4000-8000-000000000000")
+    assert bare.header.certificate is None
+    assert store.to_record(bare)["header"] == {"uuid": "00000001-0000-4000-8000-000000000000"}
+    with pytest.raises(TypeError, match="certificate"):
+        Ledger(certificate={"a": object()})
 
 
 def test_content_writes_no_markup_of_the_parser_and_no_stop() -> None:
