@@ -1,6 +1,7 @@
 """Chat templates: certified, exact over random conversations, safe under attack, and quick.
 
     python benchmarks/templates.py [--json] [--quick]
+    python benchmarks/templates.py --page      (writes the table of docs/templates.md)
 
 Run it from the repository: the templates and tokenizers are those of the tests (tests/support/zoo.py), fetched once.
 Each delta is compared with transformers' own rendering of the whole conversation, with 30% of the turns cut off.
@@ -30,6 +31,7 @@ from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate, TemplateError
 
+PAGE, BEGIN = Path(__file__).resolve().parents[1] / "docs" / "templates.md", "<!-- zoo -->"
 CONTEXTS = {"delta_ms_2k": 2_000, "delta_ms_128k": 128_000}
 WORDS = (
     "the",
@@ -150,6 +152,20 @@ def speed(repeats: int) -> dict[str, Any]:
     return {name: statistics.median(values) for name, values in samples.items()} | {"delta_samples": samples}
 
 
+def page(certified: dict[str, tuple[ChatTemplate, Any]], refused: dict[str, str]) -> str:
+    """Write the table of all templates."""
+    rows = ["| template | tokenizer | delta rendered | equal | refused | reasoning | rewrites its past |"]
+    rows.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, (template, _) in certified.items():
+        kind = zoo.family(name).tokenizer if name in zoo.NAMES else ""
+        said = template.certificate
+        parts = sorted({line.split(":")[0] for line in said.rewrites})
+        facts = (len(said.passed), len(said.refused), said.thinking, ", ".join(parts) or "no")
+        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', said.candidate, *facts)))} |")
+    rows += [f"| {name} | refused: {why.splitlines()[0]} | | | | | |" for name, why in refused.items()]
+    return "\n".join(rows)
+
+
 def table(measured: dict[str, Any], refused: dict[str, str]) -> Table:
     """Lay out what a person reads."""
     shown = Table("what", "value", title="Chat templates")
@@ -166,12 +182,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
     conversations, attempts, strings, repeats = (
         (250, 250, 150, 500) if arguments.quick else (10_000, 10_000, 5_000, 3_000)
     )
     with Console(stderr=True).status("fetching and certifying"):
         certified, refused = certify()
+    if arguments.page:
+        head, tail = PAGE.read_text(encoding="utf-8").split(BEGIN)[0], "\n<!-- end -->\n"
+        PAGE.write_text(f"{head}{BEGIN}\n{page(certified, refused)}{tail}", encoding="utf-8")
+        return
     native = [name for name in certified if name in zoo.NAMES and not name.endswith("_training")]
     measured = {"certified": len(certified), "refused": len(refused), "certified_native": len(native)}
     measured |= speed(repeats) | converse(certified, conversations) | assault(certified, attempts) | plain(strings)
