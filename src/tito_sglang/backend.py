@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
-from tito_core.backend.errors import BadRequestError
+from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http_backend import Answer, HttpBackend
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
@@ -34,11 +34,10 @@ class SGLangBackend(HttpBackend):
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
         probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.NO_TOKEN): 0.0}}}
-        try:
-            await self.http.send(HttpRequest("/generate", msgspec.json.encode(probe)))
-        except BadRequestError as error:
-            return wire.vocab_size_in(error.body)
-        return None
+        refused = await self.refusal("/generate", msgspec.json.encode(probe))
+        if isinstance(refused, AuthenticationError):
+            raise refused
+        return None if refused is None else wire.vocab_size_in(refused.body)
 
     async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
         fields = {

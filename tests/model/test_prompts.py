@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.prompts import KEPT, Prompts
 
