@@ -12,27 +12,30 @@ from strands.types.streaming import StreamEvent
 
 from tito_core.backend.protocol import TokenResponse
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.sampled_ids import with_sampled_id
 from tito_core.ledger.turn import Finish
+from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 
-_RESERVED = f"{MALFORMED_CALL} is no tool."
 
+def assistant_message(
+    parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str], malformed: MalformedCalls = "feedback"
+) -> Message:
+    """Build the message that Strands will store. No raw text of a call is lost in it.
 
-def assistant_message(parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str]) -> Message:
-    """Build the message that Strands will store.
-
-    Blank text is left out: Strands drops or rewrites it. After a length finish, calls stay text, since Strands would
-    rewrite them, and none of them may run.
+    Blank text is left out: Strands drops or rewrites it. After a length finish all calls stay text, since Strands would
+    rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets feedback.
     """
     content: list[ContentBlock] = []
     if parsed.reasoning.strip():
         content.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
     text = parsed.text
-    if finish == Finish.LENGTH:
+    as_text = finish == Finish.LENGTH or (malformed != "feedback" and bool(malformed_of(parsed)))
+    if as_text:
         text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
     if text.strip():
         content.append({"text": text})
-    if finish != Finish.LENGTH:
+    if not as_text:
         content += [_tool_use(call, next_call_id()) for call in parsed.calls]
     return {"role": "assistant", "content": content}
 
@@ -78,7 +81,12 @@ def _block_events(block: ContentBlock) -> tuple[Any, Any]:
 
 
 def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
-    if call.status == CallStatus.OK and call.name not in (None, MALFORMED_CALL):
-        return {"toolUse": {"toolUseId": call_id, "name": call.name, "input": dict(call.arguments or {})}}
-    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs.
-    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": {"reason": call.reason or _RESERVED}}}
+    if call.status == CallStatus.OK and call.name is not None:
+        arguments = dict(call.arguments or {})
+        return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
+    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must
+    # be a mapping: module tools run on lists and strings.
+    said = {"reason": call.reason, "raw": call.raw}
+    if call.name is not None:
+        said["name"] = call.name
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": said}}

@@ -31,15 +31,19 @@ class CallGrammar:
     Attributes:
         kind: What it is; always "structural_tag".
         value: It, as JSON.
+        avoided_ids: Tags that are tokens. Where a grammar takes text, such as in a JSON string, XGrammar would let one
+            through by its bytes; it must come only where nothing else may.
     """
 
     kind: str
     value: str
+    avoided_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, grammar: Grammar) -> CallGrammar:
+    def of(cls, grammar: Grammar, avoided_ids: Iterable[int] = ()) -> CallGrammar:
         """Wrap one format."""
-        return cls("structural_tag", json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False))
+        value = json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)
+        return cls("structural_tag", value, tuple(sorted(avoided_ids)))
 
 
 def chosen(tools: Tools, name: str | None) -> Tools:
