@@ -135,7 +135,7 @@ class TITOModel(Model):
     @property
     def config(self) -> settings.TITOConfig:
         """The configuration, as Strands' tracer reads it."""
-        return self._settings.config(self.policy.info)
+        return self._settings.config(self.policy.info, self.policy.detected.name)
 
     def get_config(self) -> settings.TITOConfig:
         """Give the configuration."""

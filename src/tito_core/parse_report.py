@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from tito_core.ledger.turn import CallRecord, Turn
 from tito_core.parsing.parsed import CallStatus
 
-_VALUES = re.compile(r"""'(?:[^'\\]|\\.)*'|"[^"]*'[^"]*"|\d+""")
+_VALUES = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|"[^"]*'[^"]*"|\d+""")
 
 
 def kind_of(reason: str) -> str:
     """Give what kind of fault a reason tells of: its sentence without the values, cut at the first colon."""
-    return _VALUES.sub("…", reason.split(":")[0]).rstrip(". ")
+    return _VALUES.sub("…", reason).split(":")[0].rstrip(". ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,9 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     parser: ToolParser
+    detected: Detected
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
-    detected: Detected | None = None
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -102,7 +102,7 @@ class Policy:
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
         info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
-        return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)), file, detected)
+        return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(
         self,

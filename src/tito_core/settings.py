@@ -22,11 +22,13 @@ class TITOConfig(BaseModelConfig, total=False):
     Attributes:
         model_id: Name under which the server takes requests.
         backend: Name of the backend.
+        parser: Name of the tool-call format.
         sampling: Sampling parameters, as set.
     """
 
     model_id: str
     backend: str
+    parser: str
     sampling: dict[str, Any]
 
 
@@ -50,11 +52,12 @@ class Settings:
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
 
-    def config(self, info: EngineInfo) -> TITOConfig:
+    def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
         return {
             "model_id": info.model,
             "backend": info.backend,
+            "parser": parser,
             "context_window_limit": self.context_limit,
             "sampling": self.sampling.model_dump(),
         }

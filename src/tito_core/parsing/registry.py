@@ -93,7 +93,7 @@ def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detecte
     """
     if name == AUTO:
         return detect_tool_parser(template_text(tokenizer))
-    return Detected(name, "It was named.")
+    return Detected(name, "It was named by the user.")
 
 
 def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: str | None = None) -> ToolParser:
