@@ -238,7 +238,8 @@ class TITOModel(Model):
             read = turns.read(self.policy, prepared, response, next_call_id, self._settings.malformed_calls)
             check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
             refused = read.malformed if self._settings.malformed_calls == "raise" else ()
-            for event in () if refused else events(read.message, stop_reason(read.message, response), response):
+            reason = stop_reason(read.message, response)
+            for event in () if refused else events(read.message, reason, response, read.arguments):
                 yield event
             # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
             turn = self._recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))

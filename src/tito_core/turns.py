@@ -30,7 +30,7 @@ from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampl
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
-from tito_core.view import assistant_message
+from tito_core.view import assistant_message, sampled_arguments
 
 CANCEL_POLL_S = 0.05
 """How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
@@ -192,11 +192,13 @@ class Read:
         message: What Strands will store.
         draft: The turn, ready to commit.
         malformed: Its malformed calls.
+        arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
     """
 
     message: Message
     draft: Draft
     malformed: tuple[ParsedCall, ...]
+    arguments: Mapping[str, str]
 
 
 def read(
@@ -209,4 +211,5 @@ def read(
     """Turn an answer into the message that Strands will store and the draft of the turn."""
     parsed = parse(policy, prepared, response)
     message = assistant_message(parsed, response.finish, next_call_id, malformed_calls)
-    return Read(message, draft(policy, prepared, response, message, parsed), malformed_of(parsed))
+    drafted = draft(policy, prepared, response, message, parsed)
+    return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))

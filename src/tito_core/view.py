@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from strands.types.content import ContentBlock, Message
@@ -49,11 +49,27 @@ def stop_reason(message: Message, response: TokenResponse) -> StopReason:
     return "stop_sequence" if isinstance(response.stop, str) else "end_turn"
 
 
-def events(message: Message, reason: StopReason, response: TokenResponse) -> Iterator[StreamEvent]:
-    """Yield the well-formed events of one answer, ending in usage and latency."""
+def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
+    """Give the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
+    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
+    written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
+    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
+
+
+def events(
+    message: Message, reason: StopReason, response: TokenResponse, arguments: Mapping[str, str]
+) -> Iterator[StreamEvent]:
+    """Yield the well-formed events of one answer, ending in usage and latency.
+
+    Args:
+        message: The answer.
+        reason: Why it stopped.
+        response: What the engine said.
+        arguments: What `sampled_arguments` gives.
+    """
     yield {"messageStart": {"role": "assistant"}}
     for block in message["content"]:
-        start, delta = _block_events(block)
+        start, delta = _block_events(block, arguments)
         yield {"contentBlockStart": {"start": start}}
         yield {"contentBlockDelta": {"delta": delta}}
         yield {"contentBlockStop": {}}
@@ -70,11 +86,12 @@ def events(message: Message, reason: StopReason, response: TokenResponse) -> Ite
     yield {"metadata": {"usage": usage, "metrics": metrics}}
 
 
-def _block_events(block: ContentBlock) -> tuple[Any, Any]:
+def _block_events(block: ContentBlock, arguments: Mapping[str, str]) -> tuple[Any, Any]:
     if "toolUse" in block:
         use = block["toolUse"]
         start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
-        return start, {"toolUse": {"input": json.dumps(use["input"], ensure_ascii=False)}}
+        written = arguments.get(use["toolUseId"]) or json.dumps(use["input"], ensure_ascii=False)
+        return start, {"toolUse": {"input": written}}
     if "reasoningContent" in block:
         return {}, {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
     return {}, {"text": block["text"]}

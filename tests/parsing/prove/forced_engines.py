@@ -1,4 +1,4 @@
-"""Calls that are forced on a real engine parse as sound calls of the forced tool, with arguments as its schema has them.
+"""Calls that are forced on a real engine are sound, of the forced tool, with arguments as its schema has them.
 
 Starts the engine on this machine unless it is given an address. Prints what was right, and the first faults.
 
