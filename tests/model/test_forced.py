@@ -102,19 +102,21 @@ async def test_any_tool_may_be_called_and_auto_forces_none(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_tag_that_is_a_token_is_kept_out_of_the_arguments(kind: str) -> None:
+async def test_control_tokens_are_kept_out_of_the_arguments(kind: str) -> None:
     script = Says(call("look", '{"at": "x"}'), name="qwen3-tiny")
     model = model_of(kind, script, "qwen3-tiny", sampling={"extra": {"logit_bias": {"5": 1.5, "151657": 3.0}}})
     await forced(model, ANY)
-    loaded = tokenizer("qwen3-tiny")
+    added = tokenizer("qwen3-tiny").added_tokens_decoder.items()
     tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-    avoided = {str(loaded.convert_tokens_to_ids(tag)): -100.0 for tag in tags}
-    assert bias(script) == {"5": 1.5} | avoided
+    avoided = [str(token) for token, what in added if what.special or what.content in tags]
+    assert bias(script) == {"5": 1.5} | dict.fromkeys(avoided, -100.0)
     await forced(model, None)
     assert bias(script) == {"5": 1.5, "151657": 3.0}
     plain = Says(call("look", '{"at": "x"}'))
     await forced(model_of(kind, plain), ANY)
-    assert bias(plain) is None
+    assert set(bias(plain)) == set(map(str, tokenizer().all_special_ids)) | {
+        str(token) for token, what in tokenizer().added_tokens_decoder.items() if what.special
+    }
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class TurnParser:
         grammar = self.calls.grammar(self.markup, chosen(tools, name))
         if self.reasoning is not None and self._opened(prompt_tail):
             grammar = after_reasoning(self.markup, self.reasoning.close, grammar)
-        return CallGrammar.of(grammar, self.markup.controls - self.markup.special)
+        return CallGrammar.of(grammar, self.markup.controls)
 
     def _opened(self, prompt_tail: Sequence[int]) -> bool:
         """Tell whether reasoning is open at the end of a prompt.
