@@ -78,8 +78,8 @@ PROOFS = {
     ),
     **{
         f"forced-{engine}-{model}": Proof(
-            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced tool, "
-            "its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
+            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced "
+            "tool, its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
             "calls",
             500,
             500,

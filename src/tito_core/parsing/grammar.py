@@ -32,7 +32,7 @@ class CallGrammar:
         kind: What it is; always "structural_tag".
         value: It, as JSON.
         avoided_ids: Control tokens. Where a grammar takes text, such as in a JSON string, XGrammar would let one
-            through by its bytes; it must come only where nothing else may. Those that end what has no other end are left out.
+            through by its bytes; it must come only where nothing else may. Those that end what may go on are left out.
     """
 
     kind: str
