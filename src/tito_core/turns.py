@@ -150,7 +150,8 @@ def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> Parsed
 def _not_reserved(call: ParsedCall) -> ParsedCall:
     if call.status != CallStatus.OK or call.name != MALFORMED_CALL:
         return call
-    return replace(call, status=CallStatus.MALFORMED, arguments=None, reason=f"{MALFORMED_CALL} is no tool.")
+    reason = f"{MALFORMED_CALL} is no tool."
+    return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
 
 
 def _tail(input_ids: TokenIds) -> list[int]:

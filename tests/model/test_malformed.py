@@ -66,6 +66,7 @@ async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(wire: str,
             assert result["content"] == [{"text": f"Unknown tool: {MALFORMED_CALL}"}], what
             assert "was malformed and was not executed" in prompt_of(model, 1), what
             assert "Unknown tool" not in prompt_of(model, 1), what
+            assert model.ledger[1].parent == 0, what
         assert ran.read_text() == ""
         await agent_of(model_of(wire, Says(SOUND, "Done.")), tools).invoke_async("Clean up.")
         assert ran.read_text() == "/tmp/a\n"  # so the tool can run
