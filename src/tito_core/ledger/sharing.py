@@ -15,7 +15,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._samplings: list[tuple[Any, Sampling]] = []
-        self._servers: dict[tuple[str, ...], Server] = {}
+        self._servers: dict[tuple[Any, ...], Server] = {}
         self._versions: dict[str | None, str | None] = {}
 
     def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
@@ -46,7 +46,7 @@ class Sharing:
             self._servers[_key(server)] = server
 
 
-def _key(server: Server) -> tuple[str, ...]:
+def _key(server: Server) -> tuple[Any, ...]:
     semantics = server.semantics
-    facts = (semantics.processed, semantics.temperature, semantics.adjusted, semantics.source)
-    return server.backend, server.model, *map(repr, facts)
+    said = (semantics.processed, semantics.temperature, semantics.adjusted)
+    return server.backend, server.model, semantics.source, *said, *map(type, said)  # 1, 1.0 and True are three
