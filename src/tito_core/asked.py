@@ -12,8 +12,9 @@ from strands.types.tools import ToolChoice
 
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.parsing.completion import Tools
-from tito_core.parsing.grammar import NoCallGrammarError
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.registry import ToolParser
+from tito_core.parsing.turn import TurnParser
 
 
 class UnsupportedToolChoiceError(ValueError):
@@ -56,18 +57,24 @@ class Asked:
     def _grammar(self, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]) -> Grammar | None:
         choice = self.tool_choice
         if choice is None or "auto" in choice:
-            return self._shape()
+            return self._shape(parser, prompt_tail)
         try:
             tool: Mapping[str, Any] | None = cast(Mapping[str, Any], choice).get("tool")
             name = None if tool is None else tool["name"]
             forced = parser.call_grammar(tools, name, prompt_tail)
         except NoCallGrammarError as error:
-            if (shape := self._shape()) is not None:
+            if (shape := self._shape(parser, prompt_tail)) is not None:
                 return shape
             raise UnsupportedToolChoiceError(f"tool_choice={choice!r}: {error}") from error
-        return Grammar(kind="structural_tag", value=forced.value, avoided_ids=forced.avoided_ids)
+        return _grammar_of(forced)
 
-    def _shape(self) -> Grammar | None:
+    def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
         if self.output_model is None:
             return None
-        return Grammar(kind="json_schema", value=json.dumps(self.output_model.model_json_schema()))
+        schema = self.output_model.model_json_schema()
+        thinking = parser.answer_grammar(schema, prompt_tail) if isinstance(parser, TurnParser) else None
+        return Grammar(kind="json_schema", value=json.dumps(schema)) if thinking is None else _grammar_of(thinking)
+
+
+def _grammar_of(forced: CallGrammar) -> Grammar:
+    return Grammar(kind="structural_tag", value=forced.value, avoided_ids=forced.avoided_ids)

@@ -13,7 +13,7 @@ from strands.types.exceptions import StructuredOutputException
 
 from support.byte_level import byte_level
 from support.scripted import BACKENDS, Says, call, model_of, tokenizer
-from tito_core.asked import UnsupportedToolChoiceError
+from tito_core.asked import Asked, UnsupportedToolChoiceError
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
@@ -181,7 +181,16 @@ async def test_a_call_is_forced_after_the_reasoning_that_the_prompt_opened() -> 
     opened = json.loads(parser.call_grammar({"look": {}}, None, tail).value)["format"]
     plain = json.loads(parser.call_grammar({"look": {}}).value)["format"]
     assert opened["elements"][-1] == plain
-    assert opened["elements"][1] == {"type": "token", "token": added.convert_tokens_to_ids("</think>")}
+    closing = {"type": "token", "token": added.convert_tokens_to_ids("</think>")}
+    assert opened["elements"][1] == closing
+    shape = Asked(None, Sum)
+    answer = shape.sampling(SamplingParams(), parser, {}, tail).grammar
+    assert answer is not None
+    elements = json.loads(answer.value)["format"]["elements"]
+    assert [elements[1], elements[-1]["json_schema"]] == [closing, Sum.model_json_schema()]
+    assert shape.sampling(SamplingParams(), parser, {}, []).grammar == Grammar(
+        kind="json_schema", value=json.dumps(Sum.model_json_schema())
+    )
 
 
 @pytest.mark.parametrize("grammar", [Grammar(kind="structural_tag", value="{}"), Grammar(kind="regex", value="x")])
