@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tito_core.parsing.bounded import bounded_by_pattern
 from tito_core.parsing.completion import JsonSchema, Tools
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.typed_value import types_of
@@ -122,7 +123,8 @@ def sequence(*elements: Grammar) -> Grammar:
 
 def arguments_json(schema: JsonSchema) -> Grammar:
     """JSON that satisfies a schema; a policy that likes blanks cannot spend the turn on them."""
-    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}, "max_whitespace_cnt": 2}
+    wanted = bounded_by_pattern(schema) or {"type": "object"}
+    return {"type": "json_schema", "json_schema": wanted, "max_whitespace_cnt": 2}
 
 
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
