@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from strands import Agent, tool
 from strands.types.exceptions import MaxTokensReachedException
 
-from support.scripted import BACKENDS, Says, call, ids_of, model_of
+from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger import check_ledger
+from tito_core.parsing import get_tool_parser
 
 ASKED: Any = [{"role": "user", "content": [{"text": "Go."}]}]
 QWEN3 = "qwen3-tiny"
@@ -74,6 +76,19 @@ async def test_a_malformed_call_comes_in_its_place_as_a_mapping(kind: str) -> No
     inputs = [event["contentBlockDelta"]["delta"]["toolUse"]["input"] for event in (await events_of(model))[2:-2:3]]
     assert inputs[::2] == ["{}", "{}"]
     assert json.loads(inputs[1])["raw"] == broken
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_id_that_the_policy_wrote_is_kept_inside_ours(kind: str) -> None:
+    one = "<|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    said = f"<|tool_calls_section_begin|>{one.format(0)}{one.format(0)}<|tool_calls_section_end|>"
+    model = model_of(kind, Says(said, "Well."))
+    model.policy = replace(model.policy, parser=get_tool_parser("kimi_k2", tokenizer()))
+    agent = Agent(model=model, tools=[look], callback_handler=None)
+    await agent.invoke_async("Go.")
+    uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"] if "toolUse" in block]
+    assert uses == [f"call_{model.ledger.uuid[:8]}_{number}.functions.look:0" for number in (1, 2)]
+    assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
 NUMBERS = st.one_of(st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False))

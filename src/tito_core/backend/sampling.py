@@ -119,6 +119,8 @@ class SamplingParams(BaseModel):
         for name in value:
             if own := name if name in cls.model_fields else _OTHER_NAMES.get(name):
                 raise ValueError(f"extra may not hold {name!r}: use the sampling parameter {own!r}, which is recorded.")
+        if not isinstance(value.get(_BIAS, {}), dict):
+            raise ValueError(f"extra: logit_bias must map token ids to numbers, not {value[_BIAS]!r}.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -150,7 +152,7 @@ class SamplingParams(BaseModel):
         extra = dict(self.extra)
         if self.grammar is not None and self.grammar.avoided_ids:
             avoided = dict.fromkeys(map(str, self.grammar.avoided_ids), AVOIDED_BIAS)
-            extra[_BIAS] = {**(extra.get(_BIAS) or {}), **avoided}
+            extra[_BIAS] = {**extra.get(_BIAS, {}), **avoided}
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
