@@ -136,8 +136,6 @@ REFUSED = ["structured_outputs", "json_schema", "guided_regex", "response_format
 
 
 @pytest.mark.parametrize("name", REFUSED)
-    "name", ["structured_outputs", "json_schema", "guided_regex", "response_format", "structural_tag"]
-)
 def test_a_grammar_past_the_record_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="'grammar', which is recorded"):
         SamplingParams(extra={name: {}})
