@@ -27,13 +27,9 @@ class Sharing:
             server = Server(
                 draft.engine.server.backend, draft.engine.server.model, draft.engine.server.semantics, index
             )
-        spans = [
-            VersionSpan(span.start, span.stop, self._versions.setdefault(span.version, span.version))
-            for span in draft.engine.versions
-        ]
-        engine = EngineRecord(
-            server, draft.engine.request_id, draft.engine.latency_s, draft.engine.cached_tokens, tuple(spans)
-        )
+        said, version = draft.engine, self._versions.setdefault
+        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in said.versions]
+        engine = EngineRecord(server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans))
         sampling = Sampling(deepcopy(parameters), index) if known is None else known
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
 

@@ -200,7 +200,7 @@ class LedgerFile:
         last = min(len(ledger), len(found[Kind.TURN])) - 1
         ours = [_ENCODER.encode(record_of(ledger.header)), *([_payload(ledger[last])] if last >= 0 else [])]
         theirs = found[Kind.HEADER][:1] + (found[Kind.TURN][last : last + 1] if last >= 0 else [])
-        if ours != [bytes(payload) for payload in self._read(theirs)]:
+        if list(map(_canonical, ours)) != list(map(_canonical, self._read(theirs))):
             raise SchemaError(
                 f"{self.path} has another ledger under the name {ledger.uuid}, or another copy of it went on: its "
                 f"{'turn ' + str(last) if last >= 0 else 'header'} differs. Load it from the file before going on."
@@ -290,6 +290,11 @@ def _without_collector() -> Iterator[None]:
 
 def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=hook).decode
+
+
+def _canonical(payload: bytes | memoryview) -> bytes:
+    """Give a record with its keys in one order: a copy that came by JSON has them in another."""
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")
 
 
 def _payload(turn: Turn) -> bytes:
