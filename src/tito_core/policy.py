@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.malformed import MalformedCalls
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, get_tool_parser
+from tito_core.prompts import Prompts
 from tito_core.store import LedgerFile
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Policy:
         detected: Which format that is, and why: what the chat template shows, or what the user named.
         stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
+        prompts: The text of what is sent, by ledger and turn.
     """
 
     backend: Backend
@@ -54,6 +56,7 @@ class Policy:
     detected: Detected
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
+    prompts: Prompts = field(default_factory=Prompts)
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:

@@ -100,7 +100,8 @@ def prepare(
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
     wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
     complete = policy.sampling(wanted).within(room)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex), tools)
+    text = policy.prompts.text(ledger, place.parent, delta.ids)
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, text), tools)
 
 
 def opened(before: Draft) -> Opened:

@@ -16,12 +16,14 @@ import msgspec
 
 from tito_core.backend.answer import Checks
 from tito_core.backend.errors import (
+    AuthenticationError,
     BackendError,
     BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
 )
+from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
@@ -106,7 +108,9 @@ class HttpBackend(ABC):
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         check_sampling(request.sampling, info.vocab_size, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
-        return await self._generate(info, replace(request, input_ids=ids, sampling=request.sampling.within(room)))
+        text = request.text or IdText.of(ids)
+        checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
+        return await self._generate(info, checked, text)
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
@@ -120,7 +124,7 @@ class HttpBackend(ABC):
     async def _discover(self) -> EngineInfo: ...
 
     @abstractmethod
-    async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse: ...
+    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse: ...
 
     @abstractmethod
     async def _scored(
@@ -146,8 +150,20 @@ class HttpBackend(ABC):
             return await self.get(path, kind)
         except BadRequestError as error:
             if error.status == 404:
+                error.with_traceback(None)
                 return None
             raise
+
+    async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
+        """POST what a server should refuse, and give what it says; None when it does not refuse.
+
+        The error comes without its traceback, whose frames hold the connections in a cycle of references.
+        """
+        try:
+            await self.http.send(HttpRequest(path, body))
+        except (AuthenticationError, BadRequestError) as error:
+            return error.with_traceback(None)
+        return None
 
     async def exchange(self, request_id: str, prepare: Callable[[str], HttpRequest], kind: type[T]) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, VersionSpan
@@ -21,6 +22,7 @@ class EngineInfo:
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
         vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
+        endpoints: Paths that generate from token ids, the one in use first.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
     """
 
@@ -31,6 +33,7 @@ class EngineInfo:
     weight_version: str | None = None
     processed_logprobs: bool | None = None
     vocab_size: int | None = None
+    endpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +44,13 @@ class TokenRequest:
         input_ids: The whole prompt, int32, shape (p,).
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Ours, unique; the engine aborts by it.
+        text: The prompt as it travels, where somebody kept it; written anew when None.
     """
 
     input_ids: TokenIds
     sampling: SamplingParams
     request_id: str
+    text: IdText | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
