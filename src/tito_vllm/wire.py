@@ -103,13 +103,19 @@ class Generation(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NOTHING
 
 
+class WeightInfo(msgspec.Struct):
+    """`/weight_info`, of servers in development mode."""
+
+    weight_version: str | None = None
+
+
 class Version(msgspec.Struct):
     """`/version`."""
 
     version: str
 
 
-_GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+_GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
