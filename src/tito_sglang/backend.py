@@ -9,27 +9,26 @@ import msgspec
 
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError
-from tito_core.backend.http_backend import Answer, HttpBackend
+from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import wire
+from tito_sglang.admin import SGLangAdmin
 
 
-class SGLangBackend(HttpBackend):
+class SGLangBackend(SGLangAdmin):
     """Speaks to one SGLang server. Arguments: see `HttpBackend`."""
 
     name = "sglang"
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        weights = await self.get_if_there("/model_info", wire.ModelInfo) or wire.ModelInfo()
         loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
         length = wire.usable_length(model.max_model_len, loads)
-        return EngineInfo(
-            self.name, model.id, length, loads.version, weights.weight_version, vocab_size=await self._vocab_size()
-        )
+        weights = await self.weight_version()
+        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=await self._vocab_size())
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""

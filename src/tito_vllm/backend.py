@@ -10,18 +10,19 @@ import msgspec
 
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
-from tito_core.backend.http_backend import Answer, HttpBackend
+from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
+from tito_vllm.admin import VLLMAdmin
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
-class VLLMBackend(HttpBackend):
+class VLLMBackend(VLLMAdmin):
     """Speaks to one vLLM server. Arguments: see `HttpBackend`."""
 
     name = "vllm"
@@ -34,6 +35,7 @@ class VLLMBackend(HttpBackend):
             model.id,
             model.max_model_len,
             version.version if version else None,
+            await self.weight_version(),
             endpoints=(_GENERATE, _COMPLETIONS) if await self._is_open(model.id) else (_COMPLETIONS,),
         )
 

@@ -103,6 +103,12 @@ class Generation(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NOTHING
 
 
+class WeightInfo(msgspec.Struct):
+    """`/weight_info`, of servers in development mode."""
+
+    weight_version: str | None = None
+
+
 class Version(msgspec.Struct):
     """`/version`."""
 

@@ -31,7 +31,7 @@ async def test_connect_says_what_the_server_is(kind: Kind) -> None:
     assert (info.backend, info.model) == (kind, "qwen")
     assert info.max_model_len == {"vllm": 2048, "sglang": 2046}[engine_name(kind)]
     assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[engine_name(kind)]
-    assert info.weight_version == {"vllm": None, "sglang": "default"}[engine_name(kind)]
+    assert info.weight_version == "default"
     assert info.processed_logprobs is None
     asked = len(engine.exchanges)
     assert await backend.connect() is info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,9 +46,10 @@ async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -
 
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model = model_of("vllm", Says(*["Yes."] * (KEPT + 9)))
+    prompts = Prompts()
+    model.policy = replace(model.policy, prompts=prompts)  # other tests share a policy
     for number in range(KEPT + 8):
         await ask(model, [], f"Is {number} a number?")
-    prompts: Prompts = model.policy.prompts
     assert [len(kept) for kept in prompts._kept.values()] == [KEPT]
     model.reset()
     gc.collect()
