@@ -10,6 +10,7 @@ import pytest
 
 from support.scripted import Says, call, engine_of, tokenizer
 from tito_core.ledger import Reason
+from tito_core.parsing import known_tool_parsers, registry
 from tito_core.testing import ScriptedServer
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,26 @@ def test_the_ledger_page_draws_what_its_example_prints(folder: str, capsys: pyte
         exec(at_server(snippets("docs/ledger.md")[0], server.base_url, folder), {})
     printed = re.sub(r"^ledger \S+:", "ledger:", capsys.readouterr().out)
     assert printed == re.sub(r"^ledger \S+:", "ledger:", snippets("docs/ledger.md", "text")[0])
+
+
+def test_the_page_on_tool_calls_runs(
+    folder: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))  # its parser is gone afterwards
+    answers = (call("multiply", '{"a": 25}}'), *ANSWERS, *ANSWERS, call("Product", '{"value": 425}'))
+    names: dict[str, Any] = {}
+    with ScriptedServer(engine_of("vllm", Says(*answers))) as server:
+        for snippet in snippets("docs/tools.md"):
+            exec(compile(at_server(snippet, server.base_url, folder), "docs/tools.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed.startswith("hermes - The chat template has '<tool_call>'")
+    assert "1 of 2 calls are sound\nunknown tool: 0 ok, 1 malformed (The call is not valid JSON)" in printed
+
+
+def test_every_parser_is_on_the_page_on_tool_calls() -> None:
+    table = (ROOT / "docs/tools.md").read_text(encoding="utf-8").split("## Formats")[1].split("The default")[0]
+    named = {name for name in known_tool_parsers() if "test" not in name}
+    assert set(re.findall(r"`(\w+)`", table)) == named
 
 
 def test_every_reason_is_on_the_ledger_page() -> None:

@@ -76,6 +76,22 @@ PROOFS = {
         lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/test_store_crash.py",
         r"(\d+) kills",
     ),
+    **{
+        f"forced-{engine}-{model}": Proof(
+            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced "
+            "tool, its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
+            "calls",
+            500,
+            500,
+            ("src/tito_core/parsing", "src/tito_core/asked.py", "tests/support/forced_calls.py"),
+            lambda count, seed, engine=engine, model=model: (
+                f"python tests/parsing/prove/forced_engines.py {engine} --model {model} --calls {count} --seed {seed}"
+            ),
+            r"(\d+) right",
+        )
+        for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang"))
+        for model in ("smollm2", "qwen3-tiny")
+    },
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",
         "examples a property",

@@ -9,13 +9,17 @@ if TYPE_CHECKING:
     from tito_core.backend import SamplingParams
     from tito_core.branching import HistoryChangedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
+    from tito_core.malformed import MalformedCallError
     from tito_core.model import TITOModel
+    from tito_core.parse_report import ParseReport
     from tito_core.policy import Policy
     from tito_core.recording import TurnNotStoredError
 
 __all__ = [
     "HistoryChangedError",
     "Ledger",
+    "MalformedCallError",
+    "ParseReport",
     "Policy",
     "Provenance",
     "SamplingParams",
@@ -27,6 +31,8 @@ __all__ = [
 _HOMES = {
     "HistoryChangedError": "tito_core.branching",
     "Ledger": "tito_core.ledger",
+    "MalformedCallError": "tito_core.malformed",
+    "ParseReport": "tito_core.parse_report",
     "Policy": "tito_core.policy",
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",

@@ -18,7 +18,8 @@ from strands.types.exceptions import (
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import settings, turns
+from tito_core import malformed, settings, turns
+from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
@@ -26,6 +27,8 @@ from tito_core.history import as_shown, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
+from tito_core.malformed import MalformedCallError, MalformedCalls
+from tito_core.parse_report import ParseReport
 from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.store import LedgerFile
@@ -46,13 +49,15 @@ class TITOModel(Model):
         tokenizer: Name or folder of the model's tokenizer, or the object.
         model_id: Name of the model on the server; its first one when None.
         sampling: Sampling parameters of all turns.
-        parser: Name of the tool-call format.
+        parser: Name of the tool-call format; "auto" takes the one that the chat template shows.
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
         ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
             restored session names.
         context_window_limit: Tokens of context to use; the server's own length when None.
         history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
             "error" raises `HistoryChangedError` before anything is sent.
+        malformed_calls: What becomes of a call that is not sound; it never runs. "feedback" lets the policy read why,
+            "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -68,15 +73,17 @@ class TITOModel(Model):
         tokenizer: str | PreTrainedTokenizerBase,
         model_id: str | None = None,
         sampling: SamplingParams | Mapping[str, Any] | None = None,
-        parser: str = "hermes",
+        parser: str = "auto",
         template_arguments: Mapping[str, Any] | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        malformed_calls: MalformedCalls = "feedback",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         settings.may_branch(history)
+        malformed.checked(malformed_calls)
         checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
@@ -89,7 +96,7 @@ class TITOModel(Model):
             store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit, history)
+        self._begin(policy, checked, ledger, context_window_limit, history, malformed_calls)
 
     @classmethod
     def of(
@@ -100,25 +107,35 @@ class TITOModel(Model):
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        malformed_calls: MalformedCalls = "feedback",
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
         model = cls.__new__(cls)
-        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history)
+        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history, malformed_calls)
         return model
 
     def _begin(
-        self, policy: Policy, sampling: SamplingParams, ledger: Ledger | None, limit: int | None, history: str
+        self,
+        policy: Policy,
+        sampling: SamplingParams,
+        ledger: Ledger | None,
+        limit: int | None,
+        history: str,
+        malformed_calls: str,
     ) -> None:
         self.policy = policy
         self._settings = settings.Settings(
-            sampling, settings.context_limit(limit, policy.info.max_model_len), settings.may_branch(history)
+            sampling,
+            settings.context_limit(limit, policy.info.max_model_len),
+            settings.may_branch(history),
+            malformed.checked(malformed_calls),
         )
         self._recording = Recording(policy, ledger)
 
     @property
     def config(self) -> settings.TITOConfig:
         """The configuration, as Strands' tracer reads it."""
-        return self._settings.config(self.policy.info)
+        return self._settings.config(self.policy.info, self.policy.detected.name)
 
     def get_config(self) -> settings.TITOConfig:
         """Give the configuration."""
@@ -159,6 +176,11 @@ class TITOModel(Model):
             f"Use model.trajectories.\n{self.ledger.tree()}"
         )
 
+    @property
+    def parse_report(self) -> ParseReport:
+        """How well the policy's calls were formed over the rollout, by tool."""
+        return ParseReport.of(self.ledger)
+
     def reset(self) -> Ledger:
         """Give the ledger and start the next one.
 
@@ -185,12 +207,13 @@ class TITOModel(Model):
             ContextWindowOverflowException: The history does not fit.
             ModelThrottledException: The engine stayed overloaded through every retry.
             TurnNotStoredError: The store could not take the turn.
+            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no event.
+            UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         settings.refuse_reserved_name(tool_specs)
         ledger = self._recording.begin(model_state)
         system = settings.system_text(system_prompt, system_prompt_content)
-        sampling = settings.turn_sampling(self._settings.sampling, tool_choice, structured_output_model)
         try:
             prepared = turns.prepare(
                 self.policy,
@@ -199,7 +222,8 @@ class TITOModel(Model):
                 system,
                 tool_specs,
                 model_state,
-                sampling,
+                self._settings.sampling,
+                asked=Asked(tool_choice, structured_output_model),
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
             )
@@ -211,15 +235,19 @@ class TITOModel(Model):
         except ThrottledError as error:
             raise ModelThrottledException(str(error)) from error
         with ledger.call_ids.of_a_turn() as next_call_id:
-            message, draft = turns.read(self.policy, prepared, response, next_call_id)
-            check_draft(draft, path_length=ledger.path_length(draft.parent), turn=len(ledger))
-            for event in events(message, stop_reason(message, response), response):
+            read = turns.read(self.policy, prepared, response, next_call_id, self._settings.malformed_calls)
+            check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
+            refused = read.malformed if self._settings.malformed_calls == "raise" else ()
+            reason = stop_reason(read.message, response)
+            for event in () if refused else events(read.message, reason, response, read.arguments):
                 yield event
             # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-            turn = self._recording.commit(ledger, draft, prepared.place.walk, as_shown(message))
+            turn = self._recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))
             if prepared.request.text is not None:
                 self.policy.prompts.keep(ledger, turn.index, prepared.request.text, response.output_ids)
         remember(model_state, ledger, turn.index)
+        if refused:
+            raise MalformedCallError(refused, turn.index, read.message)
 
     async def count_tokens(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,9 @@ from tito_core.backend.semantics import measure_processing
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
-from tito_core.parsing.registry import ToolParser, get_tool_parser
+from tito_core.malformed import MalformedCalls
+from tito_core.parsing.detection import Detected
+from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, get_tool_parser
 from tito_core.prompts import Prompts
 from tito_core.store import LedgerFile
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from tito_core.model import TITOModel
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -38,6 +42,7 @@ class Policy:
         tokenizer: The policy's tokenizer.
         template: Its certified chat template.
         parser: Reads reasoning and calls out of completions.
+        detected: Which format that is, and why: what the chat template shows, or what the user named.
         stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
         prompts: The text of what is sent, by ledger and turn.
@@ -48,6 +53,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
     parser: ToolParser
+    detected: Detected
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: Prompts = field(default_factory=Prompts)
@@ -64,7 +70,7 @@ class Policy:
         backend: str | Backend,
         base_url: str = "",
         tokenizer: str | PreTrainedTokenizerBase,
-        parser: str = "hermes",
+        parser: str = AUTO,
         template_arguments: Mapping[str, Any] | None = None,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
@@ -75,14 +81,16 @@ class Policy:
             backend: A name such as "vllm" or "sglang", or a backend object.
             base_url: Address of the server, such as "http://localhost:8000".
             tokenizer: Name or folder of the model's tokenizer, or the object.
-            parser: Name of the tool-call format.
+            parser: Name of the tool-call format; "auto" takes the one that the chat template shows, and the choice is
+                logged and kept as `policy.detected`.
             template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
             store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
                 when its session is restored.
             **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
 
         Raises:
-            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, BackendError: Each a sentence.
+            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
+                sentence.
         """
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
         if file is not None and not file.appends:
@@ -90,12 +98,14 @@ class Policy:
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
         template = ChatTemplate.of(loaded, **(template_arguments or {}))
-        chosen = get_tool_parser(parser, loaded)
+        detected = choose_tool_parser(parser, loaded)
+        logger.info("parser=<%s> | %s", detected.name, detected.why)
+        chosen = get_tool_parser(detected.name, loaded)
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
         info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
-        return cls(engine, info, loaded, template, chosen, tuple(sorted(stops)), file)
+        return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(
         self,
@@ -104,12 +114,18 @@ class Policy:
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
+        malformed_calls: MalformedCalls = "feedback",
     ) -> TITOModel:
         """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
         from tito_core.model import TITOModel
 
         return TITOModel.of(
-            self, sampling=sampling, ledger=ledger, context_window_limit=context_window_limit, history=history
+            self,
+            sampling=sampling,
+            ledger=ledger,
+            context_window_limit=context_window_limit,
+            history=history,
+            malformed_calls=malformed_calls,
         )
 
     def ledger(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
 from strands.models.model import BaseModelConfig
 from strands.types.content import SystemContentBlock
-from strands.types.tools import ToolChoice, ToolSpec
+from strands.types.tools import ToolSpec
 
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.malformed import MalformedCalls
 
 
 class TITOConfig(BaseModelConfig, total=False):
@@ -23,20 +22,18 @@ class TITOConfig(BaseModelConfig, total=False):
     Attributes:
         model_id: Name under which the server takes requests.
         backend: Name of the backend.
+        parser: Name of the tool-call format.
         sampling: Sampling parameters, as set.
     """
 
     model_id: str
     backend: str
+    parser: str
     sampling: dict[str, Any]
 
 
 class SeveralTrajectoriesError(LookupError):
     """The ledger holds no trajectory, or several."""
-
-
-class UnsupportedToolChoiceError(ValueError):
-    """A tool call cannot be forced with this parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +44,20 @@ class Settings:
         sampling: Sampling parameters of all turns.
         context_limit: Tokens of context to use, at most the server's own; None when neither says.
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
+        malformed_calls: What becomes of malformed calls.
     """
 
     sampling: SamplingParams
     context_limit: int | None
     may_branch: bool
+    malformed_calls: MalformedCalls = "feedback"
 
-    def config(self, info: EngineInfo) -> TITOConfig:
+    def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
         return {
             "model_id": info.model,
             "backend": info.backend,
+            "parser": parser,
             "context_window_limit": self.context_limit,
             "sampling": self.sampling.model_dump(),
         }
@@ -119,23 +119,3 @@ def context_limit(wanted: int | None, served: int | None) -> int | None:
     if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
         raise ValueError(f"context_window_limit must be a number of tokens, at least 1, not {wanted!r}.")
     return wanted if served is None else min(wanted, served)
-
-
-def turn_sampling(
-    base: SamplingParams, tool_choice: ToolChoice | None, output_model: type[BaseModel] | None
-) -> SamplingParams:
-    """Give the sampling parameters of one turn, with the grammar that Strands' request asks for.
-
-    Raises:
-        UnsupportedToolChoiceError: A tool call is forced.
-    """
-    if output_model is not None:
-        grammar = {"kind": "json_schema", "value": json.dumps(output_model.model_json_schema())}
-        # An engine cannot hold to both a grammar and a minimum length; the schema is what Strands asked for.
-        return SamplingParams.model_validate({**base.model_dump(), "grammar": grammar, "min_new_tokens": 0})
-    if tool_choice is not None and "auto" not in tool_choice:
-        raise UnsupportedToolChoiceError(
-            f"tool_choice={tool_choice!r} would need a grammar that the parser does not supply: leave the choice "
-            "to the policy, or set sampling.grammar."
-        )
-    return base

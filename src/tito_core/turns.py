@@ -7,27 +7,30 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
+from tito_core.asked import Asked
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
+from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.history import Place, as_shown, find_place, opening_of
-from tito_core.ledger.columns import Columns
+from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampling, Server
-from tito_core.parsing.parsed import CallStatus, ParsedTurn
+from tito_core.malformed import MalformedCalls, malformed_of
+from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
-from tito_core.view import assistant_message
+from tito_core.view import assistant_message, sampled_arguments
 
 CANCEL_POLL_S = 0.05
 """How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
@@ -65,6 +68,7 @@ def prepare(
     state: Mapping[str, Any] | None,
     sampling: SamplingParams,
     *,
+    asked: Asked = Asked(),  # noqa: B008  # frozen
     context_limit: int | None,
     may_branch: bool,
 ) -> Prepared:
@@ -74,6 +78,7 @@ def prepare(
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
         TemplateError, UnsupportedContentError: The messages cannot become tokens.
         ContextLengthError: They leave no room to answer.
+        UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
     opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
     place = find_place(ledger, opening, messages, state, may_branch=may_branch)
@@ -92,8 +97,9 @@ def prepare(
     check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
-    complete = policy.sampling(sampling).within(room)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
+    wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
+    complete = policy.sampling(wanted).within(room)
     text = policy.prompts.text(ledger, place.parent, delta.ids)
     return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
 
@@ -135,10 +141,22 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
 
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
-    """Read reasoning, text and calls out of the sampled ids."""
-    session = policy.parser.start(prepared.request.input_ids[-PROMPT_TAIL:].tolist(), prepared.tools)
+    """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
+    session = policy.parser.start(_tail(prepared.request.input_ids), prepared.tools)
     session.feed(response.output_ids.tolist())
-    return session.finish(truncated=response.finish == Finish.LENGTH)
+    parsed = session.finish(truncated=response.finish == Finish.LENGTH)
+    return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
+
+
+def _not_reserved(call: ParsedCall) -> ParsedCall:
+    if call.status != CallStatus.OK or call.name != MALFORMED_CALL:
+        return call
+    reason = f"{MALFORMED_CALL} is no tool."
+    return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
+
+
+def _tail(input_ids: TokenIds) -> list[int]:
+    return list(map(int, input_ids[-PROMPT_TAIL:]))
 
 
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
@@ -168,10 +186,32 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """An answer, read.
+
+    Attributes:
+        message: What Strands will store.
+        draft: The turn, ready to commit.
+        malformed: Its malformed calls.
+        arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
+    """
+
+    message: Message
+    draft: Draft
+    malformed: tuple[ParsedCall, ...]
+    arguments: Mapping[str, str]
+
+
 def read(
-    policy: Policy, prepared: Prepared, response: TokenResponse, next_call_id: Callable[[], str]
-) -> tuple[Message, Draft]:
+    policy: Policy,
+    prepared: Prepared,
+    response: TokenResponse,
+    next_call_id: Callable[[], str],
+    malformed_calls: MalformedCalls = "feedback",
+) -> Read:
     """Turn an answer into the message that Strands will store and the draft of the turn."""
     parsed = parse(policy, prepared, response)
-    message = assistant_message(parsed, response.finish, next_call_id)
-    return message, draft(policy, prepared, response, message, parsed)
+    message = assistant_message(parsed, response.finish, next_call_id, malformed_calls)
+    drafted = draft(policy, prepared, response, message, parsed)
+    return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))

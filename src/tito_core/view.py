@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from strands.types.content import ContentBlock, Message
@@ -12,27 +12,30 @@ from strands.types.streaming import StreamEvent
 
 from tito_core.backend.protocol import TokenResponse
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.sampled_ids import with_sampled_id
 from tito_core.ledger.turn import Finish
+from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 
-_RESERVED = f"{MALFORMED_CALL} is no tool."
 
+def assistant_message(
+    parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str], malformed: MalformedCalls = "feedback"
+) -> Message:
+    """Build the message that Strands will store. No raw text of a call is lost in it.
 
-def assistant_message(parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str]) -> Message:
-    """Build the message that Strands will store.
-
-    Blank text is left out: Strands drops or rewrites it. After a length finish, calls stay text, since Strands would
-    rewrite them, and none of them may run.
+    Blank text is left out: Strands drops or rewrites it. After a length finish all calls stay text, since Strands would
+    rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets feedback.
     """
     content: list[ContentBlock] = []
     if parsed.reasoning.strip():
         content.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
     text = parsed.text
-    if finish == Finish.LENGTH:
+    as_text = finish == Finish.LENGTH or (malformed != "feedback" and bool(malformed_of(parsed)))
+    if as_text:
         text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
     if text.strip():
         content.append({"text": text})
-    if finish != Finish.LENGTH:
+    if not as_text:
         content += [_tool_use(call, next_call_id()) for call in parsed.calls]
     return {"role": "assistant", "content": content}
 
@@ -46,11 +49,27 @@ def stop_reason(message: Message, response: TokenResponse) -> StopReason:
     return "stop_sequence" if isinstance(response.stop, str) else "end_turn"
 
 
-def events(message: Message, reason: StopReason, response: TokenResponse) -> Iterator[StreamEvent]:
-    """Yield the well-formed events of one answer, ending in usage and latency."""
+def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
+    """Give the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
+    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
+    written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
+    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
+
+
+def events(
+    message: Message, reason: StopReason, response: TokenResponse, arguments: Mapping[str, str]
+) -> Iterator[StreamEvent]:
+    """Yield the well-formed events of one answer, ending in usage and latency.
+
+    Args:
+        message: The answer.
+        reason: Why it stopped.
+        response: What the engine said.
+        arguments: What `sampled_arguments` gives.
+    """
     yield {"messageStart": {"role": "assistant"}}
     for block in message["content"]:
-        start, delta = _block_events(block)
+        start, delta = _block_events(block, arguments)
         yield {"contentBlockStart": {"start": start}}
         yield {"contentBlockDelta": {"delta": delta}}
         yield {"contentBlockStop": {}}
@@ -67,18 +86,24 @@ def events(message: Message, reason: StopReason, response: TokenResponse) -> Ite
     yield {"metadata": {"usage": usage, "metrics": metrics}}
 
 
-def _block_events(block: ContentBlock) -> tuple[Any, Any]:
+def _block_events(block: ContentBlock, arguments: Mapping[str, str]) -> tuple[Any, Any]:
     if "toolUse" in block:
         use = block["toolUse"]
         start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
-        return start, {"toolUse": {"input": json.dumps(use["input"], ensure_ascii=False)}}
+        written = arguments.get(use["toolUseId"]) or json.dumps(use["input"], ensure_ascii=False)
+        return start, {"toolUse": {"input": written}}
     if "reasoningContent" in block:
         return {}, {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
     return {}, {"text": block["text"]}
 
 
 def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
-    if call.status == CallStatus.OK and call.name not in (None, MALFORMED_CALL):
-        return {"toolUse": {"toolUseId": call_id, "name": call.name, "input": dict(call.arguments or {})}}
-    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs.
-    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": {"reason": call.reason or _RESERVED}}}
+    if call.status == CallStatus.OK and call.name is not None:
+        arguments = dict(call.arguments or {})
+        return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
+    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must
+    # be a mapping: module tools run on lists and strings.
+    said = {"reason": call.reason, "raw": call.raw}
+    if call.name is not None:
+        said["name"] = call.name
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": said}}

@@ -115,7 +115,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-_GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+_GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

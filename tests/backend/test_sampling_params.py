@@ -91,10 +91,10 @@ def test_defaults_are_sent_too_so_that_no_server_default_applies(kind: Kind) -> 
     assert (fields["temperature"], fields["top_p"], fields["top_k"], fields["min_p"]) == (1.0, 1.0, -1, 0.0)
 
 
-@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf", "structural_tag"])
 def test_a_grammar_goes_under_each_engines_name(kind: Any) -> None:
     grammar = Grammar(kind=kind, value="x")
-    names = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+    names = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
     assert vllm_fields(SamplingParams(grammar=grammar))["structured_outputs"] == {names[kind]: "x"}
     assert sglang_fields(SamplingParams(grammar=grammar))[kind] == "x"
 
@@ -102,6 +102,20 @@ def test_a_grammar_goes_under_each_engines_name(kind: Any) -> None:
 @pytest.mark.parametrize("kind", WIRES)
 def test_extra_fields_pass_through(kind: Kind) -> None:
     assert sent(kind, {"extra": {"logit_bias": {"5": 1.5}}})["logit_bias"] == {"5": 1.5}
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_ids_that_a_grammar_avoids_are_a_bias_beside_the_users_own(kind: Kind) -> None:
+    grammar = {"kind": "structural_tag", "value": "{}", "avoided_ids": [7, 5]}
+    assert sent(kind, {"grammar": grammar})["logit_bias"] == {"7": -100.0, "5": -100.0}
+    own = {"extra": {"logit_bias": {"5": 1.5, "6": 2.0}}}
+    assert sent(kind, {"grammar": grammar, **own})["logit_bias"] == {"5": -100.0, "6": 2.0, "7": -100.0}
+    assert sent(kind, {"grammar": {**grammar, "avoided_ids": []}, **own})["logit_bias"] == own["extra"]["logit_bias"]
+
+
+def test_a_bias_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
+        SamplingParams(extra={"logit_bias": [5]})
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -123,7 +137,10 @@ def test_owned_fields_are_refused_by_name(name: str) -> None:
         SamplingParams(extra={name: 1})
 
 
-@pytest.mark.parametrize("name", ["structured_outputs", "json_schema", "guided_regex", "response_format", "choice"])
+REFUSED = ["structured_outputs", "json_schema", "guided_regex", "response_format", "structural_tag", "choice"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_grammar_past_the_record_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="'grammar', which is recorded"):
         SamplingParams(extra={name: {}})

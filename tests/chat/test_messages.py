@@ -16,6 +16,7 @@ from tito_core.chat.messages import (
     template_messages,
     template_tools,
 )
+from tito_core.chat.sampled_ids import with_sampled_id
 from tito_core.chat.traced import sources
 
 
@@ -87,10 +88,49 @@ def test_an_error_result_is_shown() -> None:
 
 
 def test_feedback_replaces_the_result_of_a_malformed_call() -> None:
-    message = calls((MALFORMED_CALL, {"reason": "Bad."}), (MALFORMED_CALL, "edited"), ("f", {}))[0]
-    found = contents(message, results("Unknown tool", "Unknown tool", "3"))[1:]
-    said = "Error: the tool call was malformed and was not executed."
-    assert found == [f"{said} Bad.", said, "3"]
+    said = {"reason": "Bad.", "raw": "<tool_call>{" + "x" * 300, "name": "look"}
+    message = calls((MALFORMED_CALL, said), (MALFORMED_CALL, "edited"), ("f", {}))[0]
+    unknown = f"Unknown tool: {MALFORMED_CALL}"
+    found = contents(message, results(unknown, unknown, "3"))[1:]
+    assert found == [
+        "Error: tool call 1 of 3 to look was malformed and was not executed. Bad. It began: <tool_call>{" + "x" * 188,
+        "Error: tool call 2 of 3 was malformed and was not executed.",
+        "3",
+    ]
+
+
+def test_feedback_of_one_call_shows_all_of_a_short_one() -> None:
+    message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": "<tool_call>"}))[0]
+    found = contents(message, results(f"Unknown tool: {MALFORMED_CALL}"))[1:]
+    assert found == ["Error: the tool call was malformed and was not executed. Bad. It said: <tool_call>"]
+
+
+def test_what_a_hook_says_of_a_malformed_call_is_read_after_the_feedback() -> None:
+    message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": ""}))[0]
+    found = contents(message, results("Only two calls are left."))[1:]
+    assert found == ["Error: the tool call was malformed and was not executed. Bad.\nOnly two calls are left."]
+
+
+def test_a_malformed_call_is_shown_under_the_name_that_it_said_with_its_raw_text() -> None:
+    message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": "<tool_call>", "name": "look"}), (MALFORMED_CALL, {}))[0]
+    said, first, second = translated(template_messages([message, results("", "")]))
+    assert [call["function"] for call in said["tool_calls"]] == [
+        {"name": "look", "arguments": {"raw": "<tool_call>"}},
+        {"name": MALFORMED_CALL, "arguments": {"raw": ""}},
+    ]
+    assert (first["name"], second["name"]) == ("look", MALFORMED_CALL)
+
+
+def test_a_template_writes_the_ids_that_the_policy_wrote() -> None:
+    message = calls(("look", {}), ("look", {}))[0]
+    shown = results("a", "b")
+    for number, sampled in enumerate(("functions.look:0", None)):
+        own = with_sampled_id(f"call_0123abcd_{number}", sampled)
+        message["content"][number]["toolUse"]["toolUseId"] = own
+        shown["content"][number]["toolResult"]["toolUseId"] = own
+    said, *found = translated(template_messages([message, shown]))
+    wanted = ["functions.look:0", "call_0123abcd_1"]
+    assert [call["id"] for call in said["tool_calls"]] == [message["tool_call_id"] for message in found] == wanted
 
 
 def test_cache_points_are_ignored() -> None:

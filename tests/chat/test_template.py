@@ -174,7 +174,7 @@ def test_results_come_in_call_order_by_id_and_feedback_replaces_one() -> None:
     text = shared().decode(template.delta(message, [shown], template.closer_id).ids)
     assert text == (
         "\n<|im_start|>user\n<tool_response>\nfirst\n</tool_response>\n<tool_response>\n"
-        "Error: the tool call was malformed and was not executed. No closing tag.\n</tool_response>\n"
+        "Error: tool call 2 of 3 was malformed and was not executed. No closing tag.\n</tool_response>\n"
         "<tool_response>\nthird\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 

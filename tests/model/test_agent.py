@@ -279,12 +279,12 @@ async def test_no_system_prompt_and_an_empty_one_are_the_same() -> None:
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_policy_that_names_the_reserved_tool_reads_no_text_of_its_own() -> None:
+async def test_a_policy_that_names_the_reserved_tool_reads_no_reason_of_its_own() -> None:
     model = model_of("vllm", Says(call("tito_malformed_call", '{"reason": "SECRET"}'), "Well."))
     await agent_of(model).invoke_async("Go.")
     prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
-    assert "tito_malformed_call is no tool." in prompt
-    assert "SECRET" not in prompt
+    assert "was not executed. tito_malformed_call is no tool. It said: <tool_call>" in prompt
+    assert model.ledger[0].draft.calls[0].status == "malformed"
 
 
 @pytest.mark.parametrize("limit", ["abc", -5, 0, 1.5, True])

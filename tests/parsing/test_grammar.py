@@ -145,6 +145,29 @@ def test_only_tools_that_are_there_can_be_forced() -> None:
         parser.call_grammar({})
 
 
+@pytest.mark.parametrize(
+    ("name", "tail", "sampled"),
+    [
+        ("hermes", "", []),
+        ("hermes", "<think>", ["</think>", "<tool_call>"]),  # after reasoning a blank line may come, or the call
+        ("kimi_k2", "", ["<|tool_call_argument_begin|>"]),  # or another digit
+        ("glm45", "", ["</arg_value>", "</tool_call>", "<arg_key>"]),  # or more of the value, or another argument
+        ("deepseek_v31", "", []),
+        ("mistral", "", []),
+    ],
+)
+def test_control_tokens_are_avoided_but_for_those_that_end_what_may_go_on(
+    name: str, tail: str, sampled: list[str]
+) -> None:
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer(True)
+    parser: Any = get_tool_parser(name, tokenizer)
+    avoided = parser.call_grammar(TOOLS, "look", ids_of(family, tail, True)).avoided_ids
+    assert list(avoided) == sorted(avoided)
+    assert set(tokenizer.convert_tokens_to_ids(sampled)) == parser.markup.controls - set(avoided)
+    assert set(avoided) < parser.markup.controls or not sampled
+
+
 def test_control_tokens_are_demanded_by_id() -> None:
     family = FAMILIES["hermes"]
     tokenizer = family.tokenizer(True)

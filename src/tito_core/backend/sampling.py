@@ -33,13 +33,26 @@ LOWEST_TEMPERATURE = 0.01
 """vLLM raises a lower one to this without a word, and both engines take a very low one for 0."""
 
 
+AVOIDED_BIAS = -100.0
+"""Added to the logits of a grammar's avoided ids: where it leaves no other token they come all the same."""
+_BIAS = "logit_bias"
+
+
 class Grammar(BaseModel):
-    """A constraint on the completion; whatever is sampled under it is `CONSTRAINED`."""
+    """A constraint on the completion; whatever is sampled under it is `CONSTRAINED`.
+
+    Attributes:
+        kind: What `value` is; a "structural_tag" is XGrammar's, in its form with a "format".
+        value: The grammar, as text.
+        avoided_ids: Tokens that the grammar would let through by their bytes alone, such as `<tool_call>` inside a JSON
+            string. They get a `logit_bias` of -100, so that they come only where the grammar leaves nothing else.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["json_schema", "regex", "ebnf"]
+    kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     value: Annotated[str, Field(min_length=1)]
+    avoided_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
 
 
 class SamplingParams(BaseModel):
@@ -106,6 +119,8 @@ class SamplingParams(BaseModel):
         for name in value:
             if own := name if name in cls.model_fields else _OTHER_NAMES.get(name):
                 raise ValueError(f"extra may not hold {name!r}: use the sampling parameter {own!r}, which is recorded.")
+        if not isinstance(value.get(_BIAS, {}), dict):
+            raise ValueError(f"extra: logit_bias must map token ids to numbers, not {value[_BIAS]!r}.")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -134,6 +149,10 @@ class SamplingParams(BaseModel):
 
     def shared_fields(self) -> dict[str, Any]:
         """Give the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""
+        extra = dict(self.extra)
+        if self.grammar is not None and self.grammar.avoided_ids:
+            avoided = dict.fromkeys(map(str, self.grammar.avoided_ids), AVOIDED_BIAS)
+            extra[_BIAS] = {**extra.get(_BIAS, {}), **avoided}
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -147,5 +166,5 @@ class SamplingParams(BaseModel):
             "ignore_eos": self.ignore_eos,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
-            **self.extra,
+            **extra,
         }

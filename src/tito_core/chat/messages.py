@@ -10,6 +10,7 @@ from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
 from tito_core.chat.form import Form, TemplateMessage
+from tito_core.chat.sampled_ids import sampled_id
 from tito_core.chat.traced import Traced, join
 
 SYSTEM_SOURCE = -2
@@ -18,7 +19,12 @@ TOOLS_SOURCE = -3
 """Trace source of the tool specifications."""
 
 MALFORMED_CALL = "tito_malformed_call"
-"""Reserved tool name under which a malformed call reaches Strands, so that no tool runs. Its input holds the reason."""
+"""Reserved tool name under which a malformed call reaches Strands, so that no tool runs.
+
+Its input holds the "reason", the "raw" text of the call, and its "name" where that is certain.
+"""
+_RAW_SHOWN = 200
+"""Characters of a malformed call that the policy reads again."""
 
 _USUAL = Form()
 
@@ -107,9 +113,9 @@ def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int
     if calls:
         translated["tool_calls"] = [
             {
-                "id": trace(call["toolUseId"], source),
+                "id": trace(sampled_id(call["toolUseId"]), source),
                 "type": "function",
-                "function": {"name": trace(call["name"], source), "arguments": _arguments(call, source, form)},
+                "function": {"name": trace(_called(call), source), "arguments": _arguments(call, source, form)},
             }
             for call in calls
         ]
@@ -118,22 +124,23 @@ def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int
 
 def _arguments(call: Mapping[str, Any], source: int, form: Form) -> Any:
     given = call["input"]
+    if call["name"] == MALFORMED_CALL and isinstance(given, Mapping):
+        given = {"raw": given.get("raw", "")}  # what was wrong with it stands in the result
     return trace(given if form.arguments == "mapping" else json.dumps(given, ensure_ascii=False), source)
 
 
 def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, form: Form) -> list[TemplateMessage]:
     order = {call["toolUseId"]: position for position, call in enumerate(calls)}
+    feedback = _feedback(calls)
     by_id = {call["toolUseId"]: call for call in calls}
     results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
     results.sort(key=lambda result: order.get(result["toolUseId"], len(order)))
     translated: list[TemplateMessage] = [
         {
             "role": "tool",
-            "tool_call_id": trace(result["toolUseId"], source),
-            "name": trace(by_id.get(result["toolUseId"], {}).get("name", ""), source),
-            "content": form.content(
-                _joined(_feedback(by_id.get(result["toolUseId"])) or _result_texts(result), source)
-            ),
+            "tool_call_id": trace(sampled_id(result["toolUseId"]), source),
+            "name": trace(_called(by_id.get(result["toolUseId"], {"name": ""})), source),
+            "content": form.content(_joined(_shown(result, feedback.get(result["toolUseId"])), source)),
         }
         for result in results
     ]
@@ -143,12 +150,34 @@ def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, for
     return translated
 
 
-def _feedback(call: Mapping[str, Any] | None) -> list[str]:
-    """Give what the policy reads of its malformed call, instead of Strands' "Unknown tool"."""
-    if call is None or call["name"] != MALFORMED_CALL:
-        return []
-    reason = call["input"].get("reason", "") if isinstance(call["input"], Mapping) else ""
-    return [f"Error: the tool call was malformed and was not executed. {reason}".rstrip()]
+def _called(call: Mapping[str, Any]) -> str:
+    """Give the name of the tool that the policy called: some templates write it into the result's header."""
+    said = call["input"] if call["name"] == MALFORMED_CALL and isinstance(call["input"], Mapping) else {}
+    return str(said.get("name") or call["name"])
+
+
+def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Give what the policy reads of each malformed call, by the call's id: which it was, what was wrong, its text."""
+    feedback = {}
+    for number, call in enumerate(calls, 1):
+        if call["name"] != MALFORMED_CALL:
+            continue
+        said = call["input"] if isinstance(call["input"], Mapping) else {}
+        which = f"tool call {number} of {len(calls)}" if len(calls) > 1 else "the tool call"
+        to = f" to {said['name']}" if said.get("name") else ""
+        raw = str(said.get("raw", ""))
+        began = "It said" if len(raw) <= _RAW_SHOWN else "It began"
+        parts = [f"Error: {which}{to} was malformed and was not executed.", str(said.get("reason", ""))]
+        feedback[call["toolUseId"]] = " ".join(filter(None, [*parts, raw and f"{began}: {raw[:_RAW_SHOWN]}"]))
+    return feedback
+
+
+def _shown(result: ToolResult, feedback: str | None) -> list[str]:
+    """Give a result's texts. Strands knows no tool for a malformed call; what a hook wrote beside that stays."""
+    texts = _result_texts(result)
+    if feedback is None:
+        return texts
+    return [feedback, *(text for text in texts if text and MALFORMED_CALL not in text)]
 
 
 def _texts(blocks: Sequence[ContentBlock]) -> list[str]:

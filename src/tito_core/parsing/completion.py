@@ -100,7 +100,7 @@ class Completion:
 
     def add(self, start: int, stop: int, said: Said) -> None:
         """Add a sound call."""
-        self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id)
+        self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id, said.text)
 
     def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
         """Add a call that does not end: truncated where the engine cut it off, else malformed."""
@@ -122,7 +122,8 @@ class Completion:
         arguments: Mapping[str, Any] | None,
         reason: str = "",
         call_id: str | None = None,
+        arguments_text: str | None = None,
     ) -> None:
         first, last = self.decoded.span_of(start, stop)
         raw = self.text[start:stop]
-        self.calls.append(ParsedCall(status, name, arguments, raw, first, last, reason, call_id))
+        self.calls.append(ParsedCall(status, name, arguments, raw, first, last, reason, call_id, arguments_text))

@@ -71,11 +71,15 @@ def detect_tool_parser(template: str) -> Detected:
     if not shown:
         known = ", ".join(marks.name for marks in _TABLE)
         raise DetectionError(
-            f"The chat template shows no format of tool calls that is known by its marks ({known}): name the parser."
+            f"The chat template shows no format of tool calls that is known by its marks ({known}): name the parser, "
+            "as in parser='hermes'; for a policy that calls no tools any will do."
         )
     if len(shown) > 1:
         names = " and ".join(repr(marks.name) for marks in shown)
-        raise DetectionError(f"The chat template shows {names}, and a guess could be wrong: name the parser.")
+        raise DetectionError(
+            f"The chat template shows {names}, and a guess could be wrong: name the parser, as in "
+            f"parser={shown[0].name!r}."
+        )
     [only] = shown
     has = " and ".join(repr(mark) for mark in only.has)
     return Detected(only.name, f"The chat template has {has}, which only {only.name} writes.")
@@ -91,5 +95,7 @@ def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
     if isinstance(template, Mapping):
         template = template.get("tool_use", template.get("default"))
     if not isinstance(template, str):
-        raise DetectionError("The tokenizer has no chat template, which would show the format: name the parser.")
+        raise DetectionError(
+            "The tokenizer has no chat template, which would show the format: name the parser, as in parser='hermes'."
+        )
     return template

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tito_core.parsing.bounded import bounded_by_pattern
 from tito_core.parsing.completion import JsonSchema, Tools
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.typed_value import types_of
@@ -31,15 +32,56 @@ class CallGrammar:
     Attributes:
         kind: What it is; always "structural_tag".
         value: It, as JSON.
+        avoided_ids: Control tokens. Where a grammar takes text, such as in a JSON string, XGrammar would let one
+            through by its bytes; it must come only where nothing else may. Those that end what may go on are left out.
     """
 
     kind: str
     value: str
+    avoided_ids: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, grammar: Grammar) -> CallGrammar:
-        """Wrap one format."""
-        return cls("structural_tag", json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False))
+    def of(cls, grammar: Grammar, controls: Iterable[int] = ()) -> CallGrammar:
+        """Wrap one format, with the control tokens of the vocabulary."""
+        value = json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)
+        return cls("structural_tag", value, tuple(sorted(set(controls) - _enders(grammar))))
+
+
+_CLOSED_TYPES = ("object", "array", "string")
+"""JSON types whose text says by itself where it ends; a number may always have one more digit."""
+
+
+def _enders(grammar: Grammar) -> set[int]:
+    """Give the tokens that come where something else may go on: avoided, they would never come."""
+    found: set[int] = set()
+    _firsts(grammar, found)
+    return found
+
+
+def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
+    """Give the tokens that a format begins with, and whether it may go on where it may end; note enders on the way."""
+    kind = grammar["type"]
+    if kind == "token":
+        return {grammar["token"]}, False
+    if kind == "const_string":
+        return set(), False
+    if kind == "json_schema":
+        return set(), grammar["json_schema"].get("type") not in _CLOSED_TYPES
+    if kind == "optional":
+        return _firsts(grammar["content"], enders)[0], True
+    if kind == "or":
+        each = [_firsts(element, enders) for element in grammar["elements"]]
+        return set().union(*(firsts for firsts, _ in each)), any(goes_on for _, goes_on in each)
+    if kind != "sequence":
+        return set(), True
+    begins: set[int] = set()
+    before = False
+    for element in grammar["elements"]:
+        firsts, goes_on = _firsts(element, enders)
+        enders |= firsts if before else set()
+        begins = begins or firsts
+        before = goes_on or (before and element["type"] == "const_string")
+    return begins, before
 
 
 def chosen(tools: Tools, name: str | None) -> Tools:
@@ -81,7 +123,8 @@ def sequence(*elements: Grammar) -> Grammar:
 
 def arguments_json(schema: JsonSchema) -> Grammar:
     """JSON that satisfies a schema; a policy that likes blanks cannot spend the turn on them."""
-    return {"type": "json_schema", "json_schema": dict(schema) or {"type": "object"}, "max_whitespace_cnt": 2}
+    wanted = bounded_by_pattern(schema) or {"type": "object"}
+    return {"type": "json_schema", "json_schema": wanted, "max_whitespace_cnt": 2}
 
 
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:

@@ -15,6 +15,7 @@ DEEPEST = 100
 
 
 _BLANK = re.compile(r"\s*")
+_USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
 _DECODER = json.JSONDecoder()
 
 
@@ -79,14 +80,24 @@ def json_call(text: str, arguments: str = "arguments") -> Said:
     Raises:
         Malformed: It is no such object, or has other keys beside.
     """
-    return said_object(json_value(text), arguments)
+    return said_object(json_value(text), text, arguments)
 
 
-def said_object(value: Any, arguments: str = "arguments", call_id: str | None = None) -> Said:
+def said_arguments(name: str, text: str, call_id: str | None = None) -> Said:
+    """Read a call whose name is known from its arguments.
+
+    Raises:
+        Malformed: They are no JSON object.
+    """
+    return Said(name, json_arguments(text, name), call_id, text.strip())
+
+
+def said_object(value: Any, text: str, arguments: str = "arguments", call_id: str | None = None) -> Said:
     """Read a call from a decoded JSON value, as `json_call` does.
 
     Args:
         value: The value.
+        text: It, as JSON.
         arguments: Key of the arguments.
         call_id: Key of the call's id in a format that may have one (Mistral).
     """
@@ -102,7 +113,25 @@ def said_object(value: Any, arguments: str = "arguments", call_id: str | None = 
     written = None if call_id is None else value.get(call_id)
     if written is not None and not isinstance(written, str):
         raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
-    return Said(name, value[arguments], written)
+    begun = _USUAL.match(text) if len(value) == 2 else None  # then nothing but a brace follows the arguments
+    return Said(name, value[arguments], written, _last(text, begun.end()) if begun else _member(text, arguments))
+
+
+def _last(text: str, start: int) -> str:
+    """Give the text of an object's last member."""
+    return text.rstrip()[start:-1].rstrip()
+
+
+def _member(text: str, key: str) -> str:
+    """Give the text of one member of a JSON object, which is sound and has it."""
+    at = after_blank(text, 0) + 1
+    while True:
+        name, at = _DECODER.raw_decode(text, after_blank(text, at))
+        start = after_blank(text, after_blank(text, at) + 1)
+        at = json_end(text, start)
+        if name == key:
+            return text[start:at]
+        at = after_blank(text, at) + 1
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -29,6 +29,7 @@ class ParsedCall:
         stop: One past its last token.
         reason: Why it is not "ok", as a sentence for the policy to read; empty otherwise.
         id: The call's id where the format has the policy write one (Kimi), as sampled; else None.
+        arguments_text: The arguments of an "ok" call as sampled, where the format writes them as JSON; else None.
     """
 
     status: CallStatus
@@ -39,6 +40,7 @@ class ParsedCall:
     stop: int
     reason: str = ""
     id: str | None = None
+    arguments_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tito_core.parsing.completion import Tools
-from tito_core.parsing.detection import detect_tool_parser, template_text
+from tito_core.parsing.detection import Detected, detect_tool_parser, template_text
 from tito_core.parsing.grammar import CallGrammar
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.reasoning import REASONING, THINK, ReasoningTags
@@ -85,6 +85,17 @@ def known_tool_parsers() -> list[str]:
     return sorted({*_FACTORIES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
+def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detected:
+    """Give the name of a parser and why it is the one: with "auto" what the chat template shows.
+
+    Raises:
+        DetectionError: With "auto", the chat template shows none, or several.
+    """
+    if name == AUTO:
+        return detect_tool_parser(template_text(tokenizer))
+    return Detected(name, "It was named by the user.")
+
+
 def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: str | None = None) -> ToolParser:
     """Build a parser for a tokenizer.
 
@@ -109,8 +120,7 @@ def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: st
 
 
 def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
-    if name == AUTO:
-        name = detect_tool_parser(template_text(tokenizer)).name
+    name = choose_tool_parser(name, tokenizer).name
     if name in _FACTORIES:
         return _FACTORIES[name](tokenizer)
     installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

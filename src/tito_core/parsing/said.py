@@ -37,11 +37,13 @@ class Said:
         name: The tool's name.
         arguments: Its arguments.
         id: The id that the policy wrote, in formats that have one.
+        text: The arguments as the policy wrote them, where that is JSON.
     """
 
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
+    text: str | None = None
 
 
 def shortened(text: str, longest: int = 60) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Protocol
 
-from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, chosen
+from tito_core.parsing.completion import Completion, JsonSchema, Tools
+from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, chosen
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.reasoning import THINK, ReasoningTags
@@ -72,7 +72,14 @@ class TurnParser:
         grammar = self.calls.grammar(self.markup, chosen(tools, name))
         if self.reasoning is not None and self._opened(prompt_tail):
             grammar = after_reasoning(self.markup, self.reasoning.close, grammar)
-        return CallGrammar.of(grammar)
+        return CallGrammar.of(grammar, self.markup.controls)
+
+    def answer_grammar(self, schema: JsonSchema, prompt_tail: Sequence[int] = ()) -> CallGrammar | None:
+        """Give the grammar for a bare JSON answer after the reasoning that the prompt opened; None where it did not."""
+        if self.reasoning is None or not self._opened(prompt_tail):
+            return None
+        grammar = after_reasoning(self.markup, self.reasoning.close, arguments_json(schema))
+        return CallGrammar.of(grammar, self.markup.controls)
 
     def _opened(self, prompt_tail: Sequence[int]) -> bool:
         """Tell whether reasoning is open at the end of a prompt.

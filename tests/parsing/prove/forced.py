@@ -1,7 +1,8 @@
 """What XGrammar lets a policy sample under our grammars must parse as a sound call of the forced tool.
 
 Runs in an engine's own environment, which has XGrammar. The policy is random: at each step any token that the grammar
-allows, with a lean towards ending. 500 calls a format by default.
+allows, but for those that the request tells the engine to avoid, with a lean towards ending. 500 calls a format by
+default.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/forced.py [--calls 500] [--formats NAME ...]
 """
@@ -35,7 +36,9 @@ TOOLS = {
 }
 
 
-def sampled(compiled: xgrammar.CompiledGrammar, size: int, end: int, chance: random.Random) -> list[int] | None:
+def sampled(
+    compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, chance: random.Random
+) -> list[int] | None:
     """Sample until the grammar is complete; None where that takes too many steps."""
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, size)
@@ -46,6 +49,7 @@ def sampled(compiled: xgrammar.CompiledGrammar, size: int, end: int, chance: ran
         allowed = [token for token in range(size) if words[token // 32] >> (token % 32) & 1]
         if end in allowed:
             return ids
+        allowed = [token for token in allowed if token not in avoided] or allowed
         likely = [token for token in allowed if token in LIKELY] or allowed
         token = chance.choice(likely if chance.random() < 0.9 else allowed)
         assert matcher.accept_token(token)
@@ -67,12 +71,11 @@ def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], lis
     found: Counter[str] = Counter()
     reasons = []
     chance = random.Random(0)
-    compiled = {
-        name: compiler.compile_structural_tag(parser.call_grammar(TOOLS, name).value) for name in (None, *TOOLS)
-    }
+    grammars = {name: parser.call_grammar(TOOLS, name) for name in (None, *TOOLS)}
+    compiled = {name: compiler.compile_structural_tag(grammar.value) for name, grammar in grammars.items()}
     while found.total() < calls:
         name = chance.choice(list(compiled))
-        ids = sampled(compiled[name], info.vocab_size, tokenizer.eos_token_id, chance)
+        ids = sampled(compiled[name], set(grammars[name].avoided_ids), info.vocab_size, tokenizer.eos_token_id, chance)
         if ids is None:
             continue
         session = parser.start((), TOOLS)

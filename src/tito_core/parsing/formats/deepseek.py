@@ -18,7 +18,7 @@ from tito_core.parsing import grammar as g
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.json_call import json_arguments
+from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
@@ -73,12 +73,12 @@ def _fenced_call(cursor: Cursor) -> Said:
     body = cursor.rest()
     if not body.endswith(END_FENCE):
         raise cursor.fault(f"The arguments must end in {END_FENCE!r}.")
-    return Said(name, json_arguments(body.removesuffix(END_FENCE), name))
+    return said_arguments(name, body.removesuffix(END_FENCE))
 
 
 def _plain_call(cursor: Cursor) -> Said:
     name = cursor.sound_name(cursor.upto(SEPARATOR))
-    return Said(name, json_arguments(cursor.rest(), name))
+    return said_arguments(name, cursor.rest())
 
 
 register_format("deepseek_v3", DeepSeekCalls(fenced=True))

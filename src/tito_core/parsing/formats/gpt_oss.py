@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
-from tito_core.parsing.json_call import json_arguments
+from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.registry import register_tool_parser
@@ -192,4 +192,4 @@ def _sound(header: tuple[str | None, str, str] | None, name: str | None, ended: 
         raise Malformed(f"The arguments must be json, not {kind}.", name)
     if ended != CALL:
         raise Malformed(f"The call ends in {ended} where {CALL} belongs.", name)
-    return Said(name, json_arguments(text, name))
+    return said_arguments(name, text)

@@ -42,7 +42,7 @@ def read_array(said: Completion, opened: int, start: int, *, alone: bool, call_i
     at, begun = after_blank(text, start) + 1, opened
     for i, element in enumerate(value):
         stop = json_end(text, at)
-        said.judge(begun, end if i == len(value) - 1 else stop, said_object, element, call_id=call_id)
+        said.judge(begun, end if i == len(value) - 1 else stop, said_object, element, text[at:stop], call_id=call_id)
         begun = at = after_blank(text, stop) + 1  # past the comma
     return end
 

@@ -15,7 +15,7 @@ from tito_core.parsing import grammar as g
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.sections import Section
-from tito_core.parsing.json_call import json_arguments
+from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
@@ -59,7 +59,7 @@ def _call(cursor: Cursor) -> Said:
     if match is None:
         raise cursor.fault(f"The call's id must be functions.NAME:NUMBER, not {written[:60]!r}.")
     name = cursor.sound_name(match[1])
-    return Said(name, json_arguments(cursor.rest(), name), written)
+    return said_arguments(name, cursor.rest(), written)
 
 
 register_format("kimi_k2", KimiCalls())

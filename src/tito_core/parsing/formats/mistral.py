@@ -12,7 +12,7 @@ from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.formats.granite import forced_array
 from tito_core.parsing.formats.json_array import read_array
-from tito_core.parsing.json_call import after_blank, json_arguments, json_end
+from tito_core.parsing.json_call import after_blank, json_end, said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import BRACKET_THINK
 from tito_core.parsing.registry import register_format
@@ -77,7 +77,7 @@ def _call(cursor: Cursor) -> Said:
         written = cursor.upto(ARGUMENTS).strip()
         if not written.isalnum():
             raise cursor.fault(f"The call's id must be letters and digits, not {written[:60]!r}.")
-    return Said(name, json_arguments(cursor.rest(), name), written)
+    return said_arguments(name, cursor.rest(), written)
 
 
 register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK)

@@ -1,0 +1,49 @@
+"""A forced tool choice on real engines: the call is sound, of the forced tool, and its tokens are constrained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel, Field
+from strands import Agent
+
+from calculator import make_agent
+from support.forced_calls import force
+from support.real import Served, serve
+from tito_core.ledger import check_ledger
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def tagged(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A policy whose tags are tokens."""
+    with serve(request.param, "qwen3-tiny") as server:
+        yield server
+
+
+async def test_forced_calls_are_right_where_tags_are_text(served: Served) -> None:
+    outcome = await force(served.policy, 10, seed=1)
+    assert outcome.found == {"right": 10}, outcome.faults
+
+
+async def test_forced_calls_are_right_where_tags_are_tokens(tagged: Served) -> None:
+    outcome = await force(tagged.policy, 10, seed=1)
+    assert outcome.found == {"right": 10}, outcome.faults
+
+
+class Sum(BaseModel):
+    """The sum that was found."""
+
+    total: int = Field(ge=0, le=1000)
+
+
+async def test_an_agents_structured_output_is_a_forced_call(served: Served) -> None:
+    model = served.model(temperature=0.0, max_new_tokens=96)
+    agent: Agent = make_agent(model)
+    result = await agent.invoke_async("What is 2 + 3?", structured_output_model=Sum, limits={"turns": 4})
+    assert isinstance(result.structured_output, Sum)
+    check_ledger(model.ledger)
+    constrained = [turn for turn in model.ledger if turn.draft.constrained]
+    assert [[(call.name, call.status) for call in turn.draft.calls] for turn in constrained] == [[("Sum", "ok")]]

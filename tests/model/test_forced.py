@@ -1,0 +1,200 @@
+"""A tool call that Strands forces: under the parser's grammar, on both wires, or refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.types.exceptions import StructuredOutputException
+
+from support.byte_level import byte_level
+from support.scripted import BACKENDS, Says, call, model_of, tokenizer
+from tito_core.asked import Asked, UnsupportedToolChoiceError
+from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.ledger import Provenance, check_ledger
+from tito_core.parsing import get_tool_parser
+
+ANY: Any = {"any": {}}
+MODELS = ("smollm2", "qwen3-tiny")
+
+
+class Sum(BaseModel):
+    """A sum."""
+
+    total: int
+
+
+@tool
+def look(at: str) -> str:
+    """Look.
+
+    Args:
+        at: Where.
+    """
+    return at
+
+
+@tool
+def count(of: str, far: int = 1) -> str:
+    """Count.
+
+    Args:
+        of: What.
+        far: How far.
+    """
+    return of
+
+
+SPECS = [look.tool_spec, count.tool_spec]
+ASKED: Any = [{"role": "user", "content": [{"text": "Go."}]}]
+
+
+async def forced(model: Any, choice: Any, specs: Any = SPECS, **options: Any) -> list[Any]:
+    return [event async for event in model.stream(ASKED, specs, tool_choice=choice, **options)]
+
+
+def sent(script: Says) -> dict[str, Any]:
+    """The structural tag of the last request."""
+    [(name, value)] = script.requests[-1].grammar.items()
+    assert name == "structural_tag"
+    tag = json.loads(value)
+    assert tag["type"] == "structural_tag"
+    return dict(tag["format"])
+
+
+def bias(script: Says) -> Any:
+    body = script.requests[-1].body
+    return body.get("sampling_params", body).get("logit_bias")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_forced_call_is_sampled_under_the_parsers_grammar(kind: str, name: str) -> None:
+    script = Says(call("look", '{"at": "x"}'), name=name)
+    model = model_of(kind, script, name, sampling={"ignore_eos": True, "min_new_tokens": 5})
+    events = await forced(model, {"tool": {"name": "look"}})
+    schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in SPECS}
+    wanted = get_tool_parser("hermes", tokenizer(name)).call_grammar(schemas, "look")
+    assert sent(script) == json.loads(wanted.value)["format"]
+    assert (script.requests[-1].ignore_eos, script.requests[-1].min_new_tokens) == (False, 0)
+    assert {"messageStop": {"stopReason": "tool_use"}} in events
+    [turn] = model.ledger
+    assert turn.draft.constrained
+    assert set(model.trajectory.provenance[-len(turn.draft.output_ids) :]) == {Provenance.CONSTRAINED}
+    assert model.trajectory.loss_mask.sum() == 0
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_any_tool_may_be_called_and_auto_forces_none(kind: str) -> None:
+    script = Says(call("look", '{"at": "x"}'))
+    model = model_of(kind, script)
+    await forced(model, ANY)
+    assert all(f'"name": "{name}"' in json.dumps(sent(script)).replace('\\"', '"') for name in ("look", "count"))
+    for choice in ({"auto": {}}, None):
+        await forced(model, choice)
+        assert not script.requests[-1].grammar
+    assert [turn.draft.constrained for turn in model.ledger] == [True, False, False]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_control_tokens_are_kept_out_of_the_arguments(kind: str) -> None:
+    script = Says(call("look", '{"at": "x"}'), name="qwen3-tiny")
+    model = model_of(kind, script, "qwen3-tiny", sampling={"extra": {"logit_bias": {"5": 1.5, "151657": 3.0}}})
+    await forced(model, ANY)
+    added = tokenizer("qwen3-tiny").added_tokens_decoder.items()
+    tags = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    avoided = [str(token) for token, what in added if what.special or what.content in tags]
+    assert bias(script) == {"5": 1.5} | dict.fromkeys(avoided, -100.0)
+    await forced(model, None)
+    assert bias(script) == {"5": 1.5, "151657": 3.0}
+    plain = Says(call("look", '{"at": "x"}'))
+    await forced(model_of(kind, plain), ANY)
+    assert set(bias(plain)) == set(map(str, tokenizer().all_special_ids)) | {
+        str(token) for token, what in tokenizer().added_tokens_decoder.items() if what.special
+    }
+
+
+@pytest.mark.parametrize(
+    ("parser", "choice", "specs", "why"),
+    [
+        ("gemma4", ANY, SPECS, "cannot be forced with the parser 'gemma4'"),
+        ("gpt_oss", ANY, SPECS, "cannot be forced with the parser 'gpt_oss'"),
+        ("pythonic", ANY, SPECS, "cannot be forced with a pythonic parser"),
+        ("hermes", {"tool": {"name": "find"}}, SPECS, "no tool 'find' to force. The tools are: count, look"),
+        ("hermes", ANY, None, "there are no tools"),
+    ],
+)
+async def test_a_call_that_cannot_be_forced_is_refused_before_it_is_sent(
+    parser: str, choice: Any, specs: Any, why: str
+) -> None:
+    script = Says("Never.")
+    model = model_of("vllm", script)
+    model.policy = replace(model.policy, parser=get_tool_parser(parser, tokenizer()))
+    with pytest.raises(UnsupportedToolChoiceError, match=f"tool_choice=.*{why}"):
+        await forced(model, choice, specs)
+    assert script.requests == []
+    assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_agents_structured_output_is_a_forced_call_on_one_branch(kind: str) -> None:
+    script = Says("I think it is 5.", call("Sum", '{"total": 5}'), "Bye.")
+    model = model_of(kind, script)
+    agent = Agent(model=model, tools=[look], callback_handler=None)
+    result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
+    assert result.structured_output == Sum(total=5)
+    assert '"name": "Sum"' in json.dumps(sent(script)).replace('\\"', '"')
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+    assert [turn.draft.constrained for turn in model.ledger] == [False, True]
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_where_no_call_can_be_forced_structured_output_is_bare_json(kind: str) -> None:
+    script = Says("I think it is 5.", '{"total": 5}', "Five.", "Five.")
+    model = model_of(kind, script)
+    model.policy = replace(model.policy, parser=get_tool_parser("pythonic", tokenizer()))
+    agent = Agent(model=model, tools=[look], callback_handler=None)
+    result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
+    assert result.structured_output == Sum(total=5)
+    assert script.requests[-1].grammar == {
+        "json" if kind == "vllm" else "json_schema": json.dumps(Sum.model_json_schema())
+    }
+    assert [turn.draft.constrained for turn in model.ledger] == [False, True]
+    with pytest.raises(StructuredOutputException):
+        await agent.invoke_async("And?", structured_output_model=Sum)
+
+
+async def test_a_call_is_forced_after_the_reasoning_that_the_prompt_opened() -> None:
+    chatml = (
+        "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor %}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{%- endif %}"
+    )
+    added = byte_level(template=chatml)
+    parser = get_tool_parser("hermes", added)
+    tail = added.encode("<|im_start|>assistant\n<think>\n", add_special_tokens=False)
+    opened = json.loads(parser.call_grammar({"look": {}}, None, tail).value)["format"]
+    plain = json.loads(parser.call_grammar({"look": {}}).value)["format"]
+    assert opened["elements"][-1] == plain
+    closing = {"type": "token", "token": added.convert_tokens_to_ids("</think>")}
+    assert opened["elements"][1] == closing
+    shape = Asked(None, Sum)
+    answer = shape.sampling(SamplingParams(), parser, {}, tail).grammar
+    assert answer is not None
+    elements = json.loads(answer.value)["format"]["elements"]
+    assert [elements[1], elements[-1]["json_schema"]] == [closing, Sum.model_json_schema()]
+    assert shape.sampling(SamplingParams(), parser, {}, []).grammar == Grammar(
+        kind="json_schema", value=json.dumps(Sum.model_json_schema())
+    )
+
+
+@pytest.mark.parametrize("grammar", [Grammar(kind="structural_tag", value="{}"), Grammar(kind="regex", value="x")])
+def test_a_grammar_without_avoided_ids_changes_no_bias(grammar: Grammar) -> None:
+    fields = SamplingParams(grammar=grammar, extra={"logit_bias": {"5": 1.0}}).shared_fields()
+    assert fields["logit_bias"] == {"5": 1.0}
+    assert "logit_bias" not in SamplingParams(grammar=grammar).shared_fields()

@@ -1,0 +1,238 @@
+"""A malformed call never runs, whatever tool it names, and the policy, the user or the trainer learns of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.hooks import BeforeToolCallEvent
+from strands.types.exceptions import EventLoopException, MaxTokensReachedException
+
+from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer
+from support.session import Life, live, live_elsewhere
+from support.wipers import KINDS, wiper
+from tito_core import MalformedCallError
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger import check_ledger
+
+BROKEN = {
+    "broken JSON": '<tool_call>{"name": "wipe", "arguments": {"path": }}</tool_call>',
+    "a list": call("wipe", '["/"]'),
+    "a string": call("wipe", '"/"'),
+    "nothing": call("wipe", "null"),
+    "no arguments": '<tool_call>{"name": "wipe"}</tool_call>',
+    "another key": '<tool_call>{"name": "wipe", "arguments": {}, "path": "/"}</tool_call>',
+    "a key twice": call("wipe", '{"path": "/a", "path": "/b"}'),
+    "no closing tag": '<tool_call>{"name": "wipe", "arguments": {}}',
+    "the reserved name": call(MALFORMED_CALL, "{}"),
+}
+SOUND = call("wipe", '{"path": "/tmp/a"}')
+
+
+def agent_of(model: Any, tools: Any, **options: Any) -> Agent:
+    return Agent(model=model, tools=tools, callback_handler=None, **options)
+
+
+def stored(agent: Agent) -> list[Any]:
+    """The blocks of the agent's first answer."""
+    return next(message["content"] for message in agent.messages if message["role"] == "assistant")
+
+
+def prompt_of(model: Any, turn: int) -> str:
+    return str(tokenizer().decode(model.ledger[turn].draft.prompt_ids))
+
+
+@tool
+def wipe(path: str = "/everything") -> str:
+    """Wipe a path.
+
+    Args:
+        path: What to wipe.
+    """
+    raise AssertionError(f"It ran on {path}.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(wire: str, kind: str, tmp_path: Path) -> None:
+    with wiper(kind, tmp_path) as (tools, ran):
+        for what, said in BROKEN.items():
+            model = model_of(wire, Says(said, "Sorry."))
+            agent = agent_of(model, tools)
+            assert str(await agent.invoke_async("Clean up.")).strip() == "Sorry.", what
+            [result] = [block["toolResult"] for block in agent.messages[2]["content"]]
+            assert result["content"] == [{"text": f"Unknown tool: {MALFORMED_CALL}"}], what
+            assert "was malformed and was not executed" in prompt_of(model, 1), what
+            assert "Unknown tool" not in prompt_of(model, 1), what
+            assert model.ledger[1].parent == 0, what
+        assert ran.read_text() == ""
+        await agent_of(model_of(wire, Says(SOUND, "Done.")), tools).invoke_async("Clean up.")
+        assert ran.read_text() == "/tmp/a\n"  # so the tool can run
+
+
+@pytest.mark.parametrize("malformed_calls", ["feedback", "end_turn", "raise"])
+@pytest.mark.parametrize(("wire", "kind"), [("vllm", "decorated"), ("sglang", "decorated"), ("sglang", "module")])
+async def test_sound_calls_beside_a_malformed_one_run_with_feedback_only(
+    wire: str, malformed_calls: Any, kind: str, tmp_path: Path
+) -> None:
+    with wiper(kind, tmp_path) as (tools, ran):
+        said = SOUND + BROKEN["broken JSON"] + call("wipe", '{"path": "/tmp/b"}')
+        model = model_of(wire, Says(said, "Done."), malformed_calls=malformed_calls)
+        agent = agent_of(model, tools)
+        if malformed_calls == "raise":
+            with pytest.raises(MalformedCallError):
+                await agent.invoke_async("Clean up.")
+        else:
+            await agent.invoke_async("Clean up.")
+        assert sorted(ran.read_text().split()) == (["/tmp/a", "/tmp/b"] if malformed_calls == "feedback" else [])
+        check_ledger(model.ledger)
+        assert [record.status for record in model.ledger[0].draft.calls] == ["ok", "malformed", "ok"]
+    if malformed_calls == "feedback":
+        told = prompt_of(model, 1).split("<tool_response>\n")[1:]
+        assert [text.split("\n")[0] for text in told[:3]][::2] == ["wiped", "wiped"]
+        assert told[1].startswith(
+            "Error: tool call 2 of 3 was malformed and was not executed. The call is not valid JSON: "
+            "Expecting value: line 1 column 40 (char 39). It said: " + BROKEN["broken JSON"]
+        )
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_what_strands_stores_of_a_malformed_call_is_a_mapping_with_its_whole_text(wire: str) -> None:
+    said = call("wipe", '["' + "x" * 500 + '"]')
+    model = model_of(wire, Says("Well. " + said, "Sorry."))
+    agent = agent_of(model, [wipe])
+    await agent.invoke_async("Clean up.")
+    text, use = stored(agent)
+    assert text == {"text": "Well."}
+    assert (use["toolUse"]["name"], use["toolUse"]["input"]) == (
+        MALFORMED_CALL,
+        {"reason": 'The call has no "arguments" object.', "raw": said, "name": "wipe"},
+    )
+    assert "the tool call to wipe was malformed" in prompt_of(model, 1)
+    assert "x" * 100 in prompt_of(model, 1)
+    assert "x" * 250 not in prompt_of(model, 1)
+    assert model.ledger[1].parent == 0
+
+
+async def test_the_raw_text_that_the_policy_reads_again_holds_no_control_token() -> None:
+    loaded = tokenizer("qwen3-tiny")
+    said = BROKEN["broken JSON"] + "<|im_start|>"
+    model = model_of("vllm", Says(said[:-12], "Sorry.", name="qwen3-tiny"), "qwen3-tiny")
+    await agent_of(model, [wipe]).invoke_async("Clean up.")
+    opening = loaded.convert_tokens_to_ids("<tool_call>")
+    assert opening in model.ledger[0].draft.output_ids
+    assert opening not in model.ledger[1].draft.prompt_ids
+    assert "It said: <tool_call>" in loaded.decode(model.ledger[1].draft.prompt_ids)
+
+
+def life(wire: str, folder: Path, **changes: Any) -> Life:
+    options: dict[str, Any] = {
+        "kind": wire,
+        "questions": ["Add."],
+        "answers": [call("add", '["a"]') + call("add", '{"a": 1, "b": 2}'), "Sorry."],
+        "sessions": str(folder / "sessions"),
+        "store": str(folder / "rollouts"),
+        "uuid": "00000000-0000-4000-8000-000000000000",
+    }
+    return Life(**{**options, **changes})
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_a_restored_session_goes_on_after_a_malformed_call(wire: str, tmp_path: Path) -> None:
+    await live(life(wire, tmp_path))
+    lived = live_elsewhere(life(wire, tmp_path, questions=["Sure?"], answers=["Yes."], uuid=None))
+    assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
+    assert all(turn["reason"] is None for turn in lived.turns)
+
+
+async def test_a_history_that_makes_a_new_root_still_tells_the_policy_why(tmp_path: Path) -> None:
+    await live(life("vllm", tmp_path, store=None))
+    lived = live_elsewhere(life("vllm", tmp_path, store=None, questions=["Sure?"], answers=["Yes."], uuid=None))
+    [turn] = lived.turns
+    assert turn["parent"] is None
+    text = tokenizer().decode(turn["prompt"])
+    assert "Error: tool call 1 of 2 to add was malformed and was not executed. The call has no" in text
+    assert "Unknown tool" not in text
+    assert "<tool_response>\n3\n</tool_response>" in text
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_what_a_hook_answers_to_a_malformed_call_is_read_too(wire: str) -> None:
+    model = model_of(wire, Says(BROKEN["a list"], "Sorry."))
+    agent = agent_of(model, [wipe])
+    agent.hooks.add_callback(BeforeToolCallEvent, lambda event: setattr(event, "cancel_tool", "One try is left."))
+    await agent.invoke_async("Clean up.")
+    assert f"It said: {BROKEN['a list']}\nOne try is left.\n" in prompt_of(model, 1)
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_end_turn_keeps_the_text_and_goes_on_with_the_sampled_tokens(wire: str) -> None:
+    said = f"Well. {SOUND} and {BROKEN['broken JSON']}"
+    model = model_of(wire, Says(said, "Sorry."), malformed_calls="end_turn")
+    agent = agent_of(model, [wipe])
+    result = await agent.invoke_async("Clean up.")
+    assert result.stop_reason == "end_turn"
+    assert stored(agent) == [{"text": f"Well.  and\n{SOUND}\n{BROKEN['broken JSON']}"}]
+    await agent.invoke_async("Well?")
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+    assert model.ledger[0].draft.output_ids.tolist() == ids_of(said + "<|im_end|>")
+    assert prompt_of(model, 1).startswith("\n<|im_start|>user\nWell?")
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_raise_names_the_call_and_keeps_the_turn(wire: str) -> None:
+    model = model_of(wire, Says(f"Well. {BROKEN['a list']}{BROKEN['nothing']}", "Sorry."), malformed_calls="raise")
+    agent = agent_of(model, [wipe])
+    with pytest.raises(MalformedCallError, match=r"call of wipe in turn 0 .*\"arguments\" object.*1 more") as caught:
+        await agent.invoke_async("Clean up.")
+    error = caught.value
+    assert [(c.name, c.raw) for c in error.calls] == [("wipe", BROKEN["a list"]), ("wipe", BROKEN["nothing"])]
+    assert [message["role"] for message in agent.messages] == ["user"]
+    [turn] = model.ledger
+    assert error.turn == turn.index == 0
+    assert model.trajectory.loss_mask.sum() == len(turn.draft.output_ids)
+    check_ledger(model.ledger)
+    agent.messages.append(error.message)
+    await agent.invoke_async("Well?")
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("wire", BACKENDS)
+async def test_after_raise_the_same_question_is_asked_beside_it(wire: str) -> None:
+    model = model_of(wire, Says("Yes?", BROKEN["a list"], "Sorry."), malformed_calls="raise")
+    agent = agent_of(model, [wipe])
+    await agent.invoke_async("Hello.")
+    with pytest.raises((MalformedCallError, EventLoopException)):
+        await agent.invoke_async("Clean up.")
+    await agent.invoke_async(None)
+    assert [turn.parent for turn in model.ledger] == [None, 0, 0]
+    assert len(model.trajectories) == 2
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize("malformed_calls", ["feedback", "end_turn"])
+async def test_a_call_that_the_limit_cut_off_is_no_malformed_one(malformed_calls: Any) -> None:
+    said = '<tool_call>{"name": "wipe", "arguments": {"path": "/tmp...'
+    limit = {"max_new_tokens": len(ids_of(said[:-3]))}
+    model = model_of("vllm", Says(said), sampling=limit, malformed_calls=malformed_calls)
+    agent = agent_of(model, [wipe])
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("Clean up.")
+    assert [record.status for record in model.ledger[0].draft.calls] == ["truncated"]
+    assert stored(agent) == [{"text": said[:-3]}]
+
+
+def test_another_setting_and_a_tool_of_the_reserved_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="malformed_calls must be 'feedback', 'end_turn' or 'raise', not 'repair'"):
+        model_of("vllm", Says(""), malformed_calls="repair")
+
+    @tool(name=MALFORMED_CALL)
+    def taken() -> None:
+        """Nothing."""
+
+    with pytest.raises(ValueError, match="A tool is named 'tito_malformed_call'"):
+        agent_of(model_of("vllm", Says("")), [taken])("Hi.")

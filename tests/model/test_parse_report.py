@@ -1,0 +1,92 @@
+"""How well a policy forms its calls, counted by tool over the rollout."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strands import Agent, tool
+from strands.types.exceptions import MaxTokensReachedException
+
+from support.scripted import BACKENDS, Says, call, ids_of, model_of
+from tito_core import ParseReport
+from tito_core.ledger.turn import CallRecord
+from tito_core.parse_report import CallCounts, kind_of
+
+
+@tool
+def look(at: str) -> str:
+    """Look.
+
+    Args:
+        at: Where.
+    """
+    return at
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_calls_are_counted_by_tool_status_and_kind_of_fault(kind: str) -> None:
+    cut = '<tool_call>{"name": "look", "argum'
+    script = Says(
+        call("look", '{"at": "x"}') + call("look", '{"at": }') + call("find", "{}"),
+        call("look", '["x"]') + call("look", '{"at": 1 2}') + call("look", '{"at": "y"}'),
+        cut + "...",
+    )
+    model = model_of(kind, script)
+    assert model.parse_report == ParseReport({}, CallCounts())
+    agent = Agent(model=model, tools=[look], callback_handler=None)
+    model.update_config(max_new_tokens=1000)
+    await agent.invoke_async("Go.", limits={"turns": 2})
+    model.update_config(max_new_tokens=len(ids_of(cut)))
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("Go on.")
+    report = model.parse_report
+    assert report.tools["find"] == CallCounts(1)
+    assert report.tools["look"] == CallCounts(2, 0, {'The call has no "arguments" object': 1})
+    assert report.tools[None] == CallCounts(0, 1, {"The call is not valid JSON": 2})
+    assert (report.all.ok, report.all.truncated, report.all.total) == (3, 1, 7)
+    assert str(report).splitlines() == [
+        "3 of 7 calls are sound",
+        'look: 2 ok, 1 malformed (The call has no "arguments" object)',
+        "unknown tool: 0 ok, 2 malformed (The call is not valid JSON), 1 truncated",
+        "find: 1 ok",
+    ]
+    model.reset()
+    assert model.parse_report.all.total == 0
+    assert report.all.total == 7
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("The call is not valid JSON: Expecting value: line 1 column 2 (char 1).", "The call is not valid JSON"),
+        ("The argument 'it\\'s: 3' appears twice.", "The argument … appears twice"),
+        ('The call has "it\'s" where <x> belongs.', "The call has … where <x> belongs"),
+        ("The call nests more than 100 levels deep.", "The call nests more than … levels deep"),
+        ("The arguments must be a JSON object, not list.", "The arguments must be a JSON object, not list"),
+        ("", ""),
+    ],
+)
+def test_the_kind_of_a_fault_is_its_sentence_without_the_values(reason: str, kind: str) -> None:
+    assert kind_of(reason) == kind
+
+
+RECORDS = st.builds(
+    CallRecord,
+    st.sampled_from([None, "look", "find"]),
+    st.sampled_from(["ok", "malformed", "truncated"]),
+    st.just(0),
+    st.just(1),
+    st.sampled_from(["", "Bad: 1.", "Bad: 2.", "Worse 'x'."]),
+)
+
+
+@given(st.lists(RECORDS))
+def test_every_call_is_counted_once(records: list[CallRecord]) -> None:
+    counts = CallCounts.of(records)
+    statuses = Counter(record.status for record in records)
+    assert counts.total == len(records)
+    assert (counts.ok, counts.truncated) == (statuses["ok"], statuses["truncated"])
+    assert sum(counts.malformed.values()) == statuses["malformed"]

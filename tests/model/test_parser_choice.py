@@ -1,0 +1,114 @@
+"""Which parser a policy reads with: what the template shows, or one that the user names, ours or installed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent
+
+from support.byte_level import byte_level
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from tito_core import Policy, TITOModel
+from tito_core.parsing import DetectionError, UnknownParserError, get_tool_parser, known_tool_parsers
+
+CHATML = (
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{%- endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_parser_that_the_template_shows_is_the_default_and_says_why(
+    kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tito_core.policy"):
+        engine = engine_of(kind, Says("", name=name), name)
+        policy = Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name))
+    assert policy.detected.name == "hermes"
+    assert policy.detected.why.startswith("The chat template has '<tool_call>'")
+    assert caplog.messages == [f"parser=<hermes> | {policy.detected.why}"]
+    assert policy.model().config["parser"] == "hermes"
+    assert policy.parser.calls is get_tool_parser("hermes", tokenizer(name)).calls  # type: ignore[attr-defined]
+
+
+def test_a_named_parser_is_taken_whatever_the_template_shows() -> None:
+    backend = backend_of(engine_of("vllm", Says("")), "vllm")
+    model = TITOModel(backend=backend, tokenizer=tokenizer(), parser="qwen_xml")
+    assert (model.policy.detected.name, model.policy.detected.why) == ("qwen_xml", "It was named by the user.")
+    with pytest.raises(UnknownParserError, match=r"no tool parser 'hermse'\. Known parsers: auto, deepseek_v3"):
+        TITOModel(backend=backend, tokenizer=tokenizer(), parser="hermse")
+
+
+def test_a_template_without_tools_is_refused_with_what_to_write() -> None:
+    plain = byte_level(template=CHATML)
+    with pytest.raises(DetectionError, match=r"no format of tool calls .* name the parser, as in parser='hermes'"):
+        Policy.connect(backend=backend_of(engine_of("vllm", Says("")), "vllm"), tokenizer=plain)
+
+
+TOY = '''
+from tito_core.parsing import CallStatus, NoCallGrammarError, ParsedCall, ParsedTurn
+
+
+class Shout:
+    """A call is one word in capitals."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def start(self, prompt_tail=(), tools=None):
+        return Session(self.tokenizer)
+
+    def call_grammar(self, tools, name=None, prompt_tail=()):
+        raise NoCallGrammarError("Shouts cannot be forced.")
+
+
+class Session:
+    def __init__(self, tokenizer):
+        self.tokenizer, self.ids = tokenizer, []
+
+    def feed(self, ids):
+        self.ids += ids
+
+    def finish(self, *, truncated):
+        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
+        if not text.isupper():
+            return ParsedTurn("", text, ())
+        call = ParsedCall(CallStatus.OK, text.lower(), {}, text, 0, len(self.ids))
+        return ParsedTurn("", "", (call,))
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A third party's distribution, as an installer leaves it."""
+    info = tmp_path / "tito_toy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tito-toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tito.tool_parsers]\nshout = tito_toy_parser:Shout\n")
+    (tmp_path / "tito_toy_parser.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("tito_toy_parser", None)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_parser_that_another_package_installs_is_found_and_reads(kind: str) -> None:
+    assert "shout" in known_tool_parsers()
+    backend = backend_of(engine_of(kind, Says("NOW", call("now", "{}"))), kind)
+    policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer(), parser="shout")
+    model = policy.model()
+    agent = Agent(model=model, callback_handler=None)
+    await agent.invoke_async("When?")
+    assert [[(c.name, c.status) for c in turn.draft.calls] for turn in model.ledger] == [[("now", "ok")], []]
+
+
+def test_without_it_the_name_is_unknown() -> None:
+    assert "shout" not in known_tool_parsers()
+    with pytest.raises(UnknownParserError, match="no tool parser 'shout'"):
+        get_tool_parser("shout", tokenizer())
