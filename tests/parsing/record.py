@@ -3,7 +3,7 @@
     python -m parsing.record       (from tests/)
 
 A policy is trained on these sentences, so none of them changes by accident. Of many turns at random those are kept that
-show something new: a reason, a combination of what a turn holds, or a place of damage that no other has.
+show something new, a reason or a combination that no other has; beside them stand those of `parsing.edges`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from parsing.edges import EDGES
 from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
 from parsing.prove.generated import damaged, sound
 from tito_core.parsing import ParsedTurn, get_tool_parser
 
 PATH = Path(__file__).with_name("recorded.json")
 TURNS = 250
-MOST = 50
+MOST = 30
 """Turns that are kept of a format."""
 
 
@@ -70,15 +71,24 @@ def record(family: Family) -> list[dict[str, Any]]:
     """Choose turns of one format and write down what they are."""
     chance = random.Random(family.name)
     kept: dict[str, dict[str, Any]] = {}
+    edges = [
+        entry(family, said, [("look", {"a": 1, "b": "x"})], by_token, truncated)
+        for said in EDGES.get(family.name, ())
+        for by_token, truncated in ((True, False), (True, True), (False, False))
+    ]
     for said, calls in candidates(family, chance):
         by_token, truncated = chance.random() < 0.7, chance.random() < 0.3
         found = read(family, said, calls, by_token, truncated)
         known = kept.get(signature(found))
         if (known is None and len(kept) < MOST) or (known is not None and len(said) < len(known["said"])):
-            kept[signature(found)] = {
-                "said": said, "calls": calls, "by_token": by_token, "truncated": truncated, "is": found
-            }  # fmt: skip
-    return list(kept.values())
+            kept[signature(found)] = entry(family, said, calls, by_token, truncated)
+    return [*kept.values(), *edges]
+
+
+def entry(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+    """Write down one turn."""
+    found = read(family, said, calls, by_token, truncated)
+    return {"said": said, "calls": calls, "by_token": by_token, "truncated": truncated, "is": found}
 
 
 def main() -> None:
