@@ -3,7 +3,7 @@
     python benchmarks/ledger_speed.py [--json] [--quick]
 
 Load and verify: rollouts of 32k tokens in 40 turns, half of them sampled, read from a file and held to every law.
-Commit: a history of 800 messages (tool results and calls with numbers in their input), deep-copied as Strands does;
+Commit: a history of 800 messages (question, call, result, answer, and so on), deep-copied as Strands does;
 its parent is found, the new messages are digested, and the next turn is checked and committed. `cold` is the first look
 at a copy, which takes 10 ms to make and then is in no cache.
 """

@@ -85,13 +85,18 @@ def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Le
 
 
 def asked(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
-    """Make a tool's result of half the turn's tokens, at four characters a token."""
+    """Make what half of a turn's tokens say, at four characters a token: a question, in every other turn a result."""
     shown = {"text": rng.bytes(tokens).hex()}
+    if turn % 2 == 0:
+        return {"role": "user", "content": [shown]}
     result = {"toolUseId": f"call_1a2b3c4d_{turn}", "status": "success", "content": [shown]}
     return {"role": "user", "content": [{"toolResult": result}]}
 
 
 def answered(rng: np.random.Generator, turn: int, tokens: int) -> dict[str, Any]:
-    """Make the answer of the other half: text and a call with numbers in it."""
-    use = {"toolUseId": f"call_1a2b3c4d_{turn + 1}", "name": "calculator", "input": {"a": turn, "b": "x" * 8}}
-    return {"role": "assistant", "content": [{"text": rng.bytes(tokens).hex()}, {"toolUse": use}]}
+    """Make what the other half says: text, in every other turn with a call that has a number in it."""
+    said: list[dict[str, Any]] = [{"text": rng.bytes(tokens).hex()}]
+    if turn % 2 == 0:
+        use = {"toolUseId": f"call_1a2b3c4d_{turn + 1}", "name": "calculator", "input": {"a": turn, "b": "x" * 8}}
+        said.append({"toolUse": use})
+    return {"role": "assistant", "content": said}

@@ -216,6 +216,18 @@ def test_copies_of_a_ledger_that_went_on_apart_are_told_apart(tmp_path: Path) ->
     store.append(path, [one])
 
 
+def test_a_ledger_that_came_back_by_json_goes_on_in_the_file_that_has_it(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200], sampling=Sampling({"top_p": 1.0, "seed": None, "min_p": 0.0})))
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger])
+    back = store.from_json(store.to_json(ledger))  # whose keys are sorted
+    with store.LedgerFile(path, "a") as file:
+        file.attach(back).commit(make_draft(0, 2, [101], [201], sampling=Sampling({"temperature": 1.0})))
+    with store.LedgerFile(path) as file:
+        assert len(file.load(ledger.uuid)) == 2
+
+
 def test_a_ledger_that_streams_is_resumed_and_not_read_again(tmp_path: Path) -> None:
     with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
         made = file.attach(ledger(1))

@@ -217,6 +217,8 @@ class TITOModel(Model):
                 yield event
             # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
             turn = self._recording.commit(ledger, draft, prepared.place.walk, as_shown(message))
+            if prepared.request.text is not None:
+                self.policy.prompts.keep(ledger, turn.index, prepared.request.text, response.output_ids)
         remember(model_state, ledger, turn.index)
 
     async def count_tokens(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,6 +17,7 @@ from tito_core.chat.template import ChatTemplate
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
 from tito_core.parsing.registry import ToolParser, get_tool_parser
+from tito_core.prompts import Prompts
 from tito_core.store import LedgerFile
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Policy:
         parser: Reads reasoning and calls out of completions.
         stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
+        prompts: The text of what is sent, by ledger and turn.
     """
 
     backend: Backend
@@ -48,6 +50,7 @@ class Policy:
     parser: ToolParser
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
+    prompts: Prompts = field(default_factory=Prompts)
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:

@@ -94,7 +94,8 @@ def prepare(
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
     complete = policy.sampling(sampling).within(room)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex), tools)
+    text = policy.prompts.text(ledger, place.parent, delta.ids)
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, text), tools)
 
 
 def opened(before: Draft) -> Opened:

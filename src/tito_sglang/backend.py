@@ -10,6 +10,7 @@ import msgspec
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import BadRequestError
 from tito_core.backend.http_backend import Answer, HttpBackend
+from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
@@ -39,14 +40,13 @@ class SGLangBackend(HttpBackend):
             return wire.vocab_size_in(error.body)
         return None
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse:
-        body = {
-            "input_ids": request.input_ids.tolist(),
+    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
+        fields = {
             "sampling_params": wire.sampling_fields(request.sampling),
             "logprob_start_len": -1,
             "return_prompt_token_ids": True,
         }
-        answer = await self._ask(request.request_id, body)
+        answer = await self._ask(request.request_id, fields, prompt)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -70,19 +70,14 @@ class SGLangBackend(HttpBackend):
         self, info: EngineInfo, ids: TokenIds, request_id: str
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `input_token_logprobs` without generating; they are raw."""
-        body = {
-            "input_ids": ids.tolist(),
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
-            "logprob_start_len": 0,
-        }
-        answer = await self._ask(request_id, body)
+        fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
+        answer = await self._ask(request_id, fields, IdText.of(ids))
         return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
 
-    async def _ask(self, request_id: str, body: dict[str, Any]) -> Answer[wire.Generation]:
+    async def _ask(self, request_id: str, fields: dict[str, Any], prompt: IdText) -> Answer[wire.Generation]:
         def prepare(running: str) -> HttpRequest:
-            return HttpRequest(
-                "/generate", msgspec.json.encode({**body, "return_logprob": True, "stream": False, "rid": running})
-            )
+            complete = {**fields, "return_logprob": True, "stream": False, "rid": running}
+            return HttpRequest("/generate", prompt.body(complete, "input_ids"))
 
         return await self.exchange(request_id, prepare, wire.Generation)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tito_core.backend.answer import NOTHING
 from tito_core.backend.sampling import SamplingParams
 
 
@@ -44,7 +45,7 @@ class Generation(msgspec.Struct):
 
     output_ids: list[int]
     meta_info: MetaInfo
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NOTHING
 
 
 class ModelInfo(msgspec.Struct):

@@ -10,6 +10,7 @@ import msgspec
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
@@ -28,19 +29,17 @@ class VLLMBackend(HttpBackend):
         version = await self.get_if_there("/version", wire.Version)
         return EngineInfo(self.name, model.id, model.max_model_len, version.version if version else None)
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse:
-        body = msgspec.json.encode(
-            {
-                **wire.sampling_fields(request.sampling),
-                "model": info.model,
-                "prompt": request.input_ids.tolist(),
-                "n": 1,
-                "stream": False,
-                "logprobs": 0,
-                "return_token_ids": True,
-                "return_tokens_as_token_ids": True,
-            }
-        )
+    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
+        fields = {
+            **wire.sampling_fields(request.sampling),
+            "model": info.model,
+            "n": 1,
+            "stream": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        body = prompt.body(fields, "prompt")
         answer = await self.exchange(request.request_id, lambda running: _post(body, running), wire.Completion)
         checks, choices, usage = Checks(self.name, request.request_id), answer.value.choices, answer.value.usage
         if len(choices) != 1:

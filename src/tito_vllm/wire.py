@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from tito_core.backend.answer import NOTHING
 from tito_core.backend.sampling import SamplingParams
 
 
@@ -30,7 +31,7 @@ class Choice(msgspec.Struct):
 
     finish_reason: str | None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw = NOTHING
     logprobs: Logprobs | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None

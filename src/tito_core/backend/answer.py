@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
@@ -15,6 +16,8 @@ from tito_core.ledger.invariants import check_logprobs, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
 _INT32_MAX = 2**31 - 1
+NOTHING = msgspec.Raw(b"null")
+"""What a field holds that an engine left out, or sent as null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Reported:
         output_ids: Sampled ids; None where it left them out.
         logprobs: One for each of them.
         logprob_ids: The ids that it says the logprobs belong to.
-        echoed: The prompt ids that it says it saw.
+        echoed: The prompt ids that it says it saw, not decoded; `NOTHING` where it left them out.
         prompt_tokens: Its count of them.
         completion_tokens: Its count of sampled tokens.
         cached_tokens: Prompt tokens from the prefix cache, or None.
@@ -40,7 +43,7 @@ class Reported:
     output_ids: Sequence[int] | None
     logprobs: Sequence[float | None] | None
     logprob_ids: Sequence[int | str]
-    echoed: Sequence[int] | None
+    echoed: msgspec.Raw
     prompt_tokens: int | None
     completion_tokens: int
     cached_tokens: int | None
@@ -69,7 +72,7 @@ class Checks:
             ProtocolViolationError: Something does not agree; the sentence holds both values.
         """
         finish = self._finish(said)
-        self._echo(request.input_ids, said.echoed)
+        self._echo(request, said.echoed)
         ids, logprobs = self._output(said, request)
         self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
         self._count("completion_tokens", said.completion_tokens, len(ids))
@@ -128,7 +131,15 @@ class Checks:
             f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length'."
         )
 
-    def _echo(self, sent: TokenIds, echoed: Sequence[int] | None) -> None:
+    def _echo(self, request: TokenRequest, raw: msgspec.Raw) -> None:
+        """Compare the echo with the text that was sent; it is decoded only when they differ, perhaps in blanks."""
+        if request.text is not None and request.text.is_echoed_in(memoryview(raw)):
+            return
+        try:
+            echoed = msgspec.json.decode(raw, type=list[int] | None)
+        except msgspec.DecodeError as error:
+            raise self.violation(f"Law 4: the echo of the prompt is no list of ids: {error}.") from error
+        sent = request.input_ids
         if echoed is None:
             raise self.violation(
                 "Law 4: the server did not echo the prompt ids, so nothing proves what it saw: "

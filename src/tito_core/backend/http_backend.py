@@ -22,6 +22,7 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ProtocolViolationError,
 )
+from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
@@ -106,7 +107,9 @@ class HttpBackend(ABC):
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         check_sampling(request.sampling, info.vocab_size, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
-        return await self._generate(info, replace(request, input_ids=ids, sampling=request.sampling.within(room)))
+        text = request.text or IdText.of(ids)
+        checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
+        return await self._generate(info, checked, text)
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
@@ -120,7 +123,7 @@ class HttpBackend(ABC):
     async def _discover(self) -> EngineInfo: ...
 
     @abstractmethod
-    async def _generate(self, info: EngineInfo, request: TokenRequest) -> TokenResponse: ...
+    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse: ...
 
     @abstractmethod
     async def _scored(

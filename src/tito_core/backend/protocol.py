@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, VersionSpan
@@ -41,11 +42,13 @@ class TokenRequest:
         input_ids: The whole prompt, int32, shape (p,).
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Ours, unique; the engine aborts by it.
+        text: The prompt as it travels, where somebody kept it; written anew when None.
     """
 
     input_ids: TokenIds
     sampling: SamplingParams
     request_id: str
+    text: IdText | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

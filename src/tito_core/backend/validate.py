@@ -35,15 +35,16 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         raise BadRequestError(
             f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
         )
-    wrong = np.flatnonzero((ids < 0) | (ids > (_INT32_MAX if vocab_size is None else vocab_size - 1)))
-    if len(wrong):
+    highest = _INT32_MAX if vocab_size is None else vocab_size - 1
+    if ids.min() < 0 or ids.max() > highest:
+        wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
             f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
             "not sent: does the tokenizer belong to the model that the server runs?",
             backend=backend,
         )
-    return ids.astype(np.int32)
+    return ids.astype(np.int32, copy=False)
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:

@@ -22,8 +22,51 @@ _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 
+class ColumnViews:
+    """The columns that lie in one turn's buffer, whose length is checked."""
+
+    __slots__ = ()
+    prompt: int
+    output: int
+    buffer: bytes
+
+    def __post_init__(self) -> None:
+        expected = 5 * self.prompt + 8 * self.output
+        if len(self.buffer) != expected or self.prompt < 0 or self.output < 0:
+            raise LawViolationError(
+                2,
+                f"columns of {self.prompt} prompt and {self.output} output tokens take {expected} bytes, "
+                f"found {len(self.buffer)}.",
+            )
+
+    @property
+    def ids(self) -> TokenIds:
+        """Ids of prompt and output, shape (p + n,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt + self.output)
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """Ids of the delta, shape (p,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt)
+
+    @property
+    def output_ids(self) -> TokenIds:
+        """Ids that the engine reported, shape (n,)."""
+        return np.frombuffer(self.buffer, _ID, self.output, 4 * self.prompt)
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """One for each of `output_ids`, shape (n,)."""
+        return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
+
+    @property
+    def prompt_provenance(self) -> Provenances:
+        """One value for each of `prompt_ids`, shape (p,)."""
+        return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class Columns(ColumnViews):
     """The columns of one turn's own tokens, in one immutable buffer: 5 bytes a prompt token, 8 an output token.
 
     Little-endian, without gaps: ids (int32) of the prompt tokens and then of the output, the output's logprobs
@@ -38,15 +81,6 @@ class Columns:
     prompt: int
     output: int
     buffer: bytes
-
-    def __post_init__(self) -> None:
-        expected = 5 * self.prompt + 8 * self.output
-        if len(self.buffer) != expected or self.prompt < 0 or self.output < 0:
-            raise LawViolationError(
-                2,
-                f"columns of {self.prompt} prompt and {self.output} output tokens take {expected} bytes, "
-                f"found {len(self.buffer)}.",
-            )
 
     @classmethod
     def pack(
@@ -73,31 +107,6 @@ class Columns:
         with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which law 4 refuses by name
             parts = (ids, answer, scores.astype(_LOGPROB, copy=False), provenance)
         return cls(len(ids), len(answer), b"".join([part.tobytes() for part in parts]))
-
-    @property
-    def ids(self) -> TokenIds:
-        """Ids of prompt and output, shape (p + n,)."""
-        return np.frombuffer(self.buffer, _ID, self.prompt + self.output)
-
-    @property
-    def prompt_ids(self) -> TokenIds:
-        """Ids of the delta, shape (p,)."""
-        return np.frombuffer(self.buffer, _ID, self.prompt)
-
-    @property
-    def output_ids(self) -> TokenIds:
-        """Ids that the engine reported, shape (n,)."""
-        return np.frombuffer(self.buffer, _ID, self.output, 4 * self.prompt)
-
-    @property
-    def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
-        return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
-
-    @property
-    def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
-        return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,8 @@ from tito_core.ledger.turn import Turn
 DIGEST_BYTES = 16
 PATHS = 64
 """Paths that are kept as one list each, those of the latest answers."""
+LONG = 128
+"""Messages from which on a path's copies are laid side by side."""
 
 
 class Entry:
@@ -87,6 +89,7 @@ class Histories:
         self._root = Entry(None, None, b"")
         self._entries: dict[int, Entry] = {}
         self._paths: dict[Entry, list[Any]] = {}
+        self._packed = LONG
         self._loaded: dict[bytes, list[int]] = {}
         self._unindexed: list[Turn] = []
 
@@ -153,6 +156,7 @@ class Histories:
             self._loaded.setdefault(entry.digest, []).append(index)
         self._entries.clear()
         self._paths.clear()
+        self._packed = LONG
         self._root = Entry(None, None, b"")
 
     def entries(self) -> Iterator[Entry]:
@@ -183,6 +187,19 @@ class Histories:
         self._paths[entry] = path
         if len(self._paths) > PATHS:
             del self._paths[next(iter(self._paths))]
+        if len(path) > self._packed and len(self._paths) == 1:  # others would keep the copies that lie apart
+            self._pack(entry, path)
+
+    def _pack(self, entry: Entry, path: list[Any]) -> None:
+        """Copy a long path's messages anew, so that they lie side by side in memory.
+
+        They came one by one, with everything else that a turn allocates between them; a comparison then waits for
+        memory most of the time. Done each time that the path has grown by a quarter.
+        """
+        path[:] = [strict(message) for message in path]
+        for above, message in zip(entry.upward(), reversed(path), strict=True):
+            above.message = message
+        self._packed = len(path) + len(path) // 4
 
     def _index_loaded(self) -> None:
         for turn in self._unindexed:

@@ -14,7 +14,7 @@ import numpy as np
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, is_output
-from tito_core.ledger.trajectory import Trajectory
+from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, MediaSpan, Turn, VersionSpan
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ SENTINEL_LOGPROB = -9999.0
 """What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`); never a measurement."""
 ROUNDING = 1e-4
 """How far above 0 float32 rounding may put the logprob of a certain token, in nats."""
+_OF_PROMPTS = bytes(range(Provenance.INSERTED + 1))
+PIECE = 16
+"""Turns of a path whose columns are put together and checked at once."""
 
 
 def check_ledger(ledger: Ledger) -> None:
@@ -36,12 +39,14 @@ def check_ledger(ledger: Ledger) -> None:
         check_branch(turn, first=turn.parent not in extended)
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
-    for trajectory in ledger.iter_trajectories():
-        if not _sound_values(trajectory):  # all its turns at once; one by one only to name what is wrong
-            for turn in trajectory.path:
-                check_values(turn.draft, turn=turn.index)
-        check_alignment(trajectory)
-        count_trained(trajectory, trained)
+    for path, context in ledger.iter_paths():
+        for start in range(0, len(path), PIECE):  # columns of a whole path would be new pages, which cost more
+            piece = assemble(path[start : start + PIECE], context=context, train_constrained=False)
+            if not _is_sound(piece):  # all its turns at once; one by one only to name what is wrong
+                for turn in piece.path:
+                    check_values(turn.draft, turn=turn.index)
+                check_alignment(piece)
+            count_trained(piece, trained)
     check_trained_once(turns, trained)
     for note in ledger.annotations:
         if note.turn is not None and not 0 <= note.turn < len(turns):
@@ -61,19 +66,25 @@ def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
 
 
 def check_values(draft: Draft, *, turn: int) -> None:
-    """Check laws 2, 3 and 4 on the columns of one turn: ids, the delta's provenance, logprobs."""
-    for name, ids in (("delta", draft.prompt_ids), ("output", draft.output_ids)):
-        if len(ids) and int(ids.min()) < 0:
-            offset = int(np.argmin(ids))
-            raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[offset])} at offset {offset} is negative.")
-    provenance = draft.prompt_provenance
-    if len(provenance) and int(provenance.max()) > Provenance.INSERTED:
+    """Check laws 2, 3 and 4 on the columns of one turn: ids, the delta's provenance, logprobs.
+
+    What holds is told from the bytes, which for a turn's few tokens takes less than NumPy takes to begin.
+    """
+    columns = draft.columns
+    ids_end = 4 * (columns.prompt + columns.output)
+    if not columns.buffer[3:ids_end:4].isascii():  # the byte with the sign
+        for name, ids in (("delta", columns.prompt_ids), ("output", columns.output_ids)):
+            if len(ids) and int(ids.min()) < 0:
+                offset = int(np.argmin(ids))
+                raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[offset])} at offset {offset} is negative.")
+    if columns.buffer[ids_end + 4 * columns.output :].translate(None, _OF_PROMPTS):
+        provenance = columns.prompt_provenance
         offset = int(np.argmax(provenance > Provenance.INSERTED))
         found = int(provenance[offset])
         raise LawViolationError(
             3, f"turn {turn}: delta token {offset} has provenance {found}; only the engine's output may."
         )
-    check_logprobs(draft.logprobs, turn=turn)
+    check_logprobs(columns.logprobs, turn=turn)
 
 
 def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
@@ -85,16 +96,18 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             f"turn {turn}: the engine reported a prompt of {draft.prompt_length} tokens, "
             f"the ledger holds {expected} ({path_length} of the path and {draft.columns.prompt} of the delta).",
         )
-    check_versions(draft.engine.versions, draft.columns.output, turn=turn)
+    output = draft.columns.output
+    check_versions(draft.engine.versions, output, turn=turn)
     for call in draft.calls:
-        if not 0 <= call.start <= call.stop <= draft.columns.output:
+        if not 0 <= call.start <= call.stop <= output:
             raise LawViolationError(
-                9,
-                f"turn {turn}: a call spans output tokens {call.start}:{call.stop}, of {draft.columns.output}.",
+                9, f"turn {turn}: a call spans output tokens {call.start}:{call.stop}, of {output}."
             )
-    for name, column in draft.extras.items():
-        check_column(name, column, start=path_length, middle=expected, output=draft.columns.output, turn=turn)
-    check_media(draft.media, start=path_length, stop=expected, turn=turn)
+    if draft.extras:
+        for name, column in draft.extras.items():
+            check_column(name, column, start=path_length, middle=expected, output=output, turn=turn)
+    if draft.media:
+        check_media(draft.media, start=path_length, stop=expected, turn=turn)
 
 
 def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = None) -> None:
@@ -111,7 +124,7 @@ def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = N
 
 def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn: int | None = None) -> None:
     """Check law 10: the spans tile the output exactly."""
-    if len(versions) == 1 and versions[0][:2] == (0, output_length):
+    if len(versions) == 1 and versions[0].start == 0 and versions[0].stop == output_length:
         return
     where = "the answer" if turn is None else f"turn {turn}"
     at = 0
@@ -180,6 +193,8 @@ def check_branch(turn: Turn, *, first: bool) -> None:
         first: Whether it is the first root, or the first turn after its parent.
     """
     branch = turn.draft.branch
+    if first and branch is None:
+        return
     where = "the first root" if turn.parent is None else f"the first turn after turn {turn.parent}"
     if first and branch is not None:
         raise LawViolationError(8, f"turn {turn.index}: it is {where}, and yet a branch ({branch}).")
@@ -211,10 +226,11 @@ def count_trained(trajectory: Trajectory, trained: Counter[int]) -> None:
     """Add the tokens with loss mask 1 of each turn, and check law 3: they are all output."""
     if np.any(trajectory.loss_mask > is_output(trajectory.provenance)):
         raise LawViolationError(3, "a token that the engine did not report as output has loss mask 1.")
-    at = 0
+    at, mask = 0, trajectory.loss_mask
     for turn in trajectory.path:
-        trained[turn.index] += int(np.count_nonzero(trajectory.loss_mask[at : turn.path_length]))
-        at = turn.path_length
+        end = at + turn.own_length
+        trained[turn.index] += int(np.count_nonzero(mask[at:end]))
+        at = end
 
 
 def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
@@ -229,12 +245,18 @@ def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
 
 def _sound_logprobs(values: Logprobs) -> bool:
     """Tell whether all are log-probabilities; NaN makes both bounds NaN, which fails both comparisons."""
-    return not len(values) or bool(values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING)
+    if not len(values):
+        return True
+    return bool(np.minimum.reduce(values) > SENTINEL_LOGPROB and np.maximum.reduce(values) <= ROUNDING)
 
 
-def _sound_values(trajectory: Trajectory) -> bool:
-    """Tell whether `check_values` holds on every turn of a path: ids, and log-probabilities just where output is."""
-    logprobs = trajectory.logprobs
-    sound = (logprobs > SENTINEL_LOGPROB) & (logprobs <= ROUNDING)  # NaN is neither
-    in_place = np.array_equal(sound, is_output(trajectory.provenance))
-    return in_place and (not len(logprobs) or int(trajectory.token_ids.min()) >= 0)
+def _is_sound(trajectory: Trajectory) -> bool:
+    """Tell whether `check_values` holds on every turn of a path, and `check_alignment` on its columns."""
+    logprobs, n = trajectory.logprobs, len(trajectory.token_ids)
+    if not len(trajectory.loss_mask) == len(logprobs) == n == sum([turn.own_length for turn in trajectory.path]):
+        return False
+    in_place = np.array_equal(np.isfinite(logprobs), is_output(trajectory.provenance))
+    if not in_place or not n or int(trajectory.token_ids.min()) < 0:
+        return in_place and not n
+    # what is no number is left out by these two, and is where no output is
+    return not (np.fmin.reduce(logprobs) <= SENTINEL_LOGPROB or np.fmax.reduce(logprobs) > ROUNDING)

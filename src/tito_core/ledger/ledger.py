@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -81,10 +81,10 @@ class Ledger:
         """
         ledger = cls(header.uuid)
         ledger.header = header
-        for draft in drafts:
+        for index, draft in enumerate(drafts):
             turn = ledger._place(draft)
             ledger._append(turn)
-            if turn.index in (draft.sampling.first, draft.engine.server.first):
+            if draft.sampling.first == index or draft.engine.server.first == index:
                 ledger._sharing.keep(turn)
         ledger._histories.load(ledger._turns)
         ledger.call_ids = CallIds(header.uuid, max((turn.draft.call_ids for turn in ledger._turns), default=0))
@@ -225,11 +225,16 @@ class Ledger:
 
     def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
         """Flatten one root-to-leaf path after the other; a shared turn is trained in the first one only (law 3)."""
+        for path, context in self.iter_paths():
+            yield assemble(path, context=context, train_constrained=train_constrained)
+
+    def iter_paths(self) -> Iterator[tuple[list[Turn], Set[int]]]:
+        """Yield the turns of one root-to-leaf path after the other, and those turns that an earlier path has."""
         seen: set[int] = set()
         for leaf in self.leaves():
             path = self.path(leaf)
-            yield assemble(path, context=frozenset(seen), train_constrained=train_constrained)
-            seen.update(turn.index for turn in path)
+            yield path, seen
+            seen.update([turn.index for turn in path])
 
     def trajectories(self, *, train_constrained: bool = False) -> list[Trajectory]:
         """List every root-to-leaf path, as `iter_trajectories` gives them."""
@@ -243,11 +248,11 @@ class Ledger:
 
     def _place(self, draft: Draft) -> Turn:
         """Give the turn that a draft would become; the ledger does not change."""
-        index = len(self._turns)
-        if draft.parent is not None and not 0 <= draft.parent < index:
-            raise IndexError(f"Turn {index} cannot follow turn {draft.parent}: the ledger holds {index} turns.")
-        length = self.path_length(draft.parent) + draft.columns.prompt + draft.columns.output
-        return Turn(index, draft, length)
+        index, parent, columns = len(self._turns), draft.parent, draft.columns
+        if parent is not None and not 0 <= parent < index:
+            raise IndexError(f"Turn {index} cannot follow turn {parent}: the ledger holds {index} turns.")
+        before = 0 if parent is None else self._turns[parent].path_length
+        return Turn(index, draft, before + columns.prompt + columns.output)
 
     def _linked(self, draft: Draft) -> Draft:
         """Say why a draft branches that did not when it was prepared: others committed meanwhile (law 8)."""

@@ -15,7 +15,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._samplings: list[tuple[Any, Sampling]] = []
-        self._servers: dict[tuple[str, ...], Server] = {}
+        self._servers: dict[tuple[Any, ...], Server] = {}
         self._versions: dict[str | None, str | None] = {}
 
     def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
@@ -27,13 +27,9 @@ class Sharing:
             server = Server(
                 draft.engine.server.backend, draft.engine.server.model, draft.engine.server.semantics, index
             )
-        spans = [
-            VersionSpan(span.start, span.stop, self._versions.setdefault(span.version, span.version))
-            for span in draft.engine.versions
-        ]
-        engine = EngineRecord(
-            server, draft.engine.request_id, draft.engine.latency_s, draft.engine.cached_tokens, tuple(spans)
-        )
+        said, version = draft.engine, self._versions.setdefault
+        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in said.versions]
+        engine = EngineRecord(server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans))
         sampling = Sampling(deepcopy(parameters), index) if known is None else known
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
 
@@ -46,7 +42,7 @@ class Sharing:
             self._servers[_key(server)] = server
 
 
-def _key(server: Server) -> tuple[str, ...]:
+def _key(server: Server) -> tuple[Any, ...]:
     semantics = server.semantics
-    facts = (semantics.processed, semantics.temperature, semantics.adjusted, semantics.source)
-    return server.backend, server.model, *map(repr, facts)
+    said = (semantics.processed, semantics.temperature, semantics.adjusted)
+    return server.backend, server.model, semantics.source, *said, *map(type, said)  # 1, 1.0 and True are three

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -119,30 +119,34 @@ class Trajectory:
         return whole
 
 
-_BYTE = {kind: bytes([kind]) for kind in Provenance}
 _NAN = np.float32(np.nan).astype("<f4").tobytes()
+_SAMPLED, _CONSTRAINED = bytes([Provenance.SAMPLED]), bytes([Provenance.CONSTRAINED])
 
 
-def assemble(path: Sequence[Turn], *, context: frozenset[int], train_constrained: bool) -> Trajectory:
-    """Flatten a root-to-leaf path; turns in `context` keep provenance and logprobs but get mask 0.
+def assemble(path: Sequence[Turn], *, context: Set[int], train_constrained: bool) -> Trajectory:
+    """Flatten a root-to-leaf path, or a piece of one; turns in `context` keep provenance and logprobs but get mask 0.
 
     The columns are put together as bytes, which for the few hundred tokens of a turn costs a third of what arrays do.
     """
-    ids, masks, provenances, logprobs = [], [], [], []
+    ids: list[bytes] = []
+    masks: list[bytes] = []
+    provenances: list[bytes] = []
+    logprobs: list[bytes] = []
     for turn in path:
-        columns, kind = turn.draft.columns, turn.output_provenance
-        trained = turn.index not in context and (kind == Provenance.SAMPLED or train_constrained)
+        columns, constrained = turn.draft.columns, turn.draft.constrained
         prompt, output, buffer = columns.prompt, columns.output, columns.buffer
         scores = 4 * (prompt + output)
+        end = scores + 4 * output
+        trained = (train_constrained or not constrained) and turn.index not in context
         ids.append(buffer[:scores])
-        masks += [bytes(prompt), (b"\1" if trained else b"\0") * output]
-        provenances += [buffer[scores + 4 * output :], _BYTE[kind] * output]
-        logprobs += [_NAN * prompt, buffer[scores : scores + 4 * output]]
+        masks += (bytes(prompt), (b"\1" if trained else b"\0") * output)
+        provenances += (buffer[end:], (_CONSTRAINED if constrained else _SAMPLED) * output)
+        logprobs += (_NAN * prompt, buffer[scores:end])
     return Trajectory(
         path=tuple(path),
         token_ids=np.frombuffer(b"".join(ids), "<i4"),
         loss_mask=np.frombuffer(b"".join(masks), np.uint8),
         logprobs=np.frombuffer(b"".join(logprobs), "<f4"),
         provenance=np.frombuffer(b"".join(provenances), np.uint8),
-        context_turns=context.intersection(turn.index for turn in path),
+        context_turns=frozenset([turn.index for turn in path if turn.index in context]),
     )

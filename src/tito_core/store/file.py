@@ -19,7 +19,7 @@ from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
-from tito_core.store.frames import PREAMBLE, Frame, Kind, expect_preamble, framed
+from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, expect_preamble, framed
 from tito_core.store.index import Index, packed
 from tito_core.store.records import Hook, Loader, SchemaError, expect_readable, record_of, turn_record
 
@@ -109,11 +109,12 @@ class LedgerFile:
             found = self._known().records(uuid)
             if found is None:
                 raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
-            header, turns, annotations = (self._read(found[kind]) for kind in Kind)
-        if not header:
+            headers, turns, annotations = (tuple(found[kind]) for kind in Kind)
+        if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
         with _without_collector():
-            ledger = Loader(_decoding).ledger(header[0], turns, annotations)
+            header = next(self._read(headers[:1]))
+            ledger = Loader(_decoding).ledger(header, self._read(turns), self._read(annotations))
             if ledger.uuid != uuid:
                 raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
             if check:
@@ -198,8 +199,8 @@ class LedgerFile:
             return
         last = min(len(ledger), len(found[Kind.TURN])) - 1
         ours = [_ENCODER.encode(record_of(ledger.header)), *([_payload(ledger[last])] if last >= 0 else [])]
-        theirs = self._read(found[Kind.HEADER][:1]) + self._read(found[Kind.TURN][last : last + 1] if last >= 0 else [])
-        if ours != [bytes(payload) for payload in theirs]:
+        theirs = found[Kind.HEADER][:1] + (found[Kind.TURN][last : last + 1] if last >= 0 else [])
+        if list(map(_canonical, ours)) != list(map(_canonical, self._read(theirs))):
             raise SchemaError(
                 f"{self.path} has another ledger under the name {ledger.uuid}, or another copy of it went on: its "
                 f"{'turn ' + str(last) if last >= 0 else 'header'} differs. Load it from the file before going on."
@@ -228,15 +229,20 @@ class LedgerFile:
             self._index.scan(self._file)
             return self._index
 
-    def _read(self, frames: Sequence[Frame]) -> list[memoryview]:
-        """Read payloads: at once where they lie together, as those of a finished ledger do."""
-        if not frames:
-            return []
-        start, stop = frames[0].offset, frames[-1].offset + frames[-1].length
-        if stop - start > 2 * sum(frame.length for frame in frames):
-            return [memoryview(os.pread(self._file.fileno(), frame.length, frame.offset)) for frame in frames]
-        block = memoryview(os.pread(self._file.fileno(), stop - start, start))
-        return [block[frame.offset - start : frame.offset - start + frame.length] for frame in frames]
+    def _read(self, frames: Sequence[Frame]) -> Iterator[memoryview]:
+        """Read payloads, several at once where they lie together, as those of a finished ledger do."""
+        first = 0
+        while first < len(frames):
+            start = stop = frames[first].offset
+            last = first
+            for _, _, offset, length in frames[first:]:
+                if last > first and (offset + length - start > BLOCK or offset - stop > length):
+                    break
+                stop, last = offset + length, last + 1
+            block = memoryview(os.pread(self._file.fileno(), stop - start, start))
+            for _, _, offset, length in frames[first:last]:
+                yield block[offset - start : offset - start + length]
+            first = last
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -284,6 +290,11 @@ def _without_collector() -> Iterator[None]:
 
 def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=hook).decode
+
+
+def _canonical(payload: bytes | memoryview) -> bytes:
+    """Give a record with its keys in one order: a copy that came by JSON has them in another."""
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")
 
 
 def _payload(turn: Turn) -> bytes:

@@ -81,44 +81,77 @@ def frames(file: BinaryIO, start: int, path: str | os.PathLike[str]) -> Iterator
     Raises:
         SchemaError: A record is damaged. Nothing is cut away, since it was whole once.
     """
-    file.seek(start)
-    block, at = b"", 0  # what is read of the file, and where in it the next record begins
-    while True:
-        if len(block) - at < HEAD_BYTES:
-            block, start, at = block[at:] + file.read(BLOCK), start + at, 0
-            if len(block) < HEAD_BYTES:
-                return
+    window = _Window(file, start)
+    while window.hold(HEAD_BYTES):
+        at, block = window.at, window.view
         length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
         if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
-            if any(block[at + HEAD_BYTES :]) or not _only_zeros(file):  # a head cut short, and zeros, are torn too
-                raise _damaged(path, start + at)
+            if not window.only_zeros_after(HEAD_BYTES):  # a head cut short, and zeros, are torn too
+                raise _damaged(path, window.offset)
             return
-        begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
-        if len(block) < end:
-            block, start, at = block[at:] + file.read(max(BLOCK, end - len(block))), start + at, 0
-            if len(block) < HEAD_BYTES + length:
+        size = HEAD_BYTES + length
+        if window.stop - at < size:
+            if not window.hold(size):
                 return
-            begin, end = HEAD_BYTES, HEAD_BYTES + length
-        if zlib.crc32(block[begin:end]) != checksum:
-            was_whole = block[end - 1] != 0  # what a power cut left unwritten is zeros up to the end
-            if was_whole or any(block[end:]) or not _only_zeros(file):
-                raise _damaged(path, start + at)
+            at, block = window.at, window.view
+        if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
+            was_whole = block[at + size - 1] != 0  # what a power cut left unwritten is zeros up to the end
+            if was_whole or not window.only_zeros_after(size):
+                raise _damaged(path, window.offset)
             return
         if kind not in _KINDS:
             raise SchemaError(
-                f"{Path(path)} holds a record of unknown kind {kind} at byte {start + at}: upgrade strands-tito to "
+                f"{Path(path)} holds a record of unknown kind {kind} at byte {window.offset}: upgrade strands-tito to "
                 "read it."
             )
-        yield Frame(_KINDS[kind], uuid, start + begin, length)
-        at = end
+        yield Frame(_KINDS[kind], uuid, window.offset + HEAD_BYTES, length)
+        window.at = at + size
 
 
-def _only_zeros(file: BinaryIO) -> bool:
-    """Tell whether nothing but zeros comes to the end of the file; leaves the file there."""
-    while chunk := file.read(1 << 20):
-        if any(chunk):
+class _Window:
+    """What is held of a file that is read from `start` to its end: one buffer, into which the file is read.
+
+    Attributes:
+        view: The buffer.
+        at: Where in it the next record begins.
+        stop: Where in it what was read ends.
+    """
+
+    def __init__(self, file: BinaryIO, start: int) -> None:
+        file.seek(start)
+        self._file = file
+        self._start = start  # offset in the file of the buffer's first byte
+        self.view = memoryview(bytearray(BLOCK))
+        self.at = self.stop = 0
+
+    @property
+    def offset(self) -> int:
+        """Where in the file the next record begins."""
+        return self._start + self.at
+
+    def hold(self, size: int) -> bool:
+        """Hold so many bytes of the next record; False when the file ends before."""
+        if self.stop - self.at >= size:
+            return True
+        tail = self.view[self.at : self.stop]
+        view = self.view if size <= len(self.view) else memoryview(bytearray(size + BLOCK))
+        view[: len(tail)] = tail
+        self.view, self._start, self.at, self.stop = view, self._start + self.at, 0, len(tail)
+        while self.stop < size:
+            count = self._file.readinto(view[self.stop :])  # type: ignore[attr-defined]
+            if not count:
+                return False
+            self.stop += count
+        return True
+
+    def only_zeros_after(self, size: int) -> bool:
+        """Tell whether nothing but zeros comes from `size` bytes into the next record to the end of the file."""
+        if any(self.view[self.at + size : self.stop]):
             return False
-    return True
+        while chunk := self._file.read(1 << 20):
+            if any(chunk):
+                return False
+        return True
 
 
 def _damaged(path: str | os.PathLike[str], at: int) -> SchemaError:

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from tito_core.store.frames import PREAMBLE, Frame, Kind, frames
 
-Records = dict[Kind, list[Frame]]
-"""The records of one ledger, each kind in the order they were written."""
+Records = tuple[list[Frame], ...]
+"""The records of one ledger by their kind, each in the order they were written."""
 
 
 class Index:
@@ -45,9 +45,7 @@ class Index:
 
     def scan(self, file: BinaryIO) -> None:
         """Take up the whole records that the file has beyond `end`, from whomever."""
-        for frame in frames(file, self.end, self._path):
-            self._keep(frame)
-            self.end = frame.offset + frame.length
+        self.add(frames(file, self.end, self._path))
 
     def parsed(self, data: bytes) -> list[Frame]:
         """Read the frames of records that are about to be appended at `end`."""
@@ -56,14 +54,12 @@ class Index:
     def add(self, added: Iterable[Frame]) -> None:
         """Take up records that were appended, without reading the disk again, which may fail where writing did not."""
         for frame in added:
-            self._keep(frame)
-            self.end = frame.offset + frame.length
-
-    def _keep(self, frame: Frame) -> None:
-        found = self._ledgers.get(frame.uuid)
-        if found is None:
-            found = self._ledgers[frame.uuid] = {kind: [] for kind in Kind}
-        found[frame.kind].append(frame)
+            kind, uuid, offset, length = frame
+            found = self._ledgers.get(uuid)
+            if found is None:
+                found = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
+            found[kind].append(frame)
+            self.end = offset + length
 
 
 def packed(uuid: str) -> bytes:

@@ -19,6 +19,7 @@ import msgspec
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Sampling, Semantics, Server, Turn
+from tito_core.store.twins import ORIGINALS, StoredDraft
 
 FORMAT = "strands-tito/ledger"
 SCHEMA = 1
@@ -90,7 +91,7 @@ def turn_record(turn: Turn, *, engine: bool = True) -> Record:
 
 
 def record_of(value: Any) -> Record:
-    """Give a dataclass as a plain value, without the fields that have their default."""
+    """Give a dataclass, or the twin of one, as a plain value, without the fields that have their default."""
     record = {}
     for name, default, factory in _defaults(value.__class__):
         found = getattr(value, name)
@@ -101,7 +102,7 @@ def record_of(value: Any) -> Record:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
+    if is_dataclass(value) or value.__class__ in ORIGINALS:
         return record_of(value)
     if isinstance(value, Enum):
         return value.value
@@ -121,7 +122,7 @@ def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ..
             nothing if field.default is MISSING else field.default,
             None if field.default_factory is MISSING else field.default_factory,
         )
-        for field in fields(kind)
+        for field in fields(ORIGINALS.get(kind, kind))
     )
 
 
@@ -144,7 +145,7 @@ class Loader:
         """
         try:
             begun: Header = self._decoding(Header, self._shared)(header)
-            read = self._decoding(Draft, self._shared)
+            read = self._decoding(StoredDraft, self._shared)
             for record in turns:
                 self._drafts.append(read(record))
             said = map(self._decoding(Annotation, self._shared), annotations)
@@ -154,13 +155,12 @@ class Loader:
 
     def _shared(self, kind: type, value: Any) -> Any:
         """Give what a turn has in common with an earlier one, or is the first to have."""
-        index = len(self._drafts)
-        if isinstance(value, int):
-            if not 0 <= value < index:
-                raise ValueError(f"It refers to turn {value}, and {index} come before it.")
-            like = self._drafts[value]
-            return like.sampling if kind is Sampling else like.engine.server
-        return _first(kind, value, index)
+        drafts = self._drafts
+        if value.__class__ is not int:
+            return _first(kind, value, len(drafts))
+        if not 0 <= value < len(drafts):
+            raise ValueError(f"It refers to turn {value}, and {len(drafts)} come before it.")
+        return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
 
 
 def expect_readable(turn: Turn, payload: bytes) -> None:
@@ -175,7 +175,7 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
         return known[kind] if isinstance(value, int) else _first(kind, value, 0)
 
     try:
-        msgspec.msgpack.decode(payload, type=Draft, dec_hook=shared)
+        msgspec.msgpack.decode(payload, type=StoredDraft, dec_hook=shared)
     except (msgspec.MsgspecError, ValueError) as error:
         raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
 

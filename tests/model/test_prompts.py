@@ -1,0 +1,53 @@
+"""What a model keeps of its prompts as text says what the ledger holds, whatever branch a turn continues."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+from typing import Any
+
+import pytest
+from support.scripted import BACKENDS, Says, model_of
+from tito_core.prompts import KEPT, Prompts
+
+FIELD = {"vllm": "prompt", "sglang": "input_ids"}
+
+
+async def ask(model: Any, messages: list[Any], text: str) -> None:
+    messages.append({"role": "user", "content": [{"text": text}]})
+    said = ""
+    async for event in model.stream(copy.deepcopy(messages)):
+        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append({"role": "assistant", "content": [{"text": said}]})
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -> None:
+    script = Says("One.", "Two.", "Three.", "Four.", "Five.")
+    model = model_of(kind, script)
+    messages: list[Any] = []
+    await ask(model, messages, "A?")
+    begun = copy.deepcopy(messages)
+    await ask(model, messages, "B?")
+    await ask(model, begun, "C?")  # leaves the first answer again, whose text was taken over
+    await ask(model, messages, "D?")
+    await ask(model, begun, "E?")
+    ledger = model.ledger
+    assert [turn.parent for turn in ledger] == [None, 0, 0, 1, 2]
+    for turn, request in zip(ledger, script.requests, strict=True):
+        expected = [*ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
+        assert list(request.prompt_ids) == expected
+        kept = model.policy.prompts.text(ledger, turn.index, turn.draft.output_ids[:0])
+        assert json.loads(kept.body({"n": 1}, FIELD[kind]))[FIELD[kind]] == ledger.path_ids(turn.index).tolist()
+
+
+async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
+    model = model_of("vllm", Says(*["Yes."] * (KEPT + 9)))
+    for number in range(KEPT + 8):
+        await ask(model, [], f"Is {number} a number?")
+    prompts: Prompts = model.policy.prompts
+    assert [len(kept) for kept in prompts._kept.values()] == [KEPT]
+    model.reset()
+    gc.collect()
+    assert not prompts._kept
