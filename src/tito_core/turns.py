@@ -95,7 +95,7 @@ def prepare(
     complete = policy.sampling(sampling).within(room)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
     text = policy.prompts.text(ledger, place.parent, delta.ids)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, text), tools)
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
 
 
 def opened(before: Draft) -> Opened:

@@ -8,37 +8,35 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
-from tito_core.backend.errors import BadRequestError
-from tito_core.backend.http_backend import Answer, HttpBackend
+from tito_core.backend.errors import AuthenticationError
+from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import wire
+from tito_sglang.admin import SGLangAdmin
 
 
-class SGLangBackend(HttpBackend):
+class SGLangBackend(SGLangAdmin):
     """Speaks to one SGLang server. Arguments: see `HttpBackend`."""
 
     name = "sglang"
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        weights = await self.get_if_there("/model_info", wire.ModelInfo) or wire.ModelInfo()
         loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
         length = wire.usable_length(model.max_model_len, loads)
-        return EngineInfo(
-            self.name, model.id, length, loads.version, weights.weight_version, vocab_size=await self._vocab_size()
-        )
+        weights = await self.weight_version()
+        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=await self._vocab_size())
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
         probe = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(wire.NO_TOKEN): 0.0}}}
-        try:
-            await self.http.send(HttpRequest("/generate", msgspec.json.encode(probe)))
-        except BadRequestError as error:
-            return wire.vocab_size_in(error.body)
-        return None
+        refused = await self.refusal("/generate", msgspec.json.encode(probe))
+        if isinstance(refused, AuthenticationError):
+            raise refused
+        return None if refused is None else wire.vocab_size_in(refused.body)
 
     async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
         fields = {
@@ -46,7 +44,7 @@ class SGLangBackend(HttpBackend):
             "logprob_start_len": -1,
             "return_prompt_token_ids": True,
         }
-        answer = await self._ask(request.request_id, fields, prompt)
+        answer = await self._ask(request.request_id, fields, prompt, request.session_id)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -74,10 +72,14 @@ class SGLangBackend(HttpBackend):
         answer = await self._ask(request_id, fields, IdText.of(ids))
         return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
 
-    async def _ask(self, request_id: str, fields: dict[str, Any], prompt: IdText) -> Answer[wire.Generation]:
+    async def _ask(
+        self, request_id: str, fields: dict[str, Any], prompt: IdText, session: str | None = None
+    ) -> Answer[wire.Generation]:
+        headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
+
         def prepare(running: str) -> HttpRequest:
             complete = {**fields, "return_logprob": True, "stream": False, "rid": running}
-            return HttpRequest("/generate", prompt.body(complete, "input_ids"))
+            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
         return await self.exchange(request_id, prepare, wire.Generation)
 

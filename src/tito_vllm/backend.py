@@ -1,25 +1,28 @@
-"""vLLM as a backend: token ids in and out over `/v1/completions`."""
+"""vLLM as a backend: token ids in and out over `/inference/v1/generate`, or `/v1/completions` where that is closed."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import TypedDict, TypeVar
 
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
+from tito_vllm.admin import VLLMAdmin
 
-_PATH = "/v1/completions"
+C = TypeVar("C", wire.Choice, wire.Generated)
+_COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
-class VLLMBackend(HttpBackend):
+class VLLMBackend(VLLMAdmin):
     """Speaks to one vLLM server. Arguments: see `HttpBackend`."""
 
     name = "vllm"
@@ -27,9 +30,64 @@ class VLLMBackend(HttpBackend):
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
         version = await self.get_if_there("/version", wire.Version)
-        return EngineInfo(self.name, model.id, model.max_model_len, version.version if version else None)
+        return EngineInfo(
+            self.name,
+            model.id,
+            model.max_model_len,
+            version.version if version else None,
+            await self.weight_version(),
+            endpoints=(_GENERATE, _COMPLETIONS) if await self._is_open(model.id) else (_COMPLETIONS,),
+        )
+
+    async def _is_open(self, model: str) -> bool:
+        """Tell whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
+
+        Without `--enable-scale-out` 0.32 answers 403, and 0.30 404.
+        """
+        probe = {"model": model, "token_ids": [], "sampling_params": {"max_tokens": 1}}
+        refused = await self.refusal(_GENERATE, msgspec.json.encode(probe))
+        if refused is not None and refused.status == 401:
+            raise refused
+        return refused is None or refused.status not in (403, 404, 405)
 
     async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
+        ask = self._generated if info.endpoints[0] == _GENERATE else self._completed
+        said, answer = await ask(info, request, prompt)
+        checks = Checks(self.name, request.request_id)
+        return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
+
+    async def _generated(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+    ) -> tuple[Reported, Answer[wire.Generation]]:
+        """Ask the endpoint made for tokens, the only one that tells weight versions."""
+        fields = {
+            "model": info.model,
+            "sampling_params": {**wire.sampling_fields(request.sampling), "n": 1, "logprobs": 0},
+            "stream": False,
+            "return_token_ids": True,
+        }
+        body = prompt.body(fields, "token_ids")
+        answer = await self.exchange(
+            request.request_id, lambda running: _post(_GENERATE, body, running, request.session_id), wire.Generation
+        )
+        choice = self._only(answer.value.choices, request)
+        content = choice.logprobs.content if choice.logprobs else None
+        spans = [(span.start, span.end, span.version) for span in choice.weight_versions or ()]
+        return Reported(
+            finish=choice.finish_reason,
+            stop=_stop(choice),
+            output_ids=choice.token_ids,
+            logprobs=None if content is None else [entry.logprob for entry in content],
+            logprob_ids=[entry.id for entry in content or ()],
+            echoed=answer.value.prompt_token_ids,
+            spans=spans,
+            **_usage(answer.value.usage),
+        ), answer
+
+    async def _completed(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+    ) -> tuple[Reported, Answer[wire.Completion]]:
+        """Ask the OpenAI endpoint, which every server has; it does not tell weight versions."""
         fields = {
             **wire.sampling_fields(request.sampling),
             "model": info.model,
@@ -40,24 +98,26 @@ class VLLMBackend(HttpBackend):
             "return_tokens_as_token_ids": True,
         }
         body = prompt.body(fields, "prompt")
-        answer = await self.exchange(request.request_id, lambda running: _post(body, running), wire.Completion)
-        checks, choices, usage = Checks(self.name, request.request_id), answer.value.choices, answer.value.usage
-        if len(choices) != 1:
-            raise checks.violation(f"Law 4: one completion was asked for, {len(choices)} came.")
-        choice, logprobs = choices[0], choices[0].logprobs
-        said = Reported(
+        answer = await self.exchange(
+            request.request_id, lambda running: _post(_COMPLETIONS, body, running, request.session_id), wire.Completion
+        )
+        choice = self._only(answer.value.choices, request)
+        logprobs = choice.logprobs
+        return Reported(
             finish=choice.finish_reason,
             stop=_stop(choice),
             output_ids=choice.token_ids,
             logprobs=logprobs.token_logprobs if logprobs else None,
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
             echoed=choice.prompt_token_ids,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None,
-            # /v1/completions does not tell weight versions
-        )
-        return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
+            **_usage(answer.value.usage),
+        ), answer
+
+    def _only(self, choices: list[C], request: TokenRequest) -> C:
+        if len(choices) != 1:
+            problem = f"Law 4: one completion was asked for, {len(choices)} came."
+            raise Checks(self.name, request.request_id).violation(problem)
+        return choices[0]
 
     async def _scored(
         self, info: EngineInfo, ids: TokenIds, request_id: str
@@ -66,26 +126,42 @@ class VLLMBackend(HttpBackend):
         body = msgspec.json.encode(
             {"model": info.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         )
-        answer = await self.exchange(request_id, lambda running: _post(body, running), wire.Completion)
+        answer = await self.exchange(request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion)
         entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
         return [wire.score_of(entry) for entry in entries]
 
     async def abort(self, request_id: str) -> None:
-        """Abort by the server's id; an unknown id does nothing.
+        """Abort by the server's ids, one an endpoint; an unknown id does nothing.
 
         Only a server with `--enable-scale-out` has the call. For others a closed connection is the abort, and of a
         lost request it has been closed by now.
         """
-        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0"]})
+        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         with contextlib.suppress(AuthenticationError, BadRequestError):
             await self.http.send_once(HttpRequest("/inference/v1/abort_requests", body))
 
 
-def _post(body: bytes, running: str) -> HttpRequest:
-    return HttpRequest(_PATH, body, {"X-Request-Id": running})
+def _post(path: str, body: bytes, running: str, session: str | None = None) -> HttpRequest:
+    """Name the try for the server, and the session for vLLM's router."""
+    return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})})
 
 
-def _stop(choice: wire.Choice) -> int | str | None:
+class _Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+def _usage(usage: wire.Usage) -> _Usage:
+    details = usage.prompt_tokens_details
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": details.cached_tokens if details else None,
+    }
+
+
+def _stop(choice: wire.Choice | wire.Generated) -> int | str | None:
     """Give what stopped it: vLLM reports null for the model's own end-of-sequence token."""
     if choice.stop_reason is None and choice.token_ids:
         return choice.token_ids[-1]

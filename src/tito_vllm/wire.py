@@ -1,4 +1,4 @@
-"""What a vLLM server speaks: `/v1/completions` with `return_token_ids` (vLLM 0.30 to 0.32)."""
+"""What a vLLM server speaks: `/inference/v1/generate`, and `/v1/completions` with `return_token_ids` (0.30 to 0.32)."""
 
 from __future__ import annotations
 
@@ -56,6 +56,57 @@ class Completion(msgspec.Struct):
 
     choices: list[Choice]
     usage: Usage
+
+
+class TokenLogprob(msgspec.Struct):
+    """One entry of `/inference/v1/generate`'s `logprobs.content`; up to 0.31 a `token` "token_id:N" is for the id."""
+
+    logprob: float | None
+    token_id: int | None = None
+    token: str = ""
+
+    @property
+    def id(self) -> int | str:
+        """The token's id, or what it says in its place."""
+        return token_of(self.token) if self.token_id is None else self.token_id
+
+
+class Content(msgspec.Struct):
+    """`choices[].logprobs` of `/inference/v1/generate`."""
+
+    content: list[TokenLogprob]
+
+
+class WeightVersion(msgspec.Struct):
+    """One entry of `weight_versions` (from 0.32): output tokens `start` to `end` came from `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Generated(msgspec.Struct):
+    """`choices[]` of `/inference/v1/generate`."""
+
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+    logprobs: Content | None = None
+    stop_reason: int | str | None = None
+    weight_versions: list[WeightVersion] | None = None
+
+
+class Generation(msgspec.Struct):
+    """The answer of `/inference/v1/generate`."""
+
+    choices: list[Generated]
+    usage: Usage
+    prompt_token_ids: msgspec.Raw = NOTHING
+
+
+class WeightInfo(msgspec.Struct):
+    """`/weight_info`, of servers in development mode."""
+
+    weight_version: str | None = None
 
 
 class Version(msgspec.Struct):

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from support.backends import (
     EOS,
-    KINDS,
     PROMPT,
+    WIRES,
     Kind,
     answering,
     backend_of,
     choice,
+    engine_name,
     engine_of,
     request_of,
 )
@@ -39,7 +40,7 @@ def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **samplin
     return asyncio.run(backend_of(engine).generate(request_of(**sampling)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_the_unedited_answer_passes(kind: Kind) -> None:
     for edit in (None, lambda answer: None):
         response = ask(kind, edit)
@@ -49,10 +50,10 @@ def test_the_unedited_answer_passes(kind: Kind) -> None:
         assert len(response.logprobs) == len(OUTPUT)
         assert (response.finish, response.stop) == (Finish.STOP, EOS)
         assert response.prompt_length == len(PROMPT)
-        assert response.versions == (VersionSpan(0, 4, "default" if kind == "sglang" else None),)
+        assert response.versions == (VersionSpan(0, 4, None if kind == "vllm-completions" else "default"),)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_a_length_finish_passes_and_names_no_stop(kind: Kind) -> None:
     response = ask(kind, None, Completion([5] * 8))
     assert (response.finish, response.stop, len(response.output_ids)) == (Finish.LENGTH, None, 8)
@@ -62,16 +63,33 @@ def test_a_length_finish_passes_and_names_no_stop(kind: Kind) -> None:
 
 
 def echo(answer: Any) -> list[Any]:
-    return choice(answer)["prompt_token_ids"]
+    return holder(answer)["prompt_token_ids"]
+
+
+def holder(answer: Any) -> Any:
+    """The part that holds the echo, which of vLLM's two endpoints one has in the choice."""
+    return answer if "prompt_token_ids" in answer else choice(answer)
 
 
 def ids(answer: Any) -> list[Any]:
     return answer["choices"][0]["token_ids"] if "choices" in answer else answer["output_ids"]
 
 
+def content(answer: Any) -> Any:
+    """The logprobs of vLLM's own endpoint; None on another wire."""
+    return choice(answer)["logprobs"].get("content") if "choices" in answer else None
+
+
+def spans(answer: Any) -> Any:
+    """What is said of weight versions; None where nothing is."""
+    return choice(answer).get("weight_versions") if "choices" in answer else answer["meta_info"]["weight_versions"]
+
+
 def set_logprob(value: Any, at: int = 1) -> Edit:
     def edit(answer: Any) -> None:
-        if "choices" in answer:
+        if content(answer):
+            content(answer)[at]["logprob"] = value
+        elif "choices" in answer:
             answer["choices"][0]["logprobs"]["token_logprobs"][at] = value
         else:
             answer["meta_info"]["output_token_logprobs"][at][0] = value
@@ -80,7 +98,9 @@ def set_logprob(value: Any, at: int = 1) -> Edit:
 
 
 def drop_logprob(answer: Any) -> None:
-    if "choices" in answer:
+    if content(answer):
+        del content(answer)[-1]
+    elif "choices" in answer:
         del answer["choices"][0]["logprobs"]["token_logprobs"][-1]
     else:
         del answer["meta_info"]["output_token_logprobs"][-1]
@@ -114,7 +134,12 @@ def set_finish(reason: Any, stop: Any = None) -> Edit:
 def add_token(answer: Any, token: int = 24) -> None:
     """One more token everywhere, consistently, before the stop."""
     ids(answer).insert(-1, token)
-    if "choices" in answer:
+    if spans(answer):
+        spans(answer)[0]["end"] += 1
+    if content(answer):
+        content(answer).insert(-1, {"logprob": -1.0, "token_id": token})
+        answer["usage"]["completion_tokens"] += 1
+    elif "choices" in answer:
         logprobs = answer["choices"][0]["logprobs"]
         logprobs["token_logprobs"].insert(-1, -1.0)
         logprobs["tokens"].insert(-1, f"token_id:{token}")
@@ -122,13 +147,18 @@ def add_token(answer: Any, token: int = 24) -> None:
     else:
         answer["meta_info"]["output_token_logprobs"].insert(-1, [-1.0, token, None])
         answer["meta_info"]["completion_tokens"] += 1
-        answer["meta_info"]["weight_versions"][0]["end"] += 1
 
 
 def cut_stop(answer: Any) -> None:
     """The stop token left out everywhere, consistently."""
     ids(answer).pop()
-    if "choices" in answer:
+    if spans(answer):
+        spans(answer)[0]["end"] -= 1
+    if content(answer):
+        content(answer).pop()
+        answer["choices"][0]["stop_reason"] = EOS
+        answer["usage"]["completion_tokens"] -= 1
+    elif "choices" in answer:
         logprobs = answer["choices"][0]["logprobs"]
         logprobs["token_logprobs"].pop()
         logprobs["tokens"].pop()
@@ -137,11 +167,12 @@ def cut_stop(answer: Any) -> None:
     else:
         answer["meta_info"]["output_token_logprobs"].pop()
         answer["meta_info"]["completion_tokens"] -= 1
-        answer["meta_info"]["weight_versions"][0]["end"] -= 1
 
 
 def set_logprob_id(answer: Any) -> None:
-    if "choices" in answer:
+    if content(answer):
+        content(answer)[1]["token_id"] = 999
+    elif "choices" in answer:
         answer["choices"][0]["logprobs"]["tokens"][1] = "token_id:999"
     else:
         answer["meta_info"]["output_token_logprobs"][1][1] = 999
@@ -152,7 +183,7 @@ def shift(answer: Any) -> None:
 
 
 def set_echo(value: Any) -> Edit:
-    return lambda answer: choice(answer).update(prompt_token_ids=value)
+    return lambda answer: holder(answer).update(prompt_token_ids=value)
 
 
 def set_ids(value: Any) -> Edit:
@@ -210,28 +241,28 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> None:
     edit, sentence = PLANTED[name]
     with pytest.raises(ProtocolViolationError, match=sentence) as caught:
         ask(kind, edit)
-    assert caught.value.backend == kind
+    assert caught.value.backend == engine_name(kind)
     assert caught.value.request_id == "r"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_more_tokens_than_asked_are_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match="4 tokens were asked for, the server gave 5"):
         ask(kind, add_token, max_new_tokens=4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match="no output ids, not even a stop token"):
         ask(kind, None, Completion([], finish="stop"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
     def edit(answer: Any) -> None:
         add_token(answer, EOS)
@@ -245,13 +276,15 @@ def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("emitted", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_an_abort_is_its_own_error_and_keeps_nothing(kind: Kind, emitted: int) -> None:
     with pytest.raises(GenerationAbortedError, match="aborted the generation") as caught:
         ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
     assert caught.value.request_id == "r"
 
 
+VERSIONED: tuple[Kind, ...] = ("vllm", "sglang")
+"""The wires that tell weight versions."""
 SPANS: dict[str, tuple[list[tuple[str, int, int]], str]] = {
     "gap": ([("a", 0, 2), ("b", 3, 4)], "span 3:4 should start at output offset 2"),
     "overlap": ([("a", 0, 2), ("b", 1, 4)], "span 1:4 should start at output offset 2"),
@@ -263,30 +296,33 @@ SPANS: dict[str, tuple[list[tuple[str, int, int]], str]] = {
 
 
 @pytest.mark.parametrize("name", SPANS)
-def test_version_spans_that_do_not_tile_are_refused(name: str) -> None:
-    spans, sentence = SPANS[name]
+@pytest.mark.parametrize("kind", VERSIONED)
+def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> None:
+    said, sentence = SPANS[name]
 
     def edit(answer: Any) -> None:
-        answer["meta_info"]["weight_versions"] = [{"version": v, "start": s, "end": e} for v, s, e in spans]
+        spans(answer)[:] = [{"version": v, "start": s, "end": e} for v, s, e in said]
 
     with pytest.raises(ProtocolViolationError, match=sentence):
-        ask("sglang", edit)
+        ask(kind, edit)
 
 
+@pytest.mark.parametrize("kind", VERSIONED)
 @given(cuts=st.lists(st.integers(0, 4), max_size=3))
 @settings(deadline=None, max_examples=20)
-def test_version_spans_that_tile_come_in_as_they_are(cuts: list[int]) -> None:
+def test_version_spans_that_tile_come_in_as_they_are(kind: Kind, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 4]
-    spans = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
-    response = ask("sglang", None, Completion(OUTPUT, weight_versions=[s for s in spans if s[1] < s[2]]))
-    assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in spans if s[1] < s[2]]
+    said = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
+    response = ask(kind, None, Completion(OUTPUT, weight_versions=[s for s in said if s[1] < s[2]]))
+    assert [(v.version, v.start, v.stop) for v in response.versions] == [s for s in said if s[1] < s[2]]
 
 
-def test_no_spans_are_one_span_of_unknown_version() -> None:
+@pytest.mark.parametrize("kind", VERSIONED)
+def test_no_spans_are_one_span_of_unknown_version(kind: Kind) -> None:
     def edit(answer: Any) -> None:
-        del answer["meta_info"]["weight_versions"]
+        del (choice(answer) if "choices" in answer else answer["meta_info"])["weight_versions"]
 
-    assert ask("sglang", edit).versions == (VersionSpan(0, 4, None),)
+    assert ask(kind, edit).versions == (VersionSpan(0, 4, None),)
 
 
 @st.composite
@@ -300,6 +336,8 @@ def mutations(draw: st.DrawFn) -> Edit:
             echo(answer)[at] += delta
         elif where == "ids":
             ids(answer)[at] += delta
+        elif content(answer):
+            content(answer)[at]["token_id"] += delta
         elif "choices" in answer:
             answer["choices"][0]["logprobs"]["tokens"][at] = f"token_id:{OUTPUT[at] + delta}"
         else:
@@ -308,7 +346,7 @@ def mutations(draw: st.DrawFn) -> Edit:
     return edit
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 @given(edit=mutations())
 @settings(deadline=None, max_examples=40)
 def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
@@ -316,7 +354,7 @@ def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
         ask(kind, edit)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 @given(
     prompt=st.lists(st.integers(0, 999), min_size=1, max_size=40),
     output=st.lists(st.integers(3, 999), min_size=0, max_size=20),
@@ -349,7 +387,7 @@ BODIES: dict[str, tuple[bytes, str | None, str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
     body, content_type, sentence = BODIES[name]
     headers = {} if content_type is None else {"content-type": content_type}
@@ -369,7 +407,7 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
     assert len(asked) == 1, "it is not sent again"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 async def test_a_valid_answer_of_the_wrong_content_type_is_named(kind: Kind) -> None:
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
     with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):

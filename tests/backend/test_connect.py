@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import BACKENDS, KINDS, Kind, Waits, answering, backend_of, engine_of
+from support.backends import BACKENDS, KINDS, Kind, Waits, answering, backend_of, engine_name, engine_of
 from tito_core.backend import (
     BadRequestError,
     EngineConnectionError,
@@ -29,9 +29,9 @@ async def test_connect_says_what_the_server_is(kind: Kind) -> None:
     backend = backend_of(engine)
     info = await backend.connect()
     assert (info.backend, info.model) == (kind, "qwen")
-    assert info.max_model_len == {"vllm": 2048, "sglang": 2046}[kind]
-    assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[kind]
-    assert info.weight_version == {"vllm": None, "sglang": "default"}[kind]
+    assert info.max_model_len == {"vllm": 2048, "sglang": 2046}[engine_name(kind)]
+    assert info.version == {"vllm": "0.32.0", "sglang": "0.5.23"}[engine_name(kind)]
+    assert info.weight_version == "default"
     assert info.processed_logprobs is None
     asked = len(engine.exchanges)
     assert await backend.connect() is info

@@ -25,7 +25,11 @@ def written(parts: list[list[int]]) -> IdText:
 def test_a_body_holds_the_fields_and_all_ids(parts: list[list[int]]) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     assert text.length == len(whole)
-    assert json.loads(text.body({"stream": False, "rid": 'a"b'}, "ids")) == {"stream": False, "rid": 'a"b', "ids": whole}
+    assert json.loads(text.body({"stream": False, "rid": 'a"b'}, "ids")) == {
+        "stream": False,
+        "rid": 'a"b',
+        "ids": whole,
+    }
 
 
 @given(turns, ids, st.data())

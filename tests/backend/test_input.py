@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_of, request_of
+from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 
@@ -152,4 +152,4 @@ async def test_a_sequence_that_fills_the_context_is_named_when_it_cannot_be_scor
 async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=12)
     response = await backend_of(engine).generate(request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
-    assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[kind] - len(PROMPT)
+    assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)

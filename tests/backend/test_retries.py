@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
+from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_name, engine_of, request_of
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -173,7 +173,7 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kin
     assert waits.seconds == []
     assert engine.running == 0
     assert [e.path for e in engine.exchanges if "abort" in e.path] == [
-        {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[kind]
+        {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
     ]
 
 

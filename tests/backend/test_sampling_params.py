@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from support.backends import KINDS, PROMPT, Kind, backend_of, bodies, engine_of, request_of
+from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.backend.sampling import OWNED_FIELDS
 from tito_core.testing import Completion
@@ -57,10 +57,10 @@ def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
     except Exception:
         assert bodies(engine), "the request never left"
     (body,) = bodies(engine)
-    return body["sampling_params"] if kind == "sglang" else body
+    return body if kind == "vllm-completions" else body["sampling_params"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 @settings(deadline=None, max_examples=25)
 @given(sampling=parameters)
 def test_every_parameter_is_sent_explicitly_under_the_engines_name(kind: Kind, sampling: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_every_parameter_is_sent_explicitly_under_the_engines_name(kind: Kind, s
     expected = SamplingParams(**sampling)
     for name in SAME:
         assert fields[name] == getattr(expected, name), name
-    for name, wire in NAMES[kind].items():
+    for name, wire in NAMES[engine_name(kind)].items():
         if name == "seed" and expected.seed is None:
             assert fields.get(wire) is None
         else:
@@ -78,10 +78,15 @@ def test_every_parameter_is_sent_explicitly_under_the_engines_name(kind: Kind, s
     assert fields["ignore_eos"] is expected.ignore_eos
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_defaults_are_sent_too_so_that_no_server_default_applies(kind: Kind) -> None:
     fields = sent(kind, {})
-    every = {*SAME, *(wire for name, wire in NAMES[kind].items() if name != "seed"), "stop", "stop_token_ids"}
+    every = {
+        *SAME,
+        *(wire for name, wire in NAMES[engine_name(kind)].items() if name != "seed"),
+        "stop",
+        "stop_token_ids",
+    }
     assert every <= set(fields)
     assert (fields["temperature"], fields["top_p"], fields["top_k"], fields["min_p"]) == (1.0, 1.0, -1, 0.0)
 
@@ -94,15 +99,15 @@ def test_a_grammar_goes_under_each_engines_name(kind: Any) -> None:
     assert sglang_fields(SamplingParams(grammar=grammar))[kind] == "x"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_extra_fields_pass_through(kind: Kind) -> None:
     assert sent(kind, {"extra": {"logit_bias": {"5": 1.5}}})["logit_bias"] == {"5": 1.5}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind) -> None:
     """Every name in a real body, whichever level, is refused: the wires cannot outgrow the list unseen."""
-    fields = {"vllm": vllm_fields, "sglang": sglang_fields}[kind]
+    fields = {"vllm": vllm_fields, "sglang": sglang_fields}[engine_name(kind)]
     grammar = Grammar(kind="regex", value="x")
     engine = engine_of(kind)
     asyncio.run(backend_of(engine).generate(request_of()))
@@ -195,7 +200,7 @@ def test_within_lowers_both_lengths_and_nothing_else(room: int, wanted: int, lea
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WIRES)
 async def test_a_clamped_request_never_asks_for_more_than_it_may(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=20)
     response = await backend_of(engine).generate(request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))

@@ -25,6 +25,7 @@ from support.backends import (
     Kind,
     Waits,
     backend_of,
+    engine_name,
     engine_of,
     hash_policy,
     request_of,
@@ -132,8 +133,9 @@ def test_an_ended_loop_is_forgotten_with_its_client() -> None:
         assert [loop() for loop in loops] == [None, None, None]
 
 
-async def test_a_backend_that_is_dropped_closes_its_connections() -> None:
-    async with served("vllm") as server:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_backend_that_is_dropped_closes_its_connections(kind: Kind) -> None:
+    async with served(kind) as server:
         backend = backend_to(server)
         await backend.generate(request_of())
         assert connections(server) == 1
@@ -293,10 +295,10 @@ async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> 
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await soon(lambda: server.engine.running == 0)
-        ended = {"vllm": "cmpl-mine-0", "sglang": "mine"}[kind]
+        ended = {"vllm": "generate-tokens-mine", "sglang": "mine"}[kind]
         assert server.engine.disconnected + server.engine.aborted == [ended]
         assert [e.path for e in server.engine.exchanges if "abort" in e.path] == [
-            {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[kind]
+            {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
         ]
         assert len(server.engine.requests) == 1
         await backend.aclose()

@@ -27,7 +27,7 @@ HELLO: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
 
 def shifted_logprob(answer: dict[str, Any]) -> None:
     if "choices" in answer:
-        answer["choices"][0]["logprobs"]["token_logprobs"][0] = None
+        answer["choices"][0]["logprobs"]["content"][0]["logprob"] = None
     else:
         answer["meta_info"]["output_token_logprobs"][0][0] = None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.prompts import KEPT, Prompts
 
@@ -44,10 +46,24 @@ async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -
 
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model = model_of("vllm", Says(*["Yes."] * (KEPT + 9)))
+    prompts = Prompts()
+    model.policy = replace(model.policy, prompts=prompts)  # other tests share a policy
     for number in range(KEPT + 8):
         await ask(model, [], f"Is {number} a number?")
-    prompts: Prompts = model.policy.prompts
     assert [len(kept) for kept in prompts._kept.values()] == [KEPT]
     model.reset()
     gc.collect()
     assert not prompts._kept
+
+
+@pytest.mark.parametrize(("kind", "header"), [("vllm", "x-session-id"), ("sglang", "x-smg-routing-key")])
+async def test_a_router_is_told_which_requests_belong_together(kind: str, header: str) -> None:
+    script = Says("One.", "Two.", "Three.")
+    model = model_of(kind, script)
+    messages: list[Any] = []
+    await ask(model, messages, "A?")
+    await ask(model, messages, "B?")
+    first = model.reset()
+    await ask(model, [], "C?")
+    said = [request.headers[header] for request in script.requests]
+    assert said == [first.uuid, first.uuid, model.ledger.uuid]

@@ -18,9 +18,11 @@ from tito_core.testing.script import Script
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 
-Kind = Literal["vllm", "sglang"]
+Kind = Literal["vllm", "vllm-completions", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
-BACKENDS: dict[str, type[HttpBackend]] = {"vllm": VLLMBackend, "sglang": SGLangBackend}
+WIRES: tuple[Kind, ...] = (*KINDS, "vllm-completions")
+"""The wires: vLLM's is another one where `/inference/v1/generate` is closed."""
+BACKENDS: dict[str, type[HttpBackend]] = {"vllm": VLLMBackend, "vllm-completions": VLLMBackend, "sglang": SGLangBackend}
 VOCAB, EOS = 1000, 2
 PROMPT = (11, 12, 13, 14, 15)
 
@@ -40,8 +42,12 @@ def hash_policy() -> HashPolicy:
 
 
 def engine_of(kind: Kind, script: Script | None = None, **options: Any) -> ScriptedEngine:
-    defaults: dict[str, Any] = {"vocab_size": VOCAB, "eos_ids": [EOS]}
-    return scripted_engine(kind, script or hash_policy(), **{**defaults, **options})
+    defaults: dict[str, Any] = {"vocab_size": VOCAB, "eos_ids": [EOS], "scale_out": kind == "vllm"}
+    return scripted_engine(engine_name(kind), script or hash_policy(), **{**defaults, **options})
+
+
+def engine_name(kind: str) -> Literal["vllm", "sglang"]:
+    return "sglang" if kind == "sglang" else "vllm"
 
 
 def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
@@ -50,12 +56,16 @@ def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
     return cls("http://scripted", **options)
 
 
-def answering(kind: Kind, handler: Any, **options: Any) -> HttpBackend:
-    """A backend whose server is a function from an httpx request to a response; it does not tell its vocabulary."""
+def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options: Any) -> HttpBackend:
+    """A backend whose server is a function from an httpx request to a response, and refuses the probe so.
+
+    SGLang's then does not tell its vocabulary, and vLLM's has no `/inference/v1/generate` unless it refuses with 400.
+    """
+    refused = refuses or (400 if kind == "sglang" else 404)
 
     async def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/generate" and is_vocabulary_probe(json.loads(request.content)):
-            return httpx.Response(400)
+        if request.method == "POST" and is_probe(json.loads(request.content)):
+            return httpx.Response(refused)
         response = handler(request)
         return await response if inspect.isawaitable(response) else response
 
@@ -70,13 +80,14 @@ def request_of(ids: Sequence[int] = PROMPT, request_id: str = "r", **sampling: A
 
 def bodies(engine: ScriptedEngine) -> list[Any]:
     """The bodies of generation and scoring requests that reached the engine, refused ones too, without the probe."""
-    sent = [json.loads(e.body) for e in engine.exchanges if e.path in ("/v1/completions", "/generate")]
-    return [body for body in sent if not is_vocabulary_probe(body)]
+    paths = ("/v1/completions", "/inference/v1/generate", "/generate")
+    sent = [json.loads(e.body) for e in engine.exchanges if e.path in paths]
+    return [body for body in sent if not is_probe(body)]
 
 
-def is_vocabulary_probe(body: Any) -> bool:
-    """Tell the request that SGLang's backend has refused at connect, to learn the vocabulary's size."""
-    return "rid" not in body and "prompt" not in body
+def is_probe(body: Any) -> bool:
+    """Tell the request that a backend has refused at connect: for SGLang's vocabulary, for vLLM's endpoint."""
+    return "rid" not in body and "prompt" not in body and not body.get("token_ids")
 
 
 def choice(answer: Any) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from support.backends import EOS, PROMPT, answering, backend_of, engine_of, request_of
-from tito_core.backend import BackendError, GenerationAbortedError, ProtocolViolationError
-from tito_core.ledger.turn import Finish
+from tito_core.backend import AuthenticationError, BackendError, GenerationAbortedError, ProtocolViolationError
+from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.testing import Completion
 from tito_vllm import wire
 
@@ -40,7 +40,7 @@ def replaying(answer: Any) -> Any:
 
 
 async def test_the_whole_body_is_as_it_should_be() -> None:
-    engine = engine_of("vllm", lambda _: Completion([5, EOS]))
+    engine = engine_of("vllm-completions", lambda _: Completion([5, EOS]))
     await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
     (asked,) = engine.requests
     assert dict(asked.body) == {
@@ -165,9 +165,74 @@ async def test_abort_names_the_servers_own_id() -> None:
     engine = engine_of("vllm")
     await backend_of(engine).abort("abc")
     (exchange,) = engine.exchanges
-    assert (exchange.path, exchange.body) == ("/inference/v1/abort_requests", b'{"request_ids":["cmpl-abc-0"]}')
+    assert (exchange.path, exchange.body) == (
+        "/inference/v1/abort_requests",
+        b'{"request_ids":["cmpl-abc-0","generate-tokens-abc"]}',
+    )
 
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_abort_is_no_error_where_the_server_has_no_such_call(status: int) -> None:
     await answering("vllm", lambda _: httpx.Response(status)).abort("abc")
+
+
+async def test_the_whole_body_of_the_token_endpoint_is_as_it_should_be() -> None:
+    engine = engine_of("vllm", lambda _: Completion([5, EOS]))
+    response = await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    (asked,) = engine.requests
+    fields = dict(asked.body)
+    sampling = fields.pop("sampling_params")
+    assert fields == {
+        "model": "scripted",
+        "stream": False,
+        "return_token_ids": True,
+        "token_ids": list(PROMPT),
+    }
+    assert sampling == {**wire.sampling_fields(request_of(temperature=0.5, seed=3).sampling), "n": 1, "logprobs": 0}
+    assert asked.headers["x-request-id"] == "abc"
+    assert response.versions == (VersionSpan(0, 2, "default"),)
+
+
+@pytest.mark.parametrize(
+    ("scale_out", "used"), [(True, "/inference/v1/generate"), (False, "/v1/completions")], ids=["open", "closed"]
+)
+async def test_the_endpoint_is_chosen_by_what_the_server_has(scale_out: bool, used: str) -> None:
+    engine = engine_of("vllm", scale_out=scale_out)
+    backend = backend_of(engine)
+    info = await backend.connect()
+    assert (info.endpoints[0], info.endpoints[-1]) == (used, "/v1/completions")
+    await backend.generate(request_of())
+    assert [request.path for request in engine.requests] == [used]
+
+
+async def test_a_server_that_asks_for_a_key_is_named_at_connect() -> None:
+    engine = engine_of("vllm", api_key="secret")
+    with pytest.raises(AuthenticationError):
+        await backend_of(engine).connect()
+
+
+def answered_by_the_token_endpoint(answer: Any) -> Any:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
+            return httpx.Response(200, json=recorded(name)["response"])
+        return httpx.Response(200, json=answer)
+
+    return answering("vllm", handler, refuses=400)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["0.32", "0.31"])
+async def test_a_recorded_answer_of_the_token_endpoint_is_read(older: bool) -> None:
+    answer = recorded("generate_full")["response"]
+    expected = [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
+    if older:  # the tokens' ids as text, and neither ranks nor versions
+        for entry in answer["choices"][0]["logprobs"]["content"]:
+            entry["token"] = f"token_id:{entry.pop('token_id')}"
+        for name in ("stop_reason", "weight_versions"):
+            del answer["choices"][0][name]
+    response = await answered_by_the_token_endpoint(answer).generate(request_of(PROMPT_RECORDED, max_new_tokens=4))
+    assert response.output_ids.tolist() == answer["choices"][0]["token_ids"]
+    np.testing.assert_array_equal(response.logprobs, np.float32(expected))
+    assert response.finish == Finish.LENGTH
+    assert response.cached_tokens == 0
+    assert response.versions == (VersionSpan(0, 4, None if older else "default"),)

@@ -1,5 +1,6 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
+from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
@@ -12,6 +13,7 @@ from tito_core.backend.errors import (
     ServerError,
     ThrottledError,
     UnknownBackendError,
+    WeightsNotLoadedError,
 )
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
@@ -23,6 +25,7 @@ __all__ = [
     "BackendError",
     "BadRequestError",
     "ContextLengthError",
+    "EngineAdmin",
     "EngineConnectionError",
     "EngineInfo",
     "EngineTimeoutError",
@@ -35,6 +38,7 @@ __all__ = [
     "TokenRequest",
     "TokenResponse",
     "UnknownBackendError",
+    "WeightsNotLoadedError",
     "create_backend",
     "installed_backends",
 ]

@@ -57,6 +57,10 @@ class ContextLengthError(BackendError):
     """The prompt, or prompt and completion together, do not fit the engine's context."""
 
 
+class WeightsNotLoadedError(BackendError):
+    """The engine could not load weights, and was left paused."""
+
+
 class BadRequestError(BackendError):
     """The engine refused the request (a 4xx); it is never sent again."""
 

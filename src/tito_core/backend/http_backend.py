@@ -16,6 +16,7 @@ import msgspec
 
 from tito_core.backend.answer import Checks
 from tito_core.backend.errors import (
+    AuthenticationError,
     BackendError,
     BadRequestError,
     EngineConnectionError,
@@ -149,8 +150,20 @@ class HttpBackend(ABC):
             return await self.get(path, kind)
         except BadRequestError as error:
             if error.status == 404:
+                error.with_traceback(None)
                 return None
             raise
+
+    async def refusal(self, path: str, body: bytes) -> AuthenticationError | BadRequestError | None:
+        """POST what a server should refuse, and give what it says; None when it does not refuse.
+
+        The error comes without its traceback, whose frames hold the connections in a cycle of references.
+        """
+        try:
+            await self.http.send(HttpRequest(path, body))
+        except (AuthenticationError, BadRequestError) as error:
+            return error.with_traceback(None)
+        return None
 
     async def exchange(self, request_id: str, prepare: Callable[[str], HttpRequest], kind: type[T]) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.

@@ -22,6 +22,7 @@ class EngineInfo:
         version: The server's version, or None.
         weight_version: Version of the loaded weights at connect, or None.
         vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
+        endpoints: Paths that generate from token ids, the one in use first.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
     """
 
@@ -32,6 +33,7 @@ class EngineInfo:
     weight_version: str | None = None
     processed_logprobs: bool | None = None
     vocab_size: int | None = None
+    endpoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,12 +44,14 @@ class TokenRequest:
         input_ids: The whole prompt, int32, shape (p,).
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Ours, unique; the engine aborts by it.
+        session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
         text: The prompt as it travels, where somebody kept it; written anew when None.
     """
 
     input_ids: TokenIds
     sampling: SamplingParams
     request_id: str
+    session_id: str | None = None
     text: IdText | None = None
 
 

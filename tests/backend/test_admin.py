@@ -1,0 +1,66 @@
+"""Weights are loaded into a paused server, named, and only then sampled from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from support.backends import BACKENDS, EOS, KINDS, Kind, backend_of, engine_of, request_of
+from tito_core.backend import EngineAdmin, WeightsNotLoadedError
+from tito_core.ledger.turn import VersionSpan
+from tito_core.testing import Completion
+
+CALLS = {
+    "vllm": ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"],
+    "sglang": ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_weights_are_loaded_between_pause_and_resume_and_their_version_is_told(kind: Kind) -> None:
+    engine = engine_of(kind, lambda _: Completion([5, EOS]))
+    backend = backend_of(engine)
+    assert isinstance(backend, EngineAdmin)
+    assert await backend.weight_version() == "default"
+    before = len(engine.exchanges)
+    await backend.load_weights("/weights/17", "step-17")
+    assert [exchange.path for exchange in engine.exchanges[before:]] == CALLS[kind]
+    assert await backend.weight_version() == "step-17"
+    response = await backend.generate(request_of())
+    assert response.versions == (VersionSpan(0, 2, "step-17"),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None:
+    backend = backend_of(engine_of(kind, lambda _: Completion([5, EOS])))
+    await backend.connect()
+    await backend.pause()
+    waiting = asyncio.create_task(backend.generate(request_of()))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await backend.resume()
+    assert (await waiting).output_ids.tolist() == [5, EOS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(kind: Kind) -> None:
+    paths: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        loads = request.url.path in ("/collective_rpc", "/update_weights_from_disk")
+        return httpx.Response(400 if loads else 200, json={"message": "no such folder"})
+
+    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    assert isinstance(backend, EngineAdmin)
+    with pytest.raises(WeightsNotLoadedError, match=r"no such folder.*left paused") as caught:
+        await backend.load_weights("/no/such", "step-18")
+    assert caught.value.backend == kind
+    assert paths == [path.partition("?")[0] for path in CALLS[kind][:2]]
+
+
+async def test_weights_need_a_name() -> None:
+    with pytest.raises(ValueError, match="version must be a name"):
+        await backend_of(engine_of("vllm")).load_weights("/weights", "")

@@ -1,0 +1,88 @@
+"""Weights changed under a real server: the next rollout is sampled from the new ones alone, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tito_core import engine
+from tito_core.backend import EngineAdmin, SamplingParams, TokenRequest, WeightsNotLoadedError, create_backend
+from tito_core.engine import install, models
+from tito_core.ledger.turn import VersionSpan
+
+pytestmark = pytest.mark.engine
+PROMPT = np.arange(1000, 1064, dtype=np.int32)
+"""Longer than a page of the key-value cache, so that a stale one would be used again."""
+
+
+@dataclass(frozen=True)
+class Server:
+    kind: str
+    url: str
+    weights: Path
+
+
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    weights = models.ensure("qwen3-tiny", install.ensure(engine.find(request.param)).python)
+    with engine.running_sync(request.param, model="qwen3-tiny", dev_mode=True) as url:
+        yield Server(request.param, url, weights)
+
+
+def other_weights(weights: Path, folder: Path) -> Path:
+    """The same model with every weight nine tenths as large."""
+    shutil.copytree(weights, folder)
+    (file,) = folder.glob("*.safetensors")
+    raw = file.read_bytes()
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    assert {tensor["dtype"] for name, tensor in json.loads(raw[8:begin]).items() if name != "__metadata__"} == {"F32"}
+    file.write_bytes(raw[:begin] + (np.frombuffer(raw[begin:], "<f4") * np.float32(0.9)).tobytes())
+    return folder
+
+
+def asking(tokens: int) -> TokenRequest:
+    return TokenRequest(PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True), uuid.uuid4().hex)
+
+
+async def test_weights_change_between_and_within_generations(server: Server, tmp_path: Path) -> None:
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    assert isinstance(backend, EngineAdmin)
+    first = await backend.generate(asking(32))
+    assert first.versions == (VersionSpan(0, 32, "default"),)
+    sequence = [*PROMPT.tolist(), *first.output_ids.tolist()]
+    old = await backend.score(sequence)
+
+    await backend.load_weights(str(other_weights(server.weights, tmp_path / "new")), "step-1")
+    assert await backend.weight_version() == "step-1"
+    assert np.nanmax(np.abs(await backend.score(sequence) - old)) > 0.1, "the new weights say something else"
+    after = await backend.generate(asking(32))
+    assert after.versions == (VersionSpan(0, 32, "step-1"),)
+    scored = (await backend.score([*PROMPT.tolist(), *after.output_ids.tolist()]))[len(PROMPT) :]
+    assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
+
+    running = asyncio.create_task(backend.generate(asking(1500)))
+    await asyncio.sleep(2.0)
+    await backend.load_weights(str(server.weights), "step-2")
+    spans = (await running).versions
+    assert [span.version for span in spans] == ["step-1", "step-2"]
+    assert (spans[0].start, spans[0].stop, spans[1].stop) == (0, spans[1].start, 1500)
+
+
+async def test_weights_that_are_not_there_leave_the_server_paused(server: Server) -> None:
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
+    with pytest.raises(WeightsNotLoadedError, match="left paused"):
+        await backend.load_weights("/no/such/folder", "step-3")
+    waiting = asyncio.create_task(backend.generate(asking(4)))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    await backend.resume()
+    assert len((await waiting).output_ids) == 4
