@@ -12,6 +12,7 @@ TEMPERATURE ?= 1.0
 TORCH_INDEX ?=
 TEST_ARGS ?=
 PROVE_ARGS ?=
+PACKAGE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test conformance prove mutants lint format docs bench lock clean
@@ -48,9 +49,9 @@ conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on 
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)
 
-mutants: $(READY)  ## mutate the ledger package and write docs/mutants.md (most of an hour)
+mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, and write docs/mutants.md (most of an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
-	@$(BIN)/python tools/mutants.py
+	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE))
 
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

@@ -84,6 +84,19 @@ CALLS = {
     ),
     "mistral": (["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], f"[TOOL_CALLS]look[ARGS]{ARGUMENTS}"),
 }
+OBJECT = f'{{"name": "look", "arguments": {ARGUMENTS}}}'
+LITERALS = """look(city='Nürnberg', days=5, units=['celsius', 'mm'], note='two "quoted" words')"""
+COUNT = 40
+"""Calls of a turn."""
+TURNS = {
+    **{name: (tags, call * COUNT) for name, (tags, call) in CALLS.items()},
+    "llama3_json": (["<|python_tag|>"], "; ".join([OBJECT.replace("arguments", "parameters")] * COUNT)),
+    "pythonic": ([], f"[{', '.join([LITERALS] * COUNT)}]"),
+    "granite": (["<|tool_call|>"], f"<|tool_call|>[{', '.join([OBJECT] * COUNT)}]"),
+    "phi4_mini": ([], f"functools[{', '.join([OBJECT] * COUNT)}]"),
+    "xlam": ([], f"[{', '.join([OBJECT] * COUNT)}]"),
+}
+"""Of each kind of reader one format; `glm45`, `deepseek_v3`, `deepseek_v32` and `llama4_pythonic` share theirs."""
 TOOLS = {"look": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 CHUNK = 16
 
@@ -113,13 +126,13 @@ def main() -> None:
     plain = models.load_tokenizer("qwen3-tiny")
     table = Table("format", "prose ids/s", "calls ids/s", title="Ids parsed a second, one core")
     formats: dict[str, dict[str, float]] = {}
-    for name, (tags, call) in CALLS.items():
+    for name, (tags, calls) in TURNS.items():
         tokenizer = copy.deepcopy(plain)
         tokenizer.add_tokens([tag for tag in tags if tag not in tokenizer.get_vocab()])
         prose = tokenizer.encode(PROSE * 60, add_special_tokens=False)
-        called = tokenizer.encode(call * 40, add_special_tokens=False)
+        called = tokenizer.encode(calls, add_special_tokens=False)
         text_rate = measure(name, prose, tokenizer, repeats, 0)
-        call_rate = measure(name, called, tokenizer, repeats, 40)
+        call_rate = measure(name, called, tokenizer, repeats, COUNT)
         formats[name] = {"text_ids_per_s": text_rate, "call_ids_per_s": call_rate}
         table.add_row(name, f"{text_rate:,.0f}", f"{call_rate:,.0f}")
     slowest = {key: min(rates[key] for rates in formats.values()) for key in ("text_ids_per_s", "call_ids_per_s")}

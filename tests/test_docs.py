@@ -96,6 +96,15 @@ def test_every_reason_is_on_the_ledger_page() -> None:
     assert [line.split("`")[1] for line in page.splitlines() if re.match(r"\| `[a-z ]+` \|", line)] == [*Reason]
 
 
+def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(engine_of("vllm", Says(ANSWERS[0]))) as server:
+        names: dict[str, Any] = {}
+        exec(at_server(snippets("docs/hooks.md")[0], server.base_url, folder), names)
+    sampled = len(names["model"].ledger[0].draft.output_ids)
+    assert names["model"].ledger.annotation("termination") == "MaxToolIterationsReachedError"
+    assert capsys.readouterr().out.endswith(f"1 {sampled}\n")
+
+
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(((?!http)[^)#]+)", (ROOT / page).read_text(encoding="utf-8")):

@@ -1,9 +1,10 @@
-"""Mutate the ledger package with mutmut, run its tests on every mutant, and write docs/mutants.md.
+"""Mutate a package with mutmut, run its tests on every mutant, and write its section of docs/mutants.md.
 
-    python tools/mutants.py [--children N] [--report]
+    python tools/mutants.py [--package ledger] [--children N] [--report]
 
-mutmut keeps what it found in mutants/ and goes on from there. Each survivor is shown with its change; why it is let
-live is looked up in docs/mutants.toml by the line as mutated, so that a survivor without a reason stands out.
+Without --package it does one package after the other. mutmut works in mutants/PACKAGE, where all but pyproject.toml is
+linked to the repository; it keeps there what it found and goes on from it. Each survivor is shown with its change; why
+it is let live is looked up in docs/mutants.toml by the line as mutated, so that one without a reason stands out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -22,8 +24,66 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE, REASONS = ROOT / "docs" / "mutants.md", ROOT / "docs" / "mutants.toml"
+MUTMUT = "[tool.mutmut]\n"
+"""Where pyproject.toml has what mutmut needs for every package."""
+PYTEST = ("-p", "no:cacheprovider", "-q")
 KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
 """What mutmut says of a mutant that some test, or the clock, told from the code."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What is mutated, and what must notice.
+
+    Attributes:
+        name: As a user calls it.
+        code: Patterns of the files that are mutated.
+        tests: The tests that run on each mutant that they reach; the fewer and the faster the better.
+        options: For pytest; a test of time knows nothing under mutmut, which makes every call slower.
+    """
+
+    name: str
+    code: tuple[str, ...]
+    tests: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The heading of its section."""
+        return f"The {self.name} package"
+
+    @property
+    def folder(self) -> Path:
+        """Where mutmut works on it."""
+        return ROOT / "mutants" / self.name
+
+
+PACKAGES = {
+    package.name: package
+    for package in (
+        Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/test_store.py", "tests/test_json.py")),
+        Package("chat", ("src/tito_core/chat/*",), ("tests/chat",)),
+        Package(
+            "parsing",
+            ("src/tito_core/parsing/*",),
+            tuple(
+                f"tests/parsing/test_{name}.py"
+                for name in (
+                    "damage",
+                    "decoding",
+                    "detection",
+                    "grammar",
+                    "hermes",
+                    "pieces",
+                    "reasoning",
+                    "recorded",
+                    "typed_value",
+                )
+            ),
+            ("-k", "not time_grows"),
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -41,29 +101,47 @@ class Survivor:
         return f"{function}: {' '.join(self.added) or 'without ' + ' '.join(self.removed)}"
 
 
-def run(children: int) -> None:
+def prepare(package: Package) -> None:
+    """Link the repository into the package's folder, beside a pyproject.toml that names the package to mutmut."""
+    package.folder.mkdir(parents=True, exist_ok=True)
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in {line.split("/")[0] for line in tracked.splitlines()} - {"pyproject.toml"}:
+        if not (package.folder / name).is_symlink():
+            (package.folder / name).symlink_to(ROOT / name)
+    shared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    chosen = (
+        f"only_mutate = {list(package.code)}\n"
+        f"pytest_add_cli_args_test_selection = {list(package.tests)}\n"
+        f"pytest_add_cli_args = {[*PYTEST, *package.options]}\n"
+    )
+    if shared.count(MUTMUT) != 1:
+        raise SystemExit(f"pyproject.toml must have the line {MUTMUT.strip()} once.")
+    (package.folder / "pyproject.toml").write_text(shared.replace(MUTMUT, MUTMUT + chosen), encoding="utf-8")
+
+
+def run(package: Package, children: int) -> None:
     """Run what has no result yet."""
     environment = {**os.environ, "TITO_PROFILE": "mutants", "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(children)]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    subprocess.run(command, cwd=package.folder, env=environment, check=True)
 
 
-def statuses() -> dict[str, str]:
+def statuses(package: Package) -> dict[str, str]:
     """Give mutmut's word on every mutant."""
-    found = _mutmut("results", "--all", "true")
+    found = _mutmut(package, "results", "--all", "true")
     pairs = (line.strip().rsplit(": ", 1) for line in found.splitlines() if "__mutmut_" in line)
     return dict(pairs)
 
 
-def survivor(name: str) -> Survivor:
+def survivor(package: Package, name: str) -> Survivor:
     """Read what a mutant changes."""
-    lines = [line for line in _mutmut("show", name).splitlines() if not line.startswith(("---", "+++"))]
+    lines = [line for line in _mutmut(package, "show", name).splitlines() if not line.startswith(("---", "+++"))]
     changed = {sign: tuple(line[1:].strip() for line in lines if line.startswith(sign)) for sign in "-+"}
     return Survivor(name, changed["-"], changed["+"])
 
 
-def write(found: dict[str, str], survivors: list[Survivor]) -> None:
-    """Write the page."""
+def write(package: Package, found: dict[str, str], survivors: list[Survivor]) -> None:
+    """Write the package's section of the page; the others stay."""
     reasons = tomllib.loads(REASONS.read_text(encoding="utf-8")) if REASONS.exists() else {}
     counts = Counter(found.values())
     killed = sum(counts[status] for status in KILLED)
@@ -71,43 +149,58 @@ def write(found: dict[str, str], survivors: list[Survivor]) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     row = (len(found), killed, counts["timeout"], counts["survived"], counts["no tests"], f"{score:.1%}")
     lines = [
-        "# Mutants of the ledger package",
-        "",
-        "Written by `make mutants`: a mutant is one small change to the code, killed when a test fails on it.",
         f"mutmut {version('mutmut')}, commit `{commit.strip()}`, {datetime.now(UTC):%Y-%m-%d}.",
-        "mutmut leaves properties alone.",
+        f"Tests: {', '.join(f'`{path}`' for path in package.tests)}.",
         "",
         "| mutants | killed | of them by the clock | survived | without a test | score |",
         "| --- | --- | --- | --- | --- | --- |",
         f"| {' | '.join(map(str, row))} |",
-        "",
-        "## Survivors",
         "",
     ]
     for mutant in survivors:
         lines += [f"### `{mutant.name}`", "", "```diff"]
         lines += [f"- {line}" for line in mutant.removed] + [f"+ {line}" for line in mutant.added]
         lines += ["```", "", reasons.get(mutant.key, "No reason was given yet."), ""]
-    PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    sections = {**written(), package.title: "\n".join(lines).strip()}
+    ordered = [each.title for each in PACKAGES.values() if each.title in sections]
+    PAGE.write_text(INTRODUCTION + "".join(f"\n## {title}\n\n{sections[title]}\n" for title in ordered), "utf-8")
     unexplained = [mutant.key for mutant in survivors if mutant.key not in reasons]
     print(json.dumps({"mutants": len(found), "killed": killed, "score": score, "unexplained": unexplained}, indent=1))
 
 
-def _mutmut(*words: str) -> str:
+def written() -> dict[str, str]:
+    """Give the sections that the page has, by heading."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    return {
+        title: body.strip() for title, body in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", page, flags=re.MULTILINE)
+    }
+
+
+def _mutmut(package: Package, *words: str) -> str:
     command = [sys.executable, "-m", "mutmut", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, cwd=package.folder, capture_output=True, text=True, check=True).stdout
 
 
 def main() -> None:
-    """Run the mutants and write the page."""
+    """Run the mutants and write their sections."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", choices=PACKAGES, help="the package (default: each in turn)")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="mutants to run at once")
-    parser.add_argument("--report", action="store_true", help="only write the page from what was run")
+    parser.add_argument("--report", action="store_true", help="only write the section from what was run")
     arguments = parser.parse_args()
-    if not arguments.report:
-        run(arguments.children)
-    found = statuses()
-    write(found, [survivor(name) for name, status in found.items() if status not in KILLED])
+    for package in [PACKAGES[arguments.package]] if arguments.package else PACKAGES.values():
+        prepare(package)
+        if not arguments.report:
+            run(package, arguments.children)
+        found = statuses(package)
+        write(package, found, [survivor(package, name) for name, status in found.items() if status not in KILLED])
+
+
+INTRODUCTION = """# Mutants
+
+Written by `make mutants` (`PACKAGE=ledger` for one package): a mutant is one small change to the code, killed when a
+test fails on it. mutmut leaves properties alone. Below each table are the mutants that live, and why.
+"""
 
 
 if __name__ == "__main__":

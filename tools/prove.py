@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
+PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
 ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
 
@@ -92,6 +93,27 @@ PROOFS = {
         for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang"))
         for model in ("smollm2", "qwen3-tiny")
     },
+    "ids": Proof(
+        "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
+        "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "
+        "they are the same turn; spans are in order and inside it.",
+        "cases of each format and vocabulary",
+        20_000,
+        2_500,
+        (*PARSING, "tests/parsing/test_arbitrary_ids.py"),
+        lambda count, seed: f"TITO_CASES={count} TITO_SEED={seed} {PYTEST} -s tests/parsing/test_arbitrary_ids.py",
+        r"(\d+) cases",
+    ),
+    "round-trips": Proof(
+        "Calls that a real chat template renders, encoded, parse as the calls that they were: random schemas and "
+        "arguments, strings that spell the format's tags among them, over each template of the zoo that shows any.",
+        "turns of each template",
+        2_000,
+        250,
+        (*PARSING, "tests/parsing/prove/templates.py", "tests/parsing/prove/generated.py"),
+        lambda count, seed: f"python tests/parsing/prove/templates.py --turns {count} --seed {seed}",
+        r"(\d+) turns of each",
+    ),
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",
         "examples a property",

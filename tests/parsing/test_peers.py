@@ -1,13 +1,24 @@
-"""What other parsers get wrong, format by format; the first test of each kind of failure, beside the properties."""
+"""What other parsers and hooks get wrong: a test of each kind of failure, beside the properties.
+
+What concerns the loop of an agent is in tests/hooks: a call counted twice when it is run again or an interrupt resumes
+it, parallel agents that reset each other's counts, and arguments of a wrong type that reach the tool.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from strands import tool
 
 from parsing.families import FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
-from tito_core.parsing import CallStatus
+from parsing.test_decoding import BYTE_IDS
+from support.byte_level import byte_level
+from support.histories import watched
+from support.scripted import BACKENDS, call, tokenizer
+from tito_core.hooks import LoopLimiter, ToolCallGuard
+from tito_core.parsing import CallStatus, get_tool_parser
 
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
 CLOSING = {name: family.control[1] for name, family in FAMILIES.items() if len(family.control) > 1}
@@ -85,3 +96,93 @@ def test_a_bracket_in_an_argument_does_not_end_the_array() -> None:
     family = FAMILIES["phi4_mini"]
     calls: list[Call] = [("look", {"at": "a] b", "all": [[1], [2]]})]
     assert [call.arguments for call in parse(family, ids_of(family, family.render(calls))).calls] == [calls[0][1]]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].think])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_draft_in_reasoning_that_the_prompt_opened_is_no_call(name: str, truncated: bool) -> None:
+    """Elsewhere the draft is executed, since nothing in the completion says that it is reasoning."""
+    family = FAMILIES[name]
+    opened, closed = family.think or ("", "")
+    draft, meant = family.render([("draft", {"at": "y"})]), family.render([("look", {"at": "x"})])
+    tail = ids_of(family, opened)
+    for said, calls, is_closed in (
+        (f"Perhaps {draft}? {closed}{meant}", ["look"], True),
+        (f"Perhaps {draft}? {closed}No.", [], True),
+        (f"Perhaps {draft}?", [], False),
+        (draft, [], False),
+    ):
+        turn = parse(family, ids_of(family, said), tail=tail, truncated=truncated)
+        assert [call.name for call in turn.calls] == calls
+        assert turn.reasoning_closed == is_closed
+        assert draft in turn.reasoning
+
+
+@pytest.mark.parametrize("name", IN_JSON)
+def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> None:
+    """Elsewhere a list reaches the tool, or becomes `{}`."""
+    family = FAMILIES[name]
+    said = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
+    ids = ids_of(family, said)
+    [call] = parse(family, ids).calls
+    assert (call.status, call.arguments) == (MALFORMED, None)
+    assert '[{"at": "x"}]' in call.raw
+    assert call.reason.endswith(".")
+    assert 0 <= call.start < call.stop <= len(ids)
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47"])
+def test_a_stop_token_that_opens_the_next_message_is_part_of_no_call(name: str) -> None:
+    """GLM ends a call with `<|observation|>`, which elsewhere is taken for text or doubled."""
+    family = FAMILIES[name]
+    tokenizer = byte_level(family.control, special=("<|endoftext|>", "<|im_end|>", "<|observation|>"))
+    said = family.render([("look", {"at": "x"})])
+    ids = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
+    session = get_tool_parser(name, tokenizer).start()
+    session.feed(ids)
+    turn = session.finish(truncated=False)
+    [call] = turn.calls
+    assert (call.status, call.arguments, call.raw, turn.text) == (OK, {"at": "x"}, said, "")
+    assert call.stop == len(ids) - 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tail", [b"\xe6", b"\xf0\x9f", b"\xf0\x9f\x99"])
+def test_a_character_that_the_token_limit_cut_off_changes_nothing_before_it(name: str, tail: bytes) -> None:
+    """Elsewhere such a completion raises, or the ids are those of the repaired text."""
+    family = FAMILIES[name]
+    sound = ids_of(family, family.render([("look", {"at": "x"})]))
+    cut, whole = ([*sound, *(BYTE_IDS[byte] for byte in end)] for end in (tail, "€".encode()))
+    turn, expected = (parse(family, ids, truncated=True) for ids in (cut, whole))
+    assert [(one.status, one.name, one.arguments, one.start) for one in turn.calls] == [
+        (one.status, one.name, one.arguments, one.start) for one in expected.calls
+    ]
+    assert turn.text.replace("\ufffd", "€") == expected.text
+    assert turn.calls
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("hooks", [[], [ToolCallGuard(), LoopLimiter(max_parallel_tool_calls=20)]])
+async def test_what_is_malformed_is_never_run_and_twelve_results_are_read_in_order(kind: str, hooks: list[Any]) -> None:
+    """Elsewhere broken JSON runs the tool with its defaults, and ten or more results are sorted as text."""
+    ran = []
+
+    @tool
+    def look(number: int = -1) -> str:
+        """Look.
+
+        Args:
+            number: Which.
+        """
+        ran.append(number)
+        return f"saw {number}"
+
+    broken = ("[]", '"x"', "null", '{"number": 1,}', '{"number": 1', "{number: 1}", '{"number": 1}}', "")
+    said = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
+    it = watched(kind, "".join(said), "So.")
+    agent = it.agent(tools=[look], hooks=hooks)
+    await agent.invoke_async("Look.")
+    assert sorted(ran) == list(range(12))
+    read = tokenizer().decode(it.script.requests[1].prompt_ids).split("<|im_start|>")[-2]
+    told = re.findall(r"saw \d+|was malformed and was not executed", read)
+    assert told == ["was malformed and was not executed"] * len(broken) + [f"saw {n}" for n in range(12)]

@@ -1,9 +1,10 @@
 """Our parsers beside those inside a real engine's package: do they agree on sound turns, and who reports damage?
 
-Runs in the engine's own environment. On sound turns both must give the same names and arguments; each difference is
-printed with its turn. On damaged turns it counts what each makes of the damage: "reported" (a malformed call, which no
-engine has), "no call" (it became text), "as it was" (a sound call comes out that equals one of the turn's), and
-"invented" (a call comes out that the turn never held, and it would run).
+Runs in the engine's own environment. On sound turns both must give the same names and arguments. On damaged turns it
+counts what each makes of the damage: "reported" (a malformed call, which no engine has), "no call" (it became text),
+"as it was" (a sound call comes out that equals one of the turn's), "invented" (a call comes out that the turn never
+held, and it would run), "broken arguments" (a call comes out whose arguments are no JSON). What is found is kept in
+docs/parsers.json, a format that is there for the present code is not run again, and docs/parsers.md is written from it.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/differential.py vllm|sglang [--turns 5000] [--formats NAME ...]
 """
@@ -17,79 +18,24 @@ import json
 import logging
 import math
 import signal
+import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import parsing_only  # noqa: F401  # before all of ours
+import parsing_only  # before all of ours
 from generated import Turn, damaged, sound
+from parsers_page import RESULTS, known, write_page
+from theirs import ENGINES, Theirs, version_of
 
 from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
 from tito_core.parsing import CallStatus, get_tool_parser
 
-LONGEST_S = 2.0
-"""A parser that takes longer for one turn hangs."""
-Theirs = Callable[[Turn, list[int]], list[Call]]
-VLLM = {
-    "gpt_oss": "openai",
-    "phi4_mini": "phi4_mini_json",
-}
-SGLANG = {
-    "deepseek_v3": "deepseekv3",
-    "deepseek_v31": "deepseekv31",
-    "deepseek_v32": "deepseekv32",
-    "deepseek_v4": "deepseekv4",
-    "gpt_oss": "gpt-oss",
-    "llama3_json": "llama3",
-    "llama4_pythonic": "pythonic",
-    "minimax_m2": "minimax-m2",
-    "granite": "",
-    "phi4_mini": "",
-    "xlam": "",
-}
-
-
-def tools_of(turn: Turn) -> list[dict[str, Any]]:
-    return [
-        {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(given)}}
-        for name, given in turn.calls
-    ]
-
-
-def vllm(family: Family) -> Theirs:
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.tool_parsers import ToolParserManager
-
-    made = ToolParserManager.get_tool_parser(VLLM.get(family.name, family.name))
-    tokenizer = family.tokenizer(True)
-
-    def parse(turn: Turn, ids: list[int]) -> list[Call]:
-        request = ChatCompletionRequest(
-            model="m", messages=[{"role": "user", "content": "a"}], tools=tools_of(turn), tool_choice="auto",
-            chat_template_kwargs={"enable_thinking": False, "thinking": False},
-        )  # fmt: skip
-        parser = made(tokenizer, request.tools)
-        found = parser.extract_tool_calls(turn.text, request)
-        return [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
-
-    return parse
-
-
-def sglang(family: Family) -> Theirs:
-    from sglang.srt.entrypoints.openai.protocol import Tool
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-
-    name = SGLANG.get(family.name, family.name)
-    if name not in FunctionCallParser.ToolCallParserEnum:
-        raise LookupError("it has no such parser")
-
-    def parse(turn: Turn, ids: list[int]) -> list[Call]:
-        parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name)
-        text = "<|start|>assistant" + turn.text if family.name == "gpt_oss" else turn.text
-        _, found = parser.parse_non_stream(text)
-        return [(call.name or "", json.loads(call.parameters)) for call in found]
-
-    return parse
+LONGEST_S = 1.0
+"""Of CPU: a parser that takes longer for one turn hangs."""
+LONGEST_EXAMPLE = 400
+CODE = ("src/tito_core/parsing", "tests/parsing/families.py", "tests/parsing/prove/generated.py")
 
 
 def ours(family: Family) -> Callable[[Turn, list[int]], tuple[list[Call], bool]]:
@@ -134,18 +80,20 @@ def how(one: Any, other: Any) -> str:
     return f"{shown} read as {type(other).__name__}"
 
 
-def attempted(theirs: Theirs, turn: Turn, ids: list[int]) -> list[Call] | str:
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+def attempted(theirs: Theirs, turn: Turn) -> list[Call] | str:
+    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return theirs(turn, ids)
+            return theirs(turn)
     except json.JSONDecodeError:
         return "broken arguments"
+    except TimeoutError:
+        return "hung"
     except Exception as error:
         return f"raised {type(error).__name__}"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _too_long(*_: object) -> None:
@@ -163,57 +111,87 @@ def fate(found: list[Call] | str, turn: Turn, reported: bool = False) -> str:
     return "as it was" if len(found) == len(turn.calls) else "no call"
 
 
-def compare(engine: Callable[[Family], Theirs], family: Family, count: int, show: int) -> None:
-    """Run one format and print its rows."""
-    try:
-        theirs = engine(family)
-    except Exception as error:
-        print(f"{family.name:16} not compared: {type(error).__name__}: {str(error)[:150]}", flush=True)
-        return
+def on_sound(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
+    """Count where both agree; of each difference keep a turn."""
     mine = ours(family)
-    agree, wrong, examples = 0, 0, []
+    agree, wrong = 0, 0
     differ: Counter[str] = Counter()
+    examples: dict[str, list[str]] = {}
     for turn in sound(family, count):
-        ids = ids_of(family, turn.text)
-        good, bad = mine(turn, ids)
+        good, bad = mine(turn, ids_of(family, turn.text))
         wrong += bad or not same(good, turn.calls)
-        found = attempted(theirs, turn, ids)
+        found = attempted(theirs, turn)
         if not isinstance(found, str) and same(found, good):
             agree += 1
-        else:
-            differ[found if isinstance(found, str) else how(good, found)] += 1
-            examples.append((turn.text, found))
-    print(
-        f"{family.name:16} sound {count}: agree {agree}, ours wrong {wrong}, theirs differ {dict(differ)}", flush=True
-    )
-    for text, found in examples[:show]:
-        print(f"    {text!r}\n      theirs: {found!r}")
+            continue
+        kind = found if isinstance(found, str) else how(good, found)
+        differ[kind] += 1
+        if len(turn.text) < len(examples.get(kind, [" " * LONGEST_EXAMPLE])[0]):
+            examples[kind] = [turn.text, repr(found)[:LONGEST_EXAMPLE]]
+    return {"turns": count, "agree": agree, "ours_wrong": wrong, "differ": dict(differ), "examples": examples}
+
+
+def on_damaged(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
+    """Count what becomes of damage; keep every turn in which ours gives a call, as if nothing were wrong."""
+    mine = ours(family)
     fates: dict[str, Counter[str]] = {"ours": Counter(), "theirs": Counter()}
-    invented = []
+    repaired = []
     for turn in damaged(family, count):
-        ids = ids_of(family, turn.text)
-        good, bad = mine(turn, ids)
+        good, bad = mine(turn, ids_of(family, turn.text))
         fates["ours"][fate(good, turn, bad)] += 1
-        fates["theirs"][fate(attempted(theirs, turn, ids), turn)] += 1
+        fates["theirs"][fate(attempted(theirs, turn), turn)] += 1
         if fate(good, turn, bad) in ("invented", "as it was"):
-            invented.append((turn, good))
-    for who, counted in fates.items():
-        print(f"{'':16} damaged, {who:6}: {dict(counted.most_common())}", flush=True)
-    for turn, good in invented[:show]:
-        print(f"    ours, {turn.damage}: {turn.text!r}\n      {good!r}")
+            repaired.append([turn.damage, turn.text, repr(good)])
+    return {"turns": count, **{who: dict(found.most_common()) for who, found in fates.items()}, "repaired": repaired}
+
+
+def compare(engine: str, family: Family, count: int) -> dict[str, Any]:
+    """Run one format."""
+    began = time.monotonic()
+    try:
+        theirs = ENGINES[engine](family)
+    except Exception as error:
+        return {"not_compared": f"{type(error).__name__}: {str(error)[:200]}"}
+    found = {"sound": on_sound(theirs, family, count), "damaged": on_damaged(theirs, family, count)}
+    return {**found, "seconds": round(time.monotonic() - began), "version": version_of(engine)}
+
+
+def commit() -> str:
+    """Give the last commit of what is compared."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=parsing_only.ROOT, check=True, text=True, capture_output=True
+        ).stdout.strip()
+
+    return git("log", "-1", "--format=%h", "--", *CODE) + (
+        " with changes" if git("status", "--porcelain", *CODE) else ""
+    )
 
 
 def main() -> None:
-    """Compare and print."""
+    """Compare, keep and print."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("engine", choices=("vllm", "sglang"))
+    arguments.add_argument("engine", choices=ENGINES)
     arguments.add_argument("--turns", type=int, default=5000)
-    arguments.add_argument("--show", type=int, default=0, help="examples of each difference")
     arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))
     options = arguments.parse_args()
     logging.disable(logging.CRITICAL)
+    made_of = {"commit": commit(), "turns": options.turns}
     for name in options.formats:
-        compare({"vllm": vllm, "sglang": sglang}[options.engine], FAMILIES[name], options.turns, options.show)
+        before = known().get(options.engine, {}).get(name, {})
+        if {key: before.get(key) for key in made_of} == made_of:
+            continue
+        found = {
+            **made_of,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            **compare(options.engine, FAMILIES[name], options.turns),
+        }
+        print(name, json.dumps(found, ensure_ascii=False)[:600], flush=True)
+        results = known()  # another engine's run may have written meanwhile
+        results.setdefault(options.engine, {})[name] = found
+        RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_page(results)
 
 
 if __name__ == "__main__":

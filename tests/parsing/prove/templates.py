@@ -1,59 +1,27 @@
 """Round trip through the real chat templates: render a call, encode it, parse it, and it must be the call.
 
-The templates are those in TRL's wheel, which is fetched and checked by its hash. 2,000 turns a template by default.
+The templates are those of the zoo, which fetches them once and checks their hashes. 2,000 turns a template by default.
 
-    python tests/parsing/prove/templates.py [--turns 2000] [--wheel PATH]
+    python tests/parsing/prove/templates.py [--turns 2000] [--seed 0]
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import re
-import subprocess
-import sys
-import tempfile
-import zipfile
-from pathlib import Path
 from typing import Any
 
-import parsing_only  # noqa: F401  # before all of ours
+import parsing_only  # noqa: F401  # finds tests and sources
 from generated import calls, value
 
 from parsing.families import FAMILIES, GUARD, Call, Family, ids_of, parse, schema_of, unguarded
 from support.byte_level import byte_level
+from support.zoo import NAMES, source
 from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
 
-TRL = "trl==1.16.0"
-SHA256 = "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 END = re.compile(r"(<\|im_end\|>|<｜end▁of▁sentence｜>|<turn\|>|<\|eot_id\|>|<\|tool_response>)\s*$")
-
-
-def wheel(given: str | None) -> Path:
-    """Give the path of TRL's wheel, fetched if it is not given."""
-    if given is None:
-        folder = tempfile.mkdtemp()
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, TRL]
-        subprocess.run(command, check=True)
-        [path] = Path(folder).glob("trl-*.whl")
-    else:
-        path = Path(given)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{path} has the hash {found}, not {SHA256}.")
-    return path
-
-
-def templates(path: Path) -> dict[str, str]:
-    """Give the templates that show a format of calls, by name; the rest have none that is supported."""
-    found = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in sorted(archive.namelist()):
-            if name.startswith("trl/chat_templates/") and name.endswith(".jinja"):
-                found[Path(name).stem] = archive.read(name).decode()
-    return found
 
 
 def assistant(said: list[Call], as_text: bool) -> dict[str, Any]:
@@ -80,10 +48,10 @@ def completion(tokenizer: Any, said: list[Call], as_text: bool) -> str:
     return END.sub("", whole[begun:])
 
 
-def prove(name: str, template: str, family: Family, count: int) -> tuple[int, list[str]]:
+def prove(name: str, template: str, family: Family, count: int, seed: int) -> tuple[int, list[str]]:
     """Give how many turns came back, and those that did not."""
     tokenizer = byte_level((), template)
-    chance = random.Random(name)
+    chance = random.Random(f"{name} {seed}")
     came_back, lost = 0, []
     single = family.name in ("gpt_oss", "llama3_json")
     for _ in range(count):
@@ -107,22 +75,23 @@ def main() -> None:
     """Prove and print."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--turns", type=int, default=2000)
-    arguments.add_argument("--wheel")
+    arguments.add_argument("--seed", type=int, default=0)
     options = arguments.parse_args()
-    failed = False
-    for name, template in templates(wheel(options.wheel)).items():
+    proven, failed = 0, False
+    for name in NAMES:
         try:
-            family = FAMILIES[detect_tool_parser(template).name]
+            family = FAMILIES[detect_tool_parser(source(name)).name]
         except DetectionError as none:
             print(f"{name:34} {'several' if 'guess' in str(none) else 'shows none'}")
             continue
         try:
-            came_back, lost = prove(name, template, family, options.turns)
-        except Exception as error:
-            print(f"{name:34} {family.name:12} cannot be rendered: {type(error).__name__}: {str(error)[:90]}")
+            came_back, lost = prove(name, source(name), family, options.turns, options.seed)
+        except LookupError as error:
+            print(f"{name:34} {family.name:12} cannot be rendered: {error}")
             continue
         print(f"{name:34} {family.name:12} {came_back} of {options.turns}", *lost[:1], sep="\n    ", flush=True)
-        failed = failed or bool(lost)
+        proven, failed = proven + 1, failed or bool(lost)
+    print(f"{options.turns} turns of each of {proven} templates")
     raise SystemExit(failed)
 
 

@@ -1,0 +1,249 @@
+"""What the guard refuses, what the model then reads, and what it lets through."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strands import tool
+from strands.hooks import BeforeToolCallEvent
+from strands.tools.tools import PythonAgentTool
+
+from support.histories import watched
+from support.scripted import BACKENDS, call, tokenizer
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.hooks import ToolCallGuard, ToolSchemaError
+from tito_core.hooks.argument_schema import LONGEST_FAULT, MOST_FAULTS, ArgumentSchema
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string"},
+        "far": {"type": "integer", "minimum": 0},
+        "deep": {"type": "object", "properties": {"list": {"type": "array", "items": {"type": "boolean"}}}},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    },
+    "required": ["at"],
+    "additionalProperties": False,
+}
+
+
+def tool_with(schema: dict[str, Any], name: str = "look") -> PythonAgentTool:
+    def run(tool_use: Any, **_: Any) -> Any:
+        ran = json.dumps(tool_use["input"], sort_keys=True)
+        return {"toolUseId": tool_use["toolUseId"], "status": "success", "content": [{"text": f"ran {ran}"}]}
+
+    return PythonAgentTool(name, {"name": name, "description": "Look.", "inputSchema": {"json": schema}}, run)
+
+
+async def told(kind: str, *calls: str, guard: ToolCallGuard | None = None, tools: Any = None) -> list[str]:
+    """Give what the policy reads of its calls, out of the prompt that the engine was sent."""
+    it = watched(kind, "".join(calls), "So.", "More.")
+    agent = it.agent(tools=tools or [tool_with(SCHEMA)], hooks=[guard or ToolCallGuard()])
+    await agent.invoke_async("Look.")
+    await agent.invoke_async("And?")
+    it.check()
+    blocks = [
+        block["toolResult"] for message in agent.messages for block in message["content"] if "toolResult" in block
+    ]
+    assert all(block["status"] == ("success" if "ran" in str(block) else "error") for block in blocks)
+    return [block["content"][0]["text"] for block in blocks]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_unknown_tool_is_refused_with_those_that_there_are(kind: str) -> None:
+    guard = ToolCallGuard()
+    read = await told(kind, call("lok", "{}"), call("look", '{"at": "x"}'), call("lok", '{"at": 1}'), guard=guard)
+    unknown = "There is no tool 'lok'. The tools are: look."
+    assert read == [unknown, 'ran {"at": "x"}', unknown]
+    assert guard.unknown_calls == {"lok": 2}
+    guard.reset()
+    assert guard.unknown_calls == {}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("name", ["a.b", "two words", "x" * 65, "é"])
+async def test_a_name_that_no_tool_may_have_is_an_unknown_tool(kind: str, name: str) -> None:
+    guard = ToolCallGuard()
+    it = watched(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
+    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    await agent.invoke_async("Look.")
+    await agent.invoke_async("And?")
+    it.check()
+    read = tokenizer().decode(it.script.requests[1].prompt_ids)
+    assert read.index('ran {"at": "x"}') < read.index(f"There is no tool {name!r}. The tools are: look.")
+    assert guard.unknown_calls == {name: 1}
+
+
+async def test_of_many_tools_the_first_are_named() -> None:
+    tools = [tool_with(SCHEMA, name) for name in ("c", "a", "b", "d")]
+    unknown = call("e", "{}")
+    assert await told("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=2)) == [
+        "There is no tool 'e'. The tools are: a, b and 2 more."
+    ]
+    assert await told("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=4)) == [
+        "There is no tool 'e'. The tools are: a, b, c, d."
+    ]
+
+
+async def test_without_tools_the_error_says_so() -> None:
+    it = watched("vllm", call("look", "{}"), "So.")
+    agent = it.agent(tools=[], hooks=[ToolCallGuard()])
+    await agent.invoke_async("Look.")
+    assert agent.messages[2]["content"][0]["toolResult"]["content"] == [
+        {"text": "There is no tool 'look'. There are no tools."}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "faults"),
+    [
+        ("{}", "'at' is a required property"),
+        ('{"at": 1}', "at: 1 is not of type 'string'"),
+        ('{"at": "x", "far": 1.5}', "far: 1.5 is not of type 'integer'"),
+        ('{"at": "x", "far": -1}', "far: -1 is less than the minimum of 0"),
+        ('{"at": "x", "far": true}', "far: True is not of type 'integer'"),
+        ('{"at": "x", "deep": {"list": [true, 0]}}', "deep.list[1]: 0 is not of type 'boolean'"),
+        ('{"at": "x", "up": 1}', "Additional properties are not allowed ('up' was unexpected)"),
+        ('{"at": "x", "maybe": "y"}', "maybe: 'y' is not valid under any of the given schemas"),
+        ('{"far": "y", "at": null}', "at: None is not of type 'string'; far: 'y' is not of type 'integer'"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_refused_and_each_fault_is_named(arguments: str, faults: str) -> None:
+    guard = ToolCallGuard()
+    read = await told("sglang", call("look", arguments), guard=guard)
+    assert read == [f"The arguments of 'look' do not fit its schema: {faults}."]
+    assert guard.invalid_calls == {"look": 1}
+    guard.reset()
+    assert guard.invalid_calls == {}
+
+
+async def test_arguments_that_fit_go_through_as_they_are() -> None:
+    fits = '{"at": "x", "deep": {"list": [true]}, "far": 5.0, "maybe": null}'
+    assert await told("vllm", call("look", fits)) == [f"ran {fits}"]
+
+
+async def test_a_decorated_tool_is_held_to_its_schema_and_not_to_what_pydantic_would_make_of_it() -> None:
+    @tool
+    def double(number: int, times: int | None = None) -> str:
+        """Double.
+
+        Args:
+            number: A number.
+            times: How often.
+        """
+        return f"ran {number * 2}"
+
+    calls = [call("double", '{"number": 2}'), call("double", '{"number": "2"}')]
+    assert await told("vllm", *calls, tools=[double]) == [
+        "ran 4",
+        "The arguments of 'double' do not fit its schema: number: '2' is not of type 'integer'.",
+    ]
+
+
+async def test_a_malformed_call_keeps_its_own_reason() -> None:
+    guard = ToolCallGuard()
+    it = watched("vllm", call("look", '{"at": "x",}'), "So.")
+    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    await agent.invoke_async("Look.")
+    assert agent.messages[1]["content"][0]["toolUse"]["name"] == MALFORMED_CALL
+    assert not guard.unknown_calls
+    assert "malformed and was not executed" in tokenizer().decode(it.script.requests[1].prompt_ids)
+
+
+async def test_what_another_hook_cancelled_stays_as_it_is() -> None:
+    guard = ToolCallGuard()
+    it = watched("vllm", call("nope", "{}"), "So.")
+
+    def cancel(event: BeforeToolCallEvent) -> None:
+        event.cancel_tool = "first"
+
+    agent = it.agent(hooks=[cancel, guard])
+    await agent.invoke_async("Go.")
+    assert agent.messages[2]["content"][0]["toolResult"]["content"] == [{"text": "first"}]
+    assert not guard.unknown_calls
+
+
+async def test_a_broken_schema_is_said_before_anything_else() -> None:
+    it = watched("vllm", call("look", "{}"), "So.")
+    agent = it.agent(tools=[tool_with({"type": "object", "properties": {"at": {"type": "strin"}}})])
+    agent.hooks.add_hook(ToolCallGuard())
+    with pytest.raises(ToolSchemaError, match=r"tool 'look' is broken at \$.*properties.*at.*Mend the tool"):
+        await agent.invoke_async("Look.")
+    assert len(it.model.ledger) == 0
+    assert agent.messages == []
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "http://localhost:9/schema"}, {"$ref": "#"}, {"$ref": "#/$defs/no"}])
+async def test_a_schema_that_cannot_be_followed_lets_nothing_through_and_fetches_nothing(
+    schema: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        [read] = await told("vllm", call("look", '{"at": "x"}'), tools=[tool_with(schema)])
+    assert read.startswith("The input schema of tool 'look' cannot be followed: ")
+    assert read in caplog.text
+
+
+async def test_a_tool_that_is_replaced_by_another_of_its_name_has_the_others_schema() -> None:
+    it = watched("vllm", call("look", '{"at": "x"}'), "So.", call("look", '{"at": "x"}'), "So.")
+    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[ToolCallGuard()])
+    await agent.invoke_async("Look.")
+    agent.tool_registry.registry["look"] = tool_with({"type": "object", "required": ["far"]})
+    await agent.invoke_async("Look.")
+    [[first], [second]] = [
+        [block["toolResult"]["status"] for block in message["content"]]
+        for message in agent.messages
+        if "toolResult" in message["content"][0]
+    ]
+    assert (first, second) == ("success", "error")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2) | st.floats(-2, 2),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*SCHEMA["properties"], "up"]), inner),
+    max_leaves=6,
+)
+
+
+@given(json_values)
+def test_there_are_faults_exactly_where_the_schema_says_no(value: Any) -> None:
+    faults = ArgumentSchema("look", SCHEMA).faults(value)
+    assert bool(faults) != jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
+    assert len(faults) <= MOST_FAULTS
+    assert all(0 < len(fault) <= LONGEST_FAULT + 30 for fault in faults)
+
+
+def test_faults_are_few_and_short() -> None:
+    schema = ArgumentSchema("look", {"type": "object", "additionalProperties": {"type": "integer"}})
+    faults = schema.faults({f"k{number}": "x" * 1000 for number in range(9)})
+    assert len(faults) == MOST_FAULTS
+    assert faults[0] == "k0: '" + "x" * (LONGEST_FAULT - 1) + "..."
+
+
+def test_a_schema_is_read_in_its_own_draft() -> None:
+    closed = {"items": [{"type": "string"}], "additionalItems": False}
+    assert not ArgumentSchema("look", {**closed, "items": {}}).faults(["x", "y"])
+    seven = ArgumentSchema("look", {"$schema": "http://json-schema.org/draft-07/schema#", **closed})
+    assert seven.faults(["x", "y"])
+
+
+def test_limits_alone_load_no_schema_library() -> None:
+    code = (
+        "import sys; from tito_core.hooks import LoopLimiter; print('tito_core.hooks.argument_schema' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_every_public_name_is_there() -> None:
+    hooks = importlib.import_module("tito_core.hooks")
+    assert {name for name in hooks.__all__ if getattr(hooks, name) is not None} == set(hooks.__all__) <= set(dir(hooks))
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        hooks.Nope  # noqa: B018

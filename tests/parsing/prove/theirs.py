@@ -1,0 +1,133 @@
+"""The parsers inside a real engine's package, each as a function from a turn to its calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from generated import Turn
+
+from parsing.families import Call, Family, schema_of
+
+Theirs = Callable[[Turn], list[Call]]
+O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+VLLM = {
+    "phi4_mini": "phi4_mini_json",
+}
+SGLANG = {
+    "deepseek_v3": "deepseekv3",
+    "deepseek_v31": "deepseekv31",
+    "deepseek_v32": "deepseekv32",
+    "deepseek_v4": "deepseekv4",
+    "gpt_oss": "gpt-oss",
+    "llama3_json": "llama3",
+    "llama4_pythonic": "pythonic",
+    "minimax_m2": "minimax-m2",
+    "granite": "",
+    "phi4_mini": "",
+    "xlam": "",
+}
+
+
+def tools_of(turn: Turn) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(given)}}
+        for name, given in turn.calls
+    ]
+
+
+def vllm(family: Family) -> Theirs:
+    if family.name == "gpt_oss":
+        return vllm_harmony(family)
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    made = ToolParserManager.get_tool_parser(VLLM.get(family.name, family.name))
+    tokenizer = family.tokenizer(True)
+
+    def parse(turn: Turn) -> list[Call]:
+        request = ChatCompletionRequest(
+            model="m", messages=[{"role": "user", "content": "a"}], tools=tools_of(turn), tool_choice="auto",
+            chat_template_kwargs={"enable_thinking": False, "thinking": False},
+        )  # fmt: skip
+        parser = made(tokenizer, request.tools)
+        found = parser.extract_tool_calls(turn.text, request)
+        return [(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+
+    return parse
+
+
+def vllm_harmony(family: Family) -> Theirs:
+    """vLLM reads Harmony by ids of its own vocabulary, and not through its protocol of tool parsers."""
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_vocabulary())
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
+    from vllm.parser.parser_manager import ParserManager
+
+    made = ParserManager.get_parser("openai", "openai_gptoss", True, is_harmony=True)
+    tokenizer, encoding = family.tokenizer(True), get_encoding()
+
+    def parse(turn: Turn) -> list[Call]:
+        request = ChatCompletionRequest(
+            model="m", messages=[{"role": "user", "content": "a"}], tools=tools_of(turn), tool_choice="auto"
+        )
+        ids = encoding.encode(turn.text, allowed_special="all")
+        _, _, found = made(tokenizer, request.tools).parse(turn.text, request, True, ids)
+        return [(call.name, json.loads(call.arguments)) for call in found or ()]
+
+    return parse
+
+
+def harmony_vocabulary() -> Path:
+    """Give a folder with Harmony's vocabulary, which openai_harmony would fetch itself; npm has it in another form."""
+    folder = Path(tempfile.gettempdir()) / "tito-o200k"
+    path = folder / "o200k_base.tiktoken"
+    if not path.exists():
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["npm", "pack", "--silent", "js-tiktoken@1.0.21"], cwd=folder, check=True, capture_output=True)
+        with tarfile.open(folder / "js-tiktoken-1.0.21.tgz") as archive:
+            member = archive.extractfile("package/dist/ranks/o200k_base.js")
+            assert member is not None
+            source = member.read().decode()
+        ranks = json.loads(source[source.index("{") : source.rindex("}") + 1])["bpe_ranks"]
+        tokens: dict[int, str] = {}
+        for line in filter(None, ranks.split("\n")):
+            _, first, *encoded = line.split(" ")
+            tokens.update(enumerate(encoded, int(first)))
+        path.write_text("".join(f"{tokens[rank]} {rank}\n" for rank in sorted(tokens)))
+    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != O200K_SHA256:
+        raise SystemExit(f"{path} has the hash {found}, not {O200K_SHA256}.")
+    return folder
+
+
+def sglang(family: Family) -> Theirs:
+    from sglang.srt.entrypoints.openai.protocol import Tool
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    name = SGLANG.get(family.name, family.name)
+    if name not in FunctionCallParser.ToolCallParserEnum:
+        raise LookupError("it has no such parser")
+
+    def parse(turn: Turn) -> list[Call]:
+        parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name)
+        text = "<|start|>assistant" + turn.text if family.name == "gpt_oss" else turn.text
+        _, found = parser.parse_non_stream(text)
+        return [(call.name or "", json.loads(call.parameters)) for call in found]
+
+    return parse
+
+
+ENGINES: dict[str, Callable[[Family], Theirs]] = {"vllm": vllm, "sglang": sglang}
+
+
+def version_of(engine: str) -> str:
+    """Give the engine's version; builds for a CPU are installed under other names."""
+    return str(import_module(engine).__version__)
