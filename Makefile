@@ -74,7 +74,7 @@ bench: $(READY)  ## print the benchmark tables
 lock: $(READY)  ## write constraints.txt anew from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools
 	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-		--no-header --extra dev --extra docs --extra mutants --output-file constraints.txt pyproject.toml
+		--no-header --extra dev --extra docs --extra mutants --extra renderers --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Chat templates: certified, exact over random conversations, safe under attack, and quick.
 
     python benchmarks/templates.py [--json] [--quick]
+    python benchmarks/templates.py --page      (writes the table of docs/templates.md)
 
 Run it from the repository: the templates and tokenizers are those of the tests (tests/support/zoo.py), fetched once.
 Each delta is compared with transformers' own rendering of the whole conversation, with 30% of the turns cut off.
@@ -12,8 +13,10 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,9 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import peers, structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
 from support.conversations import asked, calls, results
+from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate, TemplateError
 
+PAGE, BEGIN = Path(__file__).resolve().parents[1] / "docs" / "templates.md", "<!-- zoo -->"
 CONTEXTS = {"delta_ms_2k": 2_000, "delta_ms_128k": 128_000}
 WORDS = (
     "the",
@@ -52,39 +57,58 @@ REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "g
 LETTERS = "abcdefghij XYZ 0123456789 .,;:!?'\"()-_/\\\n\t é日本語Ωß😀\u00a0{}="
 
 
-def certify() -> tuple[dict[str, tuple[ChatTemplate, Any]], dict[str, str]]:
-    """Certify all tool templates, and the structures of our own; give the certified, and why the others are not."""
-    certified: dict[str, tuple[ChatTemplate, Any]] = {}
-    refused: dict[str, str] = {}
-    for name in (*zoo.TOOL_NAMES, *structures.STRUCTURES):
-        of = structures if name in structures.STRUCTURES else zoo
-        try:
-            template = of.template(name)
-        except TemplateError as error:
-            refused[name] = str(error)
-            continue
-        if template.certificate.tools:
-            certified[name] = (template, of.tokenizer(name))
-        else:
-            refused[name] = "It shows no calls."
-    return certified, refused
+@dataclass(frozen=True)
+class Certified:
+    """The certified templates with their tokenizers, why the others are not, and the CPU seconds that each took.
+
+    The first template of a tokenizer pays for the copy of that tokenizer.
+    """
+
+    templates: dict[str, tuple[ChatTemplate, Any]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def times(self) -> dict[str, Any]:
+        """Give what certification takes."""
+        slowest = max(self.seconds, key=lambda name: self.seconds[name])
+        return {
+            "certify_s_median": statistics.median(self.seconds.values()),
+            "certify_s_slowest": self.seconds[slowest],
+            "certify_slowest": slowest,
+            "certify_s": self.seconds,
+        }
+
+
+def certify() -> Certified:
+    """Certify all tool templates, and the structures of our own, anew."""
+    found = Certified()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (*zoo.TOOL_NAMES, *structures.STRUCTURES):
+            tokenizer = (structures if name in structures.STRUCTURES else zoo).tokenizer(name)
+            started = time.process_time()
+            try:
+                template = ChatTemplate.of(tokenizer, certificates=Path(folder))
+            except TemplateError as error:
+                found.refused[name] = str(error)
+                continue
+            found.seconds[name] = time.process_time() - started
+            if template.certificate.tools:
+                found.templates[name] = (template, tokenizer)
+            else:
+                found.refused[name] = "It shows no calls."
+    return found
 
 
 def converse(certified: dict[str, tuple[ChatTemplate, Any]], conversations: int) -> dict[str, Any]:
     """Count exact deltas over random conversations, shared evenly among the templates."""
     counts: Counter[str] = Counter()
     each = -(-conversations // len(certified))
-    for template, tokenizer in certified.values():
+    for name, (template, tokenizer) in certified.items():
         shown = Features.of(template)
         for seed in range(each):
-            drawn = rollout(Random(seed), shown)
-            first = drawn.turns[0]
-            path = template.first_prompt(first.before, drawn.system, drawn.tools).ids.tolist()
+            drawn = rollout(Random(f"{name} {seed}"), shown)
+            counts["broken"] += broken_prefixes(template, tokenizer, drawn)
             for turn, found, expected, truth in check(template, tokenizer, drawn):
-                _, completion = peers.sampled(template, tokenizer, drawn, turn, truth.last)
-                prompt = [*path, *completion, *found]
-                counts["broken"] += prompt[: len(path) + len(completion)] != [*path, *completion]
-                path = prompt
                 counts["turns"] += 1
                 counts["truncated"] += turn.opened is not None
                 counts["exact"] += found == expected
@@ -108,10 +132,10 @@ def assault(certified: dict[str, tuple[ChatTemplate, Any]], attempts: int) -> di
     """Count control ids from content over attempts, shared evenly among the templates."""
     each = -(-attempts // len(certified))
     leaked = 0
-    for template, _ in certified.values():
+    for name, (template, _) in certified.items():
         shown, strings = Features.of(template), controls(template)
         for seed in range(each):
-            random = Random(seed)
+            random = Random(f"{name} {seed}")
             attempt = Attempt.of(lambda random=random, strings=strings: attack(random, strings), shown.tools)
             leaked += from_content(template, attempt, system=shown.system)
     return {"injection_attempts": each * len(certified), "control_ids_from_content": leaked}
@@ -154,11 +178,25 @@ def speed(repeats: int) -> dict[str, Any]:
     return {name: statistics.median(values) for name, values in samples.items()} | {"delta_samples": samples}
 
 
+def page(certified: dict[str, tuple[ChatTemplate, Any]], refused: dict[str, str]) -> str:
+    """Write the table of all templates."""
+    rows = ["| template | tokenizer | delta rendered | equal | refused | reasoning | rewrites its past |"]
+    rows.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, (template, _) in certified.items():
+        kind = zoo.family(name).tokenizer if name in zoo.NAMES else ""
+        said = template.certificate
+        parts = sorted({line.split(":")[0] for line in said.rewrites})
+        facts = (len(said.passed), len(said.refused), said.thinking, ", ".join(parts) or "no")
+        rows.append(f"| {' | '.join(map(str, (name, kind or '(byte-level)', said.candidate, *facts)))} |")
+    rows += [f"| {name} | refused: {why.splitlines()[0]} | | | | | |" for name, why in refused.items()]
+    return "\n".join(rows)
+
+
 def table(measured: dict[str, Any], refused: dict[str, str]) -> Table:
     """Lay out what a person reads."""
     shown = Table("what", "value", title="Chat templates")
     for key, value in measured.items():
-        if key != "delta_samples":
+        if key not in ("delta_samples", "certify_s"):
             shown.add_row(key.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else str(value))
     for name, why in refused.items():
         shown.add_row(f"refused: {name}", why.splitlines()[0])
@@ -170,14 +208,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--page", action="store_true")
     arguments = parser.parse_args()
     conversations, attempts, strings, repeats = (
         (250, 250, 150, 500) if arguments.quick else (10_000, 10_000, 5_000, 3_000)
     )
     with Console(stderr=True).status("fetching and certifying"):
-        certified, refused = certify()
+        made = certify()
+    certified, refused = made.templates, made.refused
+    if arguments.page:
+        head, tail = PAGE.read_text(encoding="utf-8").split(BEGIN)[0], "\n<!-- end -->\n"
+        PAGE.write_text(f"{head}{BEGIN}\n{page(certified, refused)}{tail}", encoding="utf-8")
+        return
     native = [name for name in certified if name in zoo.NAMES and not name.endswith("_training")]
-    measured = {"certified": len(certified), "refused": len(refused), "certified_native": len(native)}
+    measured = {"certified": len(certified), "refused": len(refused), "certified_native": len(native), **made.times()}
     measured |= speed(repeats) | converse(certified, conversations) | assault(certified, attempts) | plain(strings)
     if arguments.json:
         print(json.dumps(measured | {"refusals": refused}))

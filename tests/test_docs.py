@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.scripted import Says, call, engine_of, tokenizer
+from support.byte_level import byte_level
+from support.scripted import Says, call, engine_of, policy_of, tokenizer
+from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger import Reason
 from tito_core.parsing import known_tool_parsers, registry
 from tito_core.testing import ScriptedServer
@@ -114,3 +116,22 @@ def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
 def test_every_make_target_in_the_readme_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())) - {"help"} <= targets | {"sure"}
+
+
+def test_the_templates_page_runs() -> None:
+    names: dict[str, Any] = {"policy": policy_of("vllm", "qwen3-tiny")}
+    for code in snippets("docs/templates.md"):
+        exec(compile(code, "docs/templates.md", "exec"), names)
+    assert not names["model"]._settings.keeps_thinking
+
+
+def test_the_templates_page_shows_a_certificate_and_a_refusal_as_they_are() -> None:
+    refused, shown = snippets("docs/templates.md", "text")
+    lines = list(policy_of("vllm", "qwen3-tiny").template.certificate.lines())
+    for line, expected in zip(shown.splitlines(), lines, strict=True):
+        assert line == expected or expected.startswith(line.removesuffix("..."))
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    prompt = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate.certify(byte_level(template=source + prompt + "{{ messages|length }}"))
+    assert " ".join(refused.split()) == " ".join(f"TemplateError: {caught.value}".split())

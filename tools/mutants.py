@@ -62,7 +62,12 @@ PACKAGES = {
     package.name: package
     for package in (
         Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/test_store.py", "tests/test_json.py")),
-        Package("chat", ("src/tito_core/chat/*",), ("tests/chat",)),
+        Package(
+            "chat",
+            ("src/tito_core/chat/*",),
+            ("tests/chat",),
+            ("-k", "not (of_the_zoo or random_rollouts or attack or plain_content or same_model or packages or real)"),
+        ),
         Package(
             "parsing",
             ("src/tito_core/parsing/*",),

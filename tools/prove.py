@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
+CHAT = ("src/tito_core/chat", "tests/chat/prove/zoo.py", "tests/support/zoo.py", "tests/support/zoo_templates.json")
 PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
 ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
@@ -113,6 +114,37 @@ PROOFS = {
         (*PARSING, "tests/parsing/prove/templates.py", "tests/parsing/prove/generated.py"),
         lambda count, seed: f"python tests/parsing/prove/templates.py --turns {count} --seed {seed}",
         r"(\d+) turns of each",
+    ),
+    "conversations": Proof(
+        "Every certified tool template, random conversations with tools, parallel calls, unicode, reasoning and 30% of "
+        "the turns cut off: each prompt begins with the one before and its completion, and each delta is token for "
+        "token what transformers renders of the whole conversation in that place.",
+        "conversations",
+        10_000,
+        1_250,
+        (*CHAT, "tests/support/rollouts.py", "tests/support/extending.py"),
+        lambda count, seed: f"python tests/chat/prove/zoo.py --conversations {count} --seed {seed}",
+        r"(\d+) conversations",
+    ),
+    "attacks": Proof(
+        "Every place for content, names and schema keys too, is filled from a grammar over each tokenizer's control "
+        "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): no control id comes from it.",
+        "attacks",
+        10_000,
+        1_250,
+        (*CHAT, "tests/support/attacks.py"),
+        lambda count, seed: f"python tests/chat/prove/zoo.py --attacks {count} --seed {seed}",
+        r"(\d+) attacks",
+    ),
+    "plain-strings": Proof(
+        "Content that spells no control token gives exactly the ids that the tokenizer gives the whole rendering: "
+        "Qwen3, Llama 3, gpt-oss, Gemma 3 and DeepSeek-V3.",
+        "strings of each tokenizer",
+        5_000,
+        2_500,
+        CHAT,
+        lambda count, seed: f"python tests/chat/prove/zoo.py --strings {count} --seed {seed}",
+        r"(\d+) strings",
     ),
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",

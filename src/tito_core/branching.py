@@ -84,6 +84,29 @@ def branch_of(situation: Situation, parent: int | None) -> Branch | None:
     return _departure(situation, situation.own, parent)
 
 
+def rewritten_branch(situation: Situation, parent: int, written: Branch, *, may_branch: bool) -> Branch:
+    """Tell why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
+
+    Args:
+        situation: What the call brings.
+        parent: The turn that it fits, and would extend if the reasoning stayed.
+        written: The branch that the template makes.
+        may_branch: Whether the agent's own history may have changed.
+
+    Raises:
+        HistoryChangedError: It did and may not; what the template changes is no change of the agent's.
+    """
+    ledger, own = situation.ledger, situation.own
+    if own is not None and own != parent:
+        branch = _departure(situation, own, None)
+        if not may_branch:
+            refuse(situation, branch)
+        return branch
+    if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
+        return written
+    return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(situation, parent)
+
+
 def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
     """Yield a turn and those it came from, nearest first: its path, and past each root the turn that this one left."""
     while turn is not None:

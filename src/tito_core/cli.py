@@ -16,11 +16,13 @@ from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.engine.cli import app as engine_app
 from tito_core.ledger.ledger import Ledger
 from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
+from tito_core.template_check import app as template_app
 from tito_core.tokens import Show, coloured, ids_only
 from tito_core.verify import connect_for_scoring, merge, rescore
 
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
+app.add_typer(template_app, name="template", help="Certify chat templates.")
 console = Console()
 
 File = Annotated[Path, typer.Argument(help="A file of rollouts, as the demo writes it.", exists=True, dir_okay=False)]
@@ -85,5 +87,7 @@ def main() -> None:
     try:
         app()
     except (*EXPECTED_ERRORS, store.SchemaError) as error:
-        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(
+            f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
         sys.exit(1)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.branching import Situation, branch_of, lineage, refuse
-from tito_core.ledger.branch import Branch
+from tito_core.branching import Situation, branch_of, lineage, refuse, rewritten_branch
+from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft, Finish
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
+Strips = Callable[[Messages], bool]
 Opening = dict[str, Any]
 """What comes before all messages: system prompt, tools, and the template's own fingerprint."""
 
@@ -63,13 +65,28 @@ def _told(message: Message) -> Message:
 
 
 def find_place(
-    ledger: Ledger, opening: Opening, messages: Messages, state: Mapping[str, Any] | None, *, may_branch: bool = True
+    ledger: Ledger,
+    opening: Opening,
+    messages: Messages,
+    state: Mapping[str, Any] | None,
+    *,
+    may_branch: bool = True,
+    strips: Strips | None = None,
 ) -> Place:
     """Find the turn that a history continues, and what it means when that is not simply the latest.
 
     A turn fits when the history starts with exactly the messages it was committed with, and nothing after them is
     an assistant's (which the engine did not sample in this place). Among several that fit, the agent's own key in
     `state` decides, then the latest commit.
+
+    Args:
+        ledger: The ledger.
+        opening: What comes before all messages.
+        messages: The history.
+        state: The agent's own channel, or None for a call outside any agent.
+        may_branch: Whether the agent's own history may have changed.
+        strips: Tells whether the template strips reasoning before these messages, where the rollout follows it: the
+            history then begins anew when the turn that it fits still shows such reasoning.
 
     Raises:
         HistoryChangedError: `may_branch` is False, and the agent's own history changed.
@@ -84,6 +101,9 @@ def find_place(
         parent = _chosen(ledger, entry.turns, own)
         ledger.adopt(parent, messages[answered - 1])
     situation = Situation(ledger, walk, opening, messages, own, is_agents=state is not None)
+    written = None if parent is None else _rewritten(ledger, walk, messages, (parent, answered), strips)
+    if written is not None and parent is not None:
+        return Place(None, 0, walk, rewritten_branch(situation, parent, written, may_branch=may_branch))
     branch = branch_of(situation, parent)
     if not may_branch:
         refuse(situation, branch)
@@ -123,6 +143,56 @@ def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
             return None
         answered -= 1
     return None
+
+
+def _rewritten(
+    ledger: Ledger, walk: Walk, messages: Messages, place: tuple[int, int], strips: Strips | None
+) -> Branch | None:
+    """Give the branch that the template makes where it cannot write on after what was sampled, or None.
+
+    A stop that was sampled inside reasoning stays where it is: no closer can come before it any more, and no template
+    writes it there. And a template that a rollout follows strips reasoning.
+    """
+    parent, answered = place
+    if stopped_in_reasoning(ledger[parent].draft):
+        return Branch(Reason.THINKING, parent, answered - 1, "left open")
+    if strips is None:
+        return None
+    stripped = _stripped(messages, answered, _asked_first(ledger, walk, parent), strips)
+    return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
+
+
+def stopped_in_reasoning(draft: Draft) -> bool:
+    """Tell whether a turn ended by a stop token while its reasoning was open; a stop string is no token."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
+
+
+def _asked_first(ledger: Ledger, walk: Walk, turn: int) -> int:
+    """Count the messages that the root of a turn's path was asked with: what the template itself wrote there."""
+    root = ledger.path(turn)[0].index
+    depth = walk.known - 1  # without the opening
+    for entry in walk.entry.upward():
+        if root in entry.turns:
+            break
+        depth -= 1
+    return depth - 1
+
+
+def _stripped(messages: Messages, answered: int, asked_first: int, strips: Strips) -> int | None:
+    """Find the first answer whose reasoning a path still shows and the template would now strip.
+
+    What was sampled is shown, and of the root's own prompt what the template did not strip there.
+    """
+    if not strips(messages[answered:]):
+        return None
+    first = asked_first
+    while first and not strips(messages[first : min(first + 1, asked_first)]):
+        first -= 1
+    return next((i for i in range(first, answered) if _reasons(messages[i])), None)
+
+
+def _reasons(message: Message) -> bool:
+    return any("reasoningText" in block.get("reasoningContent", {}) for block in message["content"])
 
 
 def _chosen(ledger: Ledger, fitting: Sequence[int], own: int | None) -> int:

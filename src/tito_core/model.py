@@ -23,6 +23,8 @@ from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
+from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.renderers import MakeRenderer
 from tito_core.history import as_shown, remember
 from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
@@ -51,6 +53,10 @@ class TITOModel(Model):
         sampling: Sampling parameters of all turns.
         parser: Name of the tool-call format; "auto" takes the one that the chat template shows.
         template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
+        content_tokens: "inert": no control token comes from message content, whatever it spells (law 6).
+            "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
+        renderer: Takes the deltas from the package `renderers` (extra `renderers`): the name of one, such as "qwen3",
+            or a function that makes one for a tokenizer. What differs from the chat template is refused.
         ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
             restored session names.
         context_window_limit: Tokens of context to use; the server's own length when None.
@@ -58,6 +64,8 @@ class TITOModel(Model):
             "error" raises `HistoryChangedError` before anything is sent.
         malformed_calls: What becomes of a call that is not sound; it never runs. "feedback" lets the policy read why,
             "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
+        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
+            was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -75,15 +83,19 @@ class TITOModel(Model):
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         parser: str = "auto",
         template_arguments: Mapping[str, Any] | None = None,
+        content_tokens: ContentTokens = "inert",
+        renderer: str | MakeRenderer | None = None,
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         settings.may_branch(history)
         malformed.checked(malformed_calls)
+        settings.keeps_thinking(thinking)
         checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
@@ -93,10 +105,12 @@ class TITOModel(Model):
             tokenizer=tokenizer,
             parser=parser,
             template_arguments=template_arguments,
+            content_tokens=content_tokens,
+            renderer=renderer,
             store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit, history, malformed_calls)
+        self._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
 
     @classmethod
     def of(
@@ -108,10 +122,11 @@ class TITOModel(Model):
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
-        model = cls.__new__(cls)
-        model._begin(policy, settings.sampling_params(sampling), ledger, context_window_limit, history, malformed_calls)
+        model, checked = cls.__new__(cls), settings.sampling_params(sampling)
+        model._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
         return model
 
     def _begin(
@@ -122,6 +137,7 @@ class TITOModel(Model):
         limit: int | None,
         history: str,
         malformed_calls: str,
+        thinking: str,
     ) -> None:
         self.policy = policy
         self._settings = settings.Settings(
@@ -129,6 +145,7 @@ class TITOModel(Model):
             settings.context_limit(limit, policy.info.max_model_len),
             settings.may_branch(history),
             malformed.checked(malformed_calls),
+            settings.keeps_thinking(thinking),
         )
         self._recording = Recording(policy, ledger)
 
@@ -148,6 +165,11 @@ class TITOModel(Model):
             ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
         """
         self._settings = self._settings.changed(self.policy.info, model_config)
+
+    @property
+    def certificate(self) -> Certificate:
+        """What was tried on the chat template, and found (law 7)."""
+        return self.policy.template.certificate
 
     @property
     def ledger(self) -> Ledger:
@@ -226,6 +248,7 @@ class TITOModel(Model):
                 asked=Asked(tool_choice, structured_output_model),
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
+                keeps_thinking=self._settings.keeps_thinking,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:

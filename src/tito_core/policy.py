@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Coroutine, Mapping
@@ -14,12 +15,14 @@ from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
-from tito_core.chat.template import ChatTemplate
+from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.renderers import MakeRenderer
+from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
 from tito_core.malformed import MalformedCalls
 from tito_core.parsing.detection import Detected
-from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, get_tool_parser
+from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.prompts import Prompts
 from tito_core.store import LedgerFile
 
@@ -72,6 +75,8 @@ class Policy:
         tokenizer: str | PreTrainedTokenizerBase,
         parser: str = AUTO,
         template_arguments: Mapping[str, Any] | None = None,
+        content_tokens: ContentTokens = "inert",
+        renderer: str | MakeRenderer | None = None,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> Policy:
@@ -84,6 +89,8 @@ class Policy:
             parser: Name of the tool-call format; "auto" takes the one that the chat template shows, and the choice is
                 logged and kept as `policy.detected`.
             template_arguments: Fixed for all rollouts, such as {"enable_thinking": False}.
+            content_tokens: "inert", or "as-template" to let content spell control tokens as the tokenizer itself would.
+            renderer: Takes the deltas from the package `renderers`; see `ChatTemplate.of`.
             store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
                 when its session is restored.
             **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
@@ -97,10 +104,17 @@ class Policy:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
         loaded = load_tokenizer(tokenizer)
-        template = ChatTemplate.of(loaded, **(template_arguments or {}))
         detected = choose_tool_parser(parser, loaded)
         logger.info("parser=<%s> | %s", detected.name, detected.why)
         chosen = get_tool_parser(detected.name, loaded)
+        markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
+        template = ChatTemplate.of(
+            loaded,
+            content_tokens=content_tokens,
+            markup=markup,
+            renderer=renderer,
+            **checked_arguments(template_arguments),
+        )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
@@ -115,6 +129,7 @@ class Policy:
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
         from tito_core.model import TITOModel
@@ -126,13 +141,20 @@ class Policy:
             context_window_limit=context_window_limit,
             history=history,
             malformed_calls=malformed_calls,
+            thinking=thinking,
         )
 
     def ledger(
         self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
     ) -> Ledger:
-        """Make a new ledger that names this policy's tokenizer, and streams to the store where there is one."""
-        ledger = Ledger(group_id=group_id, task_id=task_id, tokenizer=self.tokenizer.name_or_path or None, user=user)
+        """Make a new ledger that names this policy's tokenizer and certified template, and streams to the store."""
+        ledger = Ledger(
+            group_id=group_id,
+            task_id=task_id,
+            tokenizer=self.tokenizer.name_or_path or None,
+            user=user,
+            certificate=summary(self.template.certificate),
+        )
         return ledger if self.store is None else self.store.attach(ledger)
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
@@ -141,6 +163,12 @@ class Policy:
             return given
         stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
         return given.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
+def summary(certificate: Certificate) -> dict[str, Any]:
+    """Give a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+    fields: dict[str, Any] = json.loads(certificate.to_json())
+    return {**fields, "passed": len(certificate.passed)}
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -45,12 +45,14 @@ class Settings:
         context_limit: Tokens of context to use, at most the server's own; None when neither says.
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
         malformed_calls: What becomes of malformed calls.
+        keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
     """
 
     sampling: SamplingParams
     context_limit: int | None
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
+    keeps_thinking: bool = True
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
@@ -101,6 +103,17 @@ def may_branch(history: str) -> bool:
     if history not in ("fork", "error"):
         raise ValueError(f"history must be 'fork' or 'error', not {history!r}.")
     return history == "fork"
+
+
+def keeps_thinking(thinking: str) -> bool:
+    """Read the `thinking` setting.
+
+    Raises:
+        ValueError: It is neither "keep" nor "as-template".
+    """
+    if thinking not in ("keep", "as-template"):
+        raise ValueError(f"thinking must be 'keep' or 'as-template', not {thinking!r}.")
+    return thinking == "keep"
 
 
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:

@@ -71,6 +71,7 @@ def prepare(
     asked: Asked = Asked(),  # noqa: B008  # frozen
     context_limit: int | None,
     may_branch: bool,
+    keeps_thinking: bool = True,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -81,7 +82,8 @@ def prepare(
         UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
     opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
-    place = find_place(ledger, opening, messages, state, may_branch=may_branch)
+    strips = None if keeps_thinking else policy.template.strips_thinking
+    place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
     if place.parent is None:
         delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
     else:
@@ -106,9 +108,11 @@ def prepare(
 
 def opened(before: Draft) -> Opened:
     """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
-    if before.finish == Finish.LENGTH and not before.reasoning_closed:
+    if before.finish != Finish.LENGTH and not isinstance(before.stop, str):
+        return Opened.MESSAGE
+    if not before.reasoning_closed:
         return Opened.REASONING
-    cut = before.finish == Finish.LENGTH and before.calls and before.calls[-1].status == CallStatus.TRUNCATED
+    cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
     return Opened.CALL if cut else Opened.MESSAGE
 
 

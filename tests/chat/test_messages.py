@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strands.types.content import Message
 
+from support import zoo
 from support.conversations import answer, asked, calls, results, translated
 from tito_core.chat.messages import (
     MALFORMED_CALL,
@@ -18,6 +22,7 @@ from tito_core.chat.messages import (
 )
 from tito_core.chat.sampled_ids import with_sampled_id
 from tito_core.chat.traced import sources
+from tito_core.settings import system_text
 
 
 def contents(*messages: Message) -> list[str]:
@@ -169,3 +174,55 @@ def test_tools_are_functions_with_traced_schemas() -> None:
     assert set(sources(found)) == {TOOLS_SOURCE}
     assert template_tools([]) is None
     assert template_tools(None) is None
+
+
+NESTED: Any = {
+    "type": "object",
+    "$defs": {"Point": {"type": "object", "properties": {"x": {"type": "number", "minimum": -1.5}}, "title": "é"}},
+    "properties": {
+        "at": {"$ref": "#/$defs/Point"},
+        "many": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]}, "default": []},
+        "how": {"enum": ["a", 1, True, None]},
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_nested_schemas_reach_the_prompt_as_they_are(described: bool) -> None:
+    spec: Any = {"name": "look", "inputSchema": {"json": NESTED}} | ({"description": "Look."} if described else {})
+    template, tokenizer = zoo.template("qwen3"), zoo.tokenizer("qwen3")
+    text = tokenizer.decode(template.first_prompt([asked("a")], None, [spec]).ids)
+    shown = json.loads(text.split("<tools>\n")[1].split("\n</tools>")[0])
+    function = {"name": "look", "description": "Look." if described else "", "parameters": NESTED}
+    assert shown == {"type": "function", "function": function}
+    assert list(shown["function"]["parameters"]) == list(NESTED)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "blocks", "text"),
+    [
+        (None, None, None),
+        (None, [], None),
+        ("a", [{"text": "b"}], "a"),
+        (None, [{"text": "a"}, {"cachePoint": {"type": "default"}}, {"text": "b\n"}, {"text": ""}], "a\nb\n\n"),
+        (None, [{"cachePoint": {"type": "default"}}], None),
+    ],
+)
+def test_a_system_prompt_is_text_or_blocks(prompt: str | None, blocks: Any, text: str | None) -> None:
+    assert system_text(prompt, blocks) == text
+
+
+def test_reasoning_without_text_shows_nothing() -> None:
+    message: Any = {"role": "assistant", "content": [{"reasoningContent": {"redactedContent": b"?"}}, {"text": "a"}]}
+    assert translated(template_messages([message])) == [{"role": "assistant", "content": "a"}]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.text(max_size=5), max_size=4), st.lists(st.text(max_size=5), max_size=4), st.booleans())
+def test_blocks_are_joined_in_order_wherever_they_are(texts: list[str], results_: list[str], fails: bool) -> None:
+    shown = results(results_)
+    shown["content"][0]["toolResult"]["status"] = "error" if fails else "success"
+    shown["content"] += [{"text": text} for text in texts]
+    found = contents(*calls(("f", {})), shown)[1:]
+    assert found == ["\n".join(results_), *(["\n".join(texts)] if texts else [])]

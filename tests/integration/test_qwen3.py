@@ -59,3 +59,33 @@ async def test_random_sampling_is_confirmed_with_ids_that_no_text_gives(served: 
     rescored = await rescore(model.ledger, served.policy.backend)
     assert rescored.quantile(1) <= 1e-4
     assert len(rescored.differences) >= 100
+
+
+async def test_reasoning_that_the_template_strips_begins_a_branch_that_the_engine_confirms(served: Served) -> None:
+    model = served.policy.model(sampling={"max_new_tokens": 24}, thinking="as-template")
+    call = {"toolUseId": "call_0", "name": "add", "input": {"a": 1, "b": 2}}
+    thought = {"reasoningContent": {"reasoningText": {"text": "Hmmm, one and two."}}}
+    result: Any = {"toolUseId": "call_0", "status": "success", "content": [{"text": "3"}]}
+    messages: Any = [
+        {"role": "user", "content": [{"text": "Add one and two."}]},
+        {"role": "assistant", "content": [thought, {"toolUse": call}]},
+        {"role": "user", "content": [{"toolResult": result}]},
+    ]
+    state: dict[str, Any] = {}
+    for question in ("Sure?", "Really?"):
+        reply = ""
+        async for event in model.stream(messages, [add.tool_spec], model_state=state):
+            reply += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+        answer = [{"text": reply}] if reply.strip() else [{"text": "[blank text]"}]
+        messages = [
+            *messages,
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": [{"text": question}]},
+        ]
+    first, second = (turn.draft for turn in model.ledger)
+    prompts = [served.policy.tokenizer.decode(draft.prompt_ids) for draft in (first, second)]
+    assert [("Hmmm" in prompt) for prompt in prompts] == [True, False]
+    assert (first.parent, second.parent) == (None, None)
+    assert str(second.branch) == "thinking stripped, from turn 0, at message 1"
+    check_ledger(model.ledger)
+    assert (await rescore(model.ledger, served.policy.backend)).quantile(1) <= 1e-4

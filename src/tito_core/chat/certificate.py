@@ -35,6 +35,7 @@ class Certificate:
         thinking: What it does with the reasoning of earlier answers.
         tools: Whether results of tools were among the probes that passed.
         content_tokens: Whether content may become control tokens ("as-template") or not.
+        renderer: Which renderer of another package gives the deltas, held to the candidate's; empty for none.
     """
 
     template: str
@@ -47,12 +48,15 @@ class Certificate:
     thinking: Thinking
     tools: bool
     content_tokens: ContentTokens = "inert"
+    renderer: str = ""
 
     def lines(self) -> Iterator[str]:
         """Yield the certificate as `tito template check` prints it."""
         yield f"template   sha256 {self.template}"
         yield f"tokenizer  sha256 {self.tokenizer}"
         yield f"delta      rendered {self.candidate}"
+        if self.renderer:
+            yield f"renderer   {self.renderer}, equal on every probe, compared on every turn"
         yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
         yield f"tools      {'yes' if self.tools else 'no: the template shows none'}"
         for probe, reason in self.refused:

@@ -9,10 +9,10 @@ text into the real thing.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 Control = tuple[int, int, int]
 """(start, stop, id) of a control token in rendered text, in characters."""
 
+REMEMBERED = 1 << 12
+"""Stretches of scaffold whose control tokens are remembered at once."""
+LONGEST_SCAFFOLD = 256
+"""Characters of the longest that is."""
+_PROMPT, _SCAFFOLD = bytes([Provenance.PROMPT]), bytes([Provenance.SCAFFOLD])
 _SPACES = re.compile(r"\s*")
 _HALF_PAIRS = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair is no character: no tokenizer takes one."""
@@ -71,6 +76,8 @@ class ContentSafeEncoder:
         tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
         self.added = {token.content: index for index, token in tokens.items()}
         self.control_ids = frozenset(tokens)
+        self._packed = {index: np.int32(index).tobytes() for index in tokens}
+        self._scaffolds: dict[str, Sequence[Control]] = {}
         self._inert = inert
         self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
         self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
@@ -87,22 +94,19 @@ class ContentSafeEncoder:
             begin: The first character to encode: where a control token starts or has stopped.
             written: The control tokens from there on, as `controls` lists them, where they are known already.
         """
-        tokens = _Tokens([], [], [])
-        controls: list[int] = []
+        content = _Content.of(text.spans)
+        ids: list[bytes] = []
+        kinds: list[bytes] = []
         at = begin
         for start, stop, token in self._controls(text, begin) if written is None else written:
-            self._encode_stretch(text, at, start, tokens)
-            controls.append(len(tokens.ids))
-            tokens.ids.append(token)
-            tokens.starts.append(start)
-            tokens.stops.append(stop)
+            self._encode_stretch(text, at, start, content, ids, kinds)
+            ids.append(self._packed[token])
+            # The scaffold wrote it, even where it swallows blanks of content.
+            kinds.append(_SCAFFOLD if self._inert or not content.between(start, stop) else _PROMPT)
             at = stop
-        self._encode_stretch(text, at, len(text), tokens)
-        touches = _touches(tokens, text.spans, len(text))
-        if self._inert:
-            touches[controls] = False  # the scaffold wrote it, even where it swallows blanks of content
-        provenance = np.where(touches, np.uint8(Provenance.PROMPT), np.uint8(Provenance.SCAFFOLD))
-        return EncodedText(np.array(tokens.ids, np.int32), provenance)
+        self._encode_stretch(text, at, len(text), content, ids, kinds)
+        joined, of_each = bytearray().join(ids), bytearray().join(kinds)
+        return EncodedText(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
 
     def controls(self, text: Traced) -> list[Control]:
         """List the added tokens the scaffold wrote: (start, stop, id) in characters, with the blanks they swallow."""
@@ -111,8 +115,8 @@ class ContentSafeEncoder:
     def _controls(self, text: Traced, at: int) -> Iterator[Control]:
         plain = str.__str__(text)
         for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self._inert else ((at, len(text)),):
-            for match in self._pattern.finditer(plain, gap_start, gap_stop):
-                token, start, stop = self.added[match.group()], match.start(), match.end()
+            for first, last, token in self._spelled(plain[gap_start:gap_stop]):
+                start, stop = gap_start + first, gap_start + last
                 if start < at:
                     continue
                 if token in self._eats_left:
@@ -122,52 +126,90 @@ class ContentSafeEncoder:
                 yield start, stop, token
                 at = stop
 
-    def _encode_stretch(self, text: Traced, start: int, stop: int, tokens: _Tokens) -> None:
+    def _spelled(self, scaffold: str) -> Sequence[Control]:
+        """List the added tokens that a stretch of scaffold spells; a template writes few different ones."""
+        known = self._scaffolds.get(scaffold)
+        if known is None:
+            found = self._pattern.finditer(scaffold)
+            known = tuple((match.start(), match.end(), self.added[match.group()]) for match in found)
+            if len(scaffold) <= LONGEST_SCAFFOLD:
+                if len(self._scaffolds) >= REMEMBERED:
+                    self._scaffolds.clear()
+                self._scaffolds[scaffold] = known
+        return known
+
+    def _encode_stretch(
+        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], kinds: list[bytes]
+    ) -> None:
+        """Append the ids and the provenance of the tokens of characters `start` to `stop`, packed."""
         if start >= stop:
             return
         stretch = str.__getitem__(text, slice(start, stop))
         found = self._words.encode(stretch) if self._words is not None else None
         if found is not None:
-            ids, lengths = found
-            tokens.ids.extend(ids)
-            ends = list(accumulate(lengths, initial=start))
-            tokens.starts.extend(ends[:-1])
-            tokens.stops.extend(ends[1:])
-            return
-        if not stretch.isascii():
-            stretch = _HALF_PAIRS.sub("\ufffd", stretch)
-        encoding = self._plain.encode(stretch, add_special_tokens=False)
-        tokens.ids.extend(encoding.ids)
-        for a, b in encoding.offsets:
-            tokens.starts.append(a + start)
-            tokens.stops.append(b + start)
+            ids.append(found.ids)
+            starts, stops, count = None, found.stops, len(found.stops)
+        else:
+            if not stretch.isascii():
+                stretch = _HALF_PAIRS.sub("\ufffd", stretch)
+            encoding = self._plain.encode(stretch, add_special_tokens=False)
+            ids.append(np.array(encoding.ids, np.int32).tobytes())
+            starts, stops = _reaches(encoding.offsets, len(stretch))
+            count = len(stops)
+        inside = content.between(start, stop)
+        if not inside:
+            kinds.append(_SCAFFOLD * count)
+        elif inside[0][0] <= start and inside[0][1] >= stop:
+            kinds.append(_PROMPT * count)
+        else:
+            kinds.append(_kinds(starts, stops, [(a - start, b - start) for a, b, _ in inside]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    """Tokens as they are found: ids, first characters, and the characters after the last."""
+class _Content(NamedTuple):
+    """The content spans of a text, to be looked up by their characters."""
 
-    ids: list[int]
-    starts: list[int]
-    stops: list[int]
+    spans: tuple[Span, ...]
+    begins: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, spans: tuple[Span, ...]) -> _Content:
+        return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
+
+    def between(self, start: int, stop: int) -> tuple[Span, ...]:
+        """Give the spans that hold any of the characters `start` to `stop`."""
+        return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
 
 
-def _touches(tokens: _Tokens, spans: tuple[Span, ...], length: int) -> npt.NDArray[np.bool_]:
-    """Tell which tokens hold any character of content.
+Places = npt.NDArray[np.int64]
+
+
+def _reaches(offsets: Sequence[tuple[int, int]], length: int) -> tuple[Places, Places]:
+    """Give where each token begins and ends.
 
     A normaliser that composes characters reports only the first of them, so that a token reaches up to the next one.
     """
-    starts, stops = np.array(tokens.starts, np.int64), np.array(tokens.stops, np.int64)
-    if len(starts) and not (starts[1:] == stops[:-1]).all():
+    starts, stops = np.array(offsets, np.int64).reshape(-1, 2).T
+    if not (starts[1:] == stops[:-1]).all():
         following = np.append(starts, length)[np.searchsorted(starts, starts, side="right")]
         stops = np.maximum(stops, following)
-    # A span is touched by the tokens that end after its start and start before its end.
-    begins = np.array([span[0] for span in spans], np.int64)
-    ends = np.array([span[1] for span in spans], np.int64)
-    touches: npt.NDArray[np.bool_] = np.searchsorted(begins, stops, side="left") > np.searchsorted(
-        ends, starts, side="right"
-    )
-    return touches
+    return starts, stops
+
+
+def _kinds(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
+    """Tell which tokens hold any character of content: those that end after a span's start and start before its end.
+
+    Without `starts`, each token begins where the one before it ends.
+    """
+    kinds = bytearray(_SCAFFOLD * len(stops))
+    for begin, end in spans:
+        first = int(stops.searchsorted(begin, side="right"))
+        if starts is None:
+            last = min(int(stops.searchsorted(end, side="left")) + 1, len(stops))
+        else:
+            last = int(starts.searchsorted(end, side="left"))
+        kinds[first:last] = _PROMPT * (last - first)
+    return bytes(kinds)
 
 
 def _gaps(spans: tuple[Span, ...], at: int, length: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 from tito_core.chat.words import Words
 
@@ -61,21 +62,73 @@ class PlainTokenizer:
         control = frozenset(token.content for token in added if token.content in markup or _is_control(token, template))
         made = _copies.setdefault(backend, {})
         if (digest, control) not in made:
-            copy = _copy(text, control, {token.content for token in added}, backend)
-            made[digest, control] = copy, Words.of(copy)
+            copy = _sharing(text, control, backend) or _copy(text, control, {token.content for token in added}, backend)
+            made[digest, control] = copy
         return cls(*made[digest, control], control, digest)
 
 
 _Copies = dict[tuple[str, frozenset[str]], tuple[Tokenizer, Words | None]]
 _copies: WeakKeyDictionary[Tokenizer, _Copies] = WeakKeyDictionary()
-"""Copies of tokenizers that are in use: one takes a second and some tens of megabytes."""
+"""Copies of tokenizers that are in use: one takes up to seconds and hundreds of megabytes."""
+_EMPTY_MODEL = '{"type": "BPE", "vocab": {}, "merges": []}'
 
 
-def _copy(text: str, control: frozenset[str], added: set[str], backend: Tokenizer) -> Tokenizer:
-    # The model is most of a definition, and last in it: it is taken apart only where it must change.
-    head, model = text[: (at := text.index('"model":{'))] + '"model":null}', text[at + len('"model":') : -1]
-    definition = json.loads(head)
-    # Names that nobody can spell; the tokens stay in their places, so that the others keep their ids.
+def _sharing(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[Tokenizer, Words | None] | None:
+    """Make a tokenizer over the very same model, in no time; None where that is not sure to be the same.
+
+    It lacks the control tokens, and its model does not make them either, whatever text it is given.
+    """
+    model = backend.model
+    if not isinstance(model, BPE) or any(_makes(model, piece) for piece in control):
+        return None
+    definition = _definition(text)
+    definition["added_tokens"] = []
+    made = Tokenizer.from_str(_with_model(definition, _EMPTY_MODEL))
+    made.model = model
+    secret = uuid.uuid4().hex
+    added = sorted(backend.get_added_tokens_decoder().items())
+    others = {index: token for index, token in added if token.content not in control}
+    # A control token that the model has not takes its place, so that the others keep their ids.
+    kept = [token for _, token in added if token.content not in control or model.token_to_id(token.content) is None]
+    made.add_tokens([AddedToken(secret + t.content) if t.content in control else t for t in kept] if others else [])
+    if any(made.token_to_id(token.content) != index for index, token in others.items()):
+        return None
+    definition["added_tokens"] = list(others)
+    return made, Words.of(made, definition)
+
+
+def _makes(model: BPE, piece: str) -> bool:
+    """Tell whether a model may make a token out of text.
+
+    Merges that give a token in the midst of a text give it from that piece of the text alone too: none of them reaches
+    over its ends, and the order among the rest is the same.
+    """
+    index = model.token_to_id(piece)
+    if index is None:
+        return False
+    plain = not (model.ignore_merges or model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix)
+    return not plain or [token.id for token in model.tokenize(piece)] == [index]
+
+
+def _definition(text: str) -> dict[str, Any]:
+    """Read all of a definition but the model, which is most of it, and last in it."""
+    definition: dict[str, Any] = json.loads(text[: text.index('"model":{')] + '"model":null}')
+    return definition
+
+
+def _with_model(definition: dict[str, Any], model: str) -> str:
+    """Write a definition for text between control tokens, with this model."""
+    whole = {key: value for key, value in definition.items() if key != "model"}
+    whole["post_processor"] = whole["truncation"] = whole["padding"] = None
+    # A stretch follows a control token, and the "first" scheme puts its blank at the start of the whole text only.
+    plain = json.dumps(whole).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    return f'{plain[:-1]}, "model": {model}}}'
+
+
+def _copy(text: str, control: frozenset[str], added: set[str], backend: Tokenizer) -> tuple[Tokenizer, Words | None]:
+    """Copy a tokenizer with its model, in which the control tokens get names that nobody can spell."""
+    definition, model = _definition(text), text[text.index('"model":{') + len('"model":') : -1]
+    # The tokens stay in their places, so that the others keep their ids.
     secret = uuid.uuid4().hex
     names = {piece: f"{secret}{piece}" for piece in control}
     if any(backend.model.token_to_id(piece) is not None for piece in control):
@@ -86,12 +139,8 @@ def _copy(text: str, control: frozenset[str], added: set[str], backend: Tokenize
         definition["added_tokens"] = []
     for token in definition["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
-    del definition["model"]
-    definition["post_processor"] = None
-    definition["truncation"] = definition["padding"] = None
-    # A stretch follows a control token, and the "first" scheme puts its blank at the start of the whole text only.
-    plain = json.dumps(definition).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
-    return Tokenizer.from_str(f'{plain[:-1]}, "model": {model}}}')
+    copy = Tokenizer.from_str(_with_model(definition, model))
+    return copy, Words.of(copy, definition)
 
 
 def _is_control(token: AddedToken, template: str) -> bool:

@@ -46,11 +46,14 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
             yield "calls: of several calls in one message only the first is shown"
     if not _begins_with_prompt(rendering):
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
-    dated = [Rendering.of(source, variables, now).of_messages([asked("Why?")]) for now in _DATES]
-    if str.__ne__(*dated):
+    if "strftime_now" in source and _is_dated(source, variables):  # compiling it twice more takes a while
         yield "date: the prompt holds the day or time, frozen for as long as the template lives"
     if tools and _until_first_question(rendering) != _until_first_question(rendering, said(), asked("And?")):
         yield "tools: they are written elsewhere once more messages follow"
+
+
+def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
+    return str.__ne__(*(Rendering.of(source, variables, now).of_messages([asked("Why?")]) for now in _DATES))
 
 
 def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:

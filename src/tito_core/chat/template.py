@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.learning import stops_of
-from tito_core.chat.probes import asked, said
+from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
@@ -53,6 +55,7 @@ class ChatTemplate:
     fingerprint: str
     certificate: Certificate
     _source: DeltaSource
+    _renderer: RendererSource | None = None
 
     @classmethod
     def of(
@@ -62,6 +65,7 @@ class ChatTemplate:
         content_tokens: ContentTokens = "inert",
         markup: Collection[str] = (),
         certificates: Path | None = None,
+        renderer: str | MakeRenderer | None = None,
         **arguments: Any,
     ) -> ChatTemplate:
         """Bind a tokenizer's chat template and certify that its turns can be extended.
@@ -71,6 +75,8 @@ class ChatTemplate:
             content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
             markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
             certificates: Folder of certificates made before; by default in the user's cache.
+            renderer: Takes the deltas from the package `renderers`: the name of one of its renderers, such as "qwen3",
+                or a function that makes one for a tokenizer. Each is held to the template's own.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
@@ -83,13 +89,16 @@ class ChatTemplate:
                 f"The tokenizer {tokenizer.name_or_path!r} has {has}, so messages cannot become tokens: "
                 "set tokenizer.chat_template to one, or load the model's instruct version."
             )
+        if content_tokens not in ("inert", "as-template"):
+            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {content_tokens!r}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
         text = rendering.of_messages([asked("."), said("."), asked(".")], generation_prompt=False)
         _check_encoding(encoder, tokenizer, text)
         store = CertificateStore(certificates)
-        key = store.key(source, encoder.digest, repr(sorted(variables.items())), content_tokens)
+        facts = (repr(sorted(variables.items())), content_tokens, repr(sorted(encoder.added)))
+        key = store.key(source, encoder.digest, *facts)
         certificate = store.load(key)
         if certificate is None:
             certificate, delta = _certify(source, rendering, encoder, content_tokens)
@@ -101,7 +110,13 @@ class ChatTemplate:
         # The probe's text shows what else a template writes, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+        if renderer is None:
+            return made
+        source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
+        made = replace(made, _renderer=source_of, certificate=replace(certificate, renderer=source_of.name))
+        check_deltas(made)
+        return made
 
     @classmethod
     def certify(
@@ -151,6 +166,9 @@ class ChatTemplate:
         """
         tail = self._source.tail(answered, new, tool_specs, history)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        if self._renderer is not None:
+            messages = template_messages([answered, *new], form=self.rendering.form)[1:]
+            self._renderer.check(tail, encoded, messages, template_tools(tool_specs))
         missing = tail.ending.missing(last_output_id, opened)
         if not len(missing) and not tail.ending.openers:
             return encoded
@@ -173,9 +191,16 @@ class ChatTemplate:
 
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
-        if self.certificate.thinking == Thinking.STRIPPED:
-            return any("text" in block for message in new if message["role"] == "user" for block in message["content"])
-        return self.certificate.thinking != Thinking.KEPT
+        match self.certificate.thinking:
+            case Thinking.KEPT:
+                return False
+            case Thinking.STRIPPED:
+                asked = (message["content"] for message in new if message["role"] == "user")
+                return any("text" in block for content in asked for block in content)
+            case Thinking.ALWAYS_STRIPPED:
+                return bool(new)
+            case Thinking.NOT_SHOWN:
+                return True
 
     def count_tokens(self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None) -> int:
         """Count the tokens that a history would take as a first prompt, without the generation prompt."""
@@ -186,6 +211,45 @@ class ChatTemplate:
     def arguments(self) -> Mapping[str, Any]:
         """Give what the template is rendered with, besides messages and tools."""
         return self.rendering.variables
+
+
+def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give template arguments that `ChatTemplate.of` can take beside its own.
+
+    Raises:
+        ValueError: One has the name of an argument of its own; no template reads these.
+    """
+    arguments = dict(given or {})
+    if taken := _OWN & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
+            "content_tokens=... beside template_arguments."
+        )
+    return arguments
+
+
+_OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
+
+
+def check_deltas(template: ChatTemplate) -> None:
+    """Ask for the delta of every probe that is certified, and of content that spells control tokens.
+
+    Raises:
+        TemplateError: A renderer gives another one than the template.
+    """
+    probes = [case for case in cases() if case.name in template.certificate.passed]
+    for case in probes:
+        template.delta(case.answered, case.new, None, tool_specs=case.tools or (), history=case.before)
+    spelled = " ".join(sorted(template.encoder.added))
+    for text in (*SEAMS, spelled, f"{spelled}\n"):
+        template.delta(said(), [asked(text)], None, tool_specs=(), history=[])
+        if template.certificate.tools:
+            template.delta(CALLED, [returned([{"text": text}])], None, tool_specs=TOOLS, history=[])
+
+
+SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
+"""Content that merges with what a template writes around it."""
+CALLED = called(("look", {"at": "the door"}))
 
 
 def _certify(

@@ -41,12 +41,16 @@ class Traced(str):
     @classmethod
     def of(cls, text: str, spans: Iterable[Span]) -> Traced:
         """Make a traced string with the given spans."""
-        return cls(text, spans)
+        traced = str.__new__(cls, text)
+        traced.spans = tuple(spans)
+        return traced
 
     @classmethod
     def content(cls, text: str, source: int) -> Traced:
         """Make a string that is content from end to end."""
-        return cls.of(text, ((0, len(text), source),) if text else ())
+        traced = str.__new__(cls, text)
+        traced.spans = ((0, len(text), source),) if text else ()
+        return traced
 
     def __str__(self) -> str:
         return self

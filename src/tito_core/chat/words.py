@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import chain
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -23,8 +25,27 @@ _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm":
 """What of a Unicode class is ASCII."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 
-Word = tuple[tuple[int, ...], tuple[int, ...]]
-"""Ids of the tokens of a word, or of a text, and how many characters each is long."""
+
+class Encoded(NamedTuple):
+    """A text's tokens: their ids, int32 in the machine's byte order, and the character after each, int64, (n,)."""
+
+    ids: bytes
+    stops: npt.NDArray[np.int64]
+
+
+class _Memo(dict[str, bytes]):
+    """Remembers what a function gives for short texts, which makes looking them up a matter of C."""
+
+    def __init__(self, function: Callable[[str], bytes]) -> None:
+        self._function = function
+
+    def __missing__(self, text: str) -> bytes:
+        found = self._function(text)
+        if len(text) <= LONGEST:
+            if len(self) >= REMEMBERED:
+                self.clear()
+            self[text] = found
+        return found
 
 
 class Words:
@@ -33,46 +54,47 @@ class Words:
     def __init__(self, tokenizer: Tokenizer, pattern: re.Pattern[str]) -> None:
         self._model = tokenizer.model
         self._pattern = pattern
-        self._words: dict[str, Word] = {}
-        self._texts: dict[str, Word] = {}  # short ones, such as a template's own between control tokens
+        self._words = _Memo(self._look_up)
+        self._texts: dict[str, Encoded] = {}  # short ones, such as a template's own between control tokens
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Words | None:
-        """Give the words of a tokenizer, or None where it is not known to work word by word."""
-        text = tokenizer.to_str()
-        definition = json.loads(text[: text.index('"model":{')] + '"model":null}')
+    def of(cls, tokenizer: Tokenizer, definition: dict[str, Any] | None = None) -> Words | None:
+        """Give the words of a tokenizer, or None where it is not known to work word by word.
+
+        Args:
+            tokenizer: It.
+            definition: Its definition without the model, where that is known: to ask it for one takes half a second.
+        """
+        if definition is None:
+            text = tokenizer.to_str()
+            definition = json.loads(text[: text.index('"model":{')] + '"model":null}')
         pattern = _pattern(definition)
         return None if pattern is None else cls(tokenizer, pattern)
 
-    def encode(self, text: str) -> Word | None:
-        """Give the ids of a text and how many characters each is long; None where it is not all ASCII words."""
+    def encode(self, text: str) -> Encoded | None:
+        """Give the tokens of a text; None where it is not all ASCII words."""
         if not text.isascii():
             return None
         short = self._texts.get(text)
         if short is not None:
             return short
-        known = self._words
-        found = [known.get(word) or self._look_up(word) for word in self._pattern.findall(text)]
-        ids = tuple(chain.from_iterable([word[0] for word in found]))
-        lengths = tuple(chain.from_iterable([word[1] for word in found]))
-        if sum(lengths) != len(text):
+        packed = b"".join(map(self._words.__getitem__, self._pattern.findall(text)))
+        tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
+        stops = tokens[:, 1].cumsum(dtype=np.int64)
+        if len(stops) == 0 or stops[-1] != len(text):
             return None
-        _remember(self._texts, text, (ids, lengths))
-        return ids, lengths
-
-    def _look_up(self, word: str) -> Word:
-        ((mapped, _),) = _BYTES.pre_tokenize_str(word)
-        tokens = self._model.tokenize(mapped)
-        found = tuple(token.id for token in tokens), tuple(len(token.value) for token in tokens)
-        _remember(self._words, word, found)
+        found = Encoded(tokens[:, 0].tobytes(), stops)
+        if len(text) <= LONGEST:
+            if len(self._texts) >= REMEMBERED:
+                self._texts.clear()
+            self._texts[text] = found
         return found
 
-
-def _remember(known: dict[str, Word], text: str, word: Word) -> None:
-    if len(text) <= LONGEST:
-        if len(known) >= REMEMBERED:
-            known.clear()
-        known[text] = word
+    def _look_up(self, word: str) -> bytes:
+        """Give each token of a word as its id and its length in characters, int32."""
+        ((mapped, _),) = _BYTES.pre_tokenize_str(word)
+        tokens = self._model.tokenize(mapped)
+        return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
 
 
 _BYTES = ByteLevel(add_prefix_space=False, use_regex=False)

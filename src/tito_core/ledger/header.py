@@ -25,6 +25,8 @@ class Header:
         task_id: The task that the rollout tries.
         tokenizer: Name of the policy's tokenizer, so that a reader can show tokens as text.
         user: Anything JSON that the user wants kept.
+        certificate: What was found of the chat template that its prompts are written with: its hash, the tokenizer's,
+            and the rest of its certificate. None where nobody said.
     """
 
     uuid: str
@@ -32,6 +34,7 @@ class Header:
     task_id: str | None = None
     tokenizer: str | None = None
     user: Mapping[str, Any] = field(default_factory=dict)
+    certificate: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -45,6 +48,8 @@ class Header:
                 raise TypeError(f"{name} is {found!r}; it must be a string, such as {str(found)!r}, or None.")
             plain(found, name)
         object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which nobody changes afterwards
+        if self.certificate is not None:
+            object.__setattr__(self, "certificate", plain(self.certificate, "certificate"))
 
 
 @dataclass(frozen=True, slots=True)

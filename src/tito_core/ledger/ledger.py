@@ -46,6 +46,7 @@ class Ledger:
         task_id: The task that the rollout tries.
         tokenizer: Name of the policy's tokenizer.
         user: Anything JSON that should be kept with it.
+        certificate: What was found of the chat template; see `Header`.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Ledger:
         task_id: str | None = None,
         tokenizer: str | None = None,
         user: Mapping[str, Any] | None = None,
+        certificate: Mapping[str, Any] | None = None,
     ) -> None:
-        self.header = Header(uuid or new_uuid(), group_id, task_id, tokenizer, dict(user or {}))
+        self.header = Header(uuid or new_uuid(), group_id, task_id, tokenizer, dict(user or {}), certificate)
         self.sink: Sink | None = None
         self._turns: list[Turn] = []
         self._annotations: list[Annotation] = []

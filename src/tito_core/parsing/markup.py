@@ -77,6 +77,11 @@ class Markup:
         """Ids that no content may hold: tags, anchors and special tokens."""
         return self.special.union(self.tokens, self.anchors.values())
 
+    @property
+    def strings(self) -> frozenset[str]:
+        """Texts of the format's own control tokens: its tags and anchors that are tokens of the vocabulary."""
+        return frozenset(self.tokens.values()).union(self.anchors)
+
     def token_of(self, tag: str) -> int | None:
         """Give the id of a tag that is one token, else None."""
         return self._ids.get(tag)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.detection import Detected, detect_tool_parser, template_text
 from tito_core.parsing.grammar import CallGrammar
+from tito_core.parsing.markup import Markup
 from tito_core.parsing.parsed import ParsedTurn
 from tito_core.parsing.reasoning import REASONING, THINK, ReasoningTags
 from tito_core.parsing.turn import CallFormat, TurnParser
@@ -117,6 +118,15 @@ def get_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: st
     if reasoning not in REASONING:
         raise UnknownParserError(f"There is no reasoning {reasoning!r}. Known: {', '.join(sorted(REASONING))}.")
     return TurnParser(tokenizer, parser.calls, REASONING[reasoning])
+
+
+def control_strings(parser: ToolParser) -> frozenset[str]:
+    """Give the texts of the tokens that a parser reads as markup, which no content may write (law 6).
+
+    A parser of another package may say them in an attribute `control_strings`; without one it has none of its own.
+    """
+    markup = getattr(parser, "markup", None)
+    return markup.strings if isinstance(markup, Markup) else frozenset(getattr(parser, "control_strings", ()))
 
 
 def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:

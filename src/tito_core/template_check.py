@@ -1,0 +1,109 @@
+"""`tito template`: certify a chat template, without a server, and show what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.template import ChatTemplate, checked_arguments
+from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.parsing.registry import control_strings, get_tool_parser
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+app = typer.Typer(help="Certify chat templates.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `check` a command of its own: Typer would make the only one the group itself."""
+
+
+@app.command()
+def check(
+    template: Annotated[
+        str,
+        typer.Argument(metavar="NAME_OR_PATH", help="A model's name, a tokenizer's folder, or a .jinja file."),
+    ],
+    tokenizer: Annotated[str, typer.Option(help="The tokenizer of a .jinja file: a name or a folder.")] = "",
+    argument: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=JSON", help="A template argument, such as enable_thinking=false.")
+    ] = None,
+    parser: Annotated[str, typer.Option(help="A tool parser, whose control tokens content may not write either.")] = "",
+    as_template: Annotated[bool, typer.Option("--as-template", help="Let content spell control tokens.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON, every probe named.")] = False,
+) -> None:
+    """Print what a chat template's certificate says; a template that is refused prints why, with exit status 1."""
+    found = certify(
+        loaded(template, tokenizer),
+        parser=parser,
+        content_tokens="as-template" if as_template else "inert",
+        arguments=template_arguments(argument or []),
+    )
+    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
+
+
+def certify(
+    tokenizer: PreTrainedTokenizerBase, *, parser: str, content_tokens: ContentTokens, arguments: dict[str, Any]
+) -> Certificate:
+    """Certify a tokenizer's template as `Policy.connect` does.
+
+    Raises:
+        TemplateError: It is refused.
+        UnknownParserError: No parser has the name.
+    """
+    markup = control_strings(get_tool_parser(parser, tokenizer)) if parser else ()
+    checked = checked_arguments(arguments)
+    return ChatTemplate.of(tokenizer, content_tokens=content_tokens, markup=markup, **checked).certificate
+
+
+def loaded(template: str, tokenizer: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer with the template that is to be checked.
+
+    Args:
+        template: A name as `load_tokenizer` takes it, the name of one of our small models, a folder, or a .jinja file.
+        tokenizer: The same, for a .jinja file; otherwise empty.
+
+    Raises:
+        TokenizerError: Nothing loads under the name.
+    """
+    path = Path(template).expanduser()
+    if path.suffix not in (".jinja", ".jinja2", ".j2") and not path.is_file():
+        if tokenizer:
+            raise typer.BadParameter(f"--tokenizer is for a .jinja file, and {template!r} is none.")
+        return _named(template)
+    if not path.is_file():
+        raise typer.BadParameter(f"There is no file {template!r}: check the path.")
+    if not tokenizer:
+        raise typer.BadParameter(
+            "A template's file needs the tokenizer that it is for: give --tokenizer NAME_OR_FOLDER."
+        )
+    made = _named(tokenizer)
+    made.chat_template = path.read_text(encoding="utf-8")
+    return made
+
+
+def _named(name: str) -> PreTrainedTokenizerBase:
+    from tito_core.engine import models  # with its catalogue, which only this needs
+
+    return models.load_tokenizer(name) if name in models.MODELS else load_tokenizer(os.path.expanduser(name))
+
+
+def template_arguments(given: list[str]) -> dict[str, Any]:
+    """Read KEY=JSON; what is no JSON is a string."""
+    arguments: dict[str, Any] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"--argument {each!r} is not KEY=JSON, such as enable_thinking=false.")
+        try:
+            arguments[key] = json.loads(value)
+        except json.JSONDecodeError:
+            arguments[key] = value
+    return arguments

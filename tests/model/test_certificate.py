@@ -1,0 +1,111 @@
+"""The certificate on the model, the parser's own control strings, and what of it a user may set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.byte_level import SPECIAL, byte_level
+from support.drafts import make_draft
+from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
+from tito_core import Ledger, Policy, TITOModel, store
+from tito_core.parsing import control_strings, get_tool_parser
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TAGS = ("<minimax:tool_call>", "</minimax:tool_call>", "[stop]")
+
+
+def connected(**options: Any) -> Policy:
+    """Connect with a template that writes none of the parser's tags, though the tokenizer has them as tokens."""
+    loaded = byte_level(TAGS, PLAIN + PROMPT, SPECIAL, {"eos_token": "[stop]", "pad_token": "<|endoftext|>"})
+    engine = engine_of("vllm", Says(""), vocab_size=len(loaded), eos_ids=[loaded.eos_token_id])
+    return Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=loaded, **options)
+
+
+def spelled(policy: Policy) -> list[str]:
+    message: Any = {"role": "user", "content": [{"text": " ".join(TAGS)}]}
+    ids = policy.template.first_prompt([message], None, None).ids.tolist()
+    return [tag for tag in TAGS if policy.tokenizer.convert_tokens_to_ids(tag) in ids]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_model_has_the_certificate(kind: str) -> None:
+    model = policy_of(kind).model()
+    assert model.certificate is model.policy.template.certificate
+    assert model.certificate.tools
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_ledger_says_how_its_prompts_were_certified(kind: str, tmp_path: Path) -> None:
+    policy = policy_of(kind)
+    ledger = policy.ledger(task_id="t")
+    certificate = policy.template.certificate
+    said = ledger.header.certificate
+    assert said is not None
+    assert (said["template"], said["tokenizer"]) == (certificate.template, certificate.tokenizer)
+    assert said["candidate"] == certificate.candidate
+    assert said["passed"] == len(certificate.passed)
+    assert said["thinking"] == str(certificate.thinking)
+    assert said["content_tokens"] == "inert"
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    store.append(tmp_path / "rollouts.tito", [ledger])
+    assert store.read(tmp_path / "rollouts.tito")[0].header == ledger.header
+    assert store.from_record(store.to_record(ledger)).header == ledger.header
+    assert policy.model().ledger.header.certificate == said
+
+
+def test_a_ledger_that_nobody_said_it_of_has_none_and_its_record_is_as_before() -> None:
+    bare = Ledger("00000001-0000-4000-8000-000000000000")
+    assert bare.header.certificate is None
+    assert store.to_record(bare)["header"] == {"uuid": "00000001-0000-4000-8000-000000000000"}
+    with pytest.raises(TypeError, match="certificate"):
+        Ledger(certificate={"a": object()})
+
+
+def test_content_writes_no_markup_of_the_parser_and_no_stop() -> None:
+    assert spelled(connected(parser="minimax_m2")) == []
+    assert spelled(connected(parser="hermes")) == list(TAGS[:2])  # ordinary tokens to this parser
+
+
+def test_content_tokens_are_the_users_choice_and_on_the_certificate() -> None:
+    policy = connected(parser="minimax_m2", content_tokens="as-template")
+    assert spelled(policy) == list(TAGS)
+    assert policy.template.certificate.content_tokens == "as-template"
+    assert policy.template.fingerprint != connected(parser="minimax_m2").template.fingerprint
+
+
+def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() -> None:
+    loaded = byte_level(("<minimax:tool_call>", "<think>"))
+    assert control_strings(get_tool_parser("minimax_m2", loaded)) == {"<minimax:tool_call>", "<think>"}
+    assert control_strings(get_tool_parser("gpt_oss", byte_level(("<|call|>",)))) == {"<|call|>"}
+    dsml = byte_level(("｜DSML｜",))
+    assert control_strings(get_tool_parser("deepseek_v32", dsml)) == {"｜DSML｜"}
+
+
+def test_a_foreign_parser_may_say_its_own() -> None:
+    class Foreign:
+        control_strings = ("<a>", "<b>")
+
+    assert control_strings(Foreign()) == {"<a>", "<b>"}  # type: ignore[arg-type]
+    assert control_strings(object()) == frozenset()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates", "renderer"])
+def test_template_arguments_cannot_be_taken_for_others(name: str) -> None:
+    with pytest.raises(ValueError, match=f"template_arguments has {name}, which is no argument of a chat template"):
+        connected(template_arguments={name: "as-template"})
+
+
+def test_content_tokens_are_one_of_two() -> None:
+    engine = engine_of("vllm", Says(""))
+    with pytest.raises(ValueError, match="content_tokens must be 'inert' or 'as-template', not 'raw'"):
+        TITOModel(backend=backend_of(engine, "vllm"), tokenizer=tokenizer(), content_tokens="raw")  # type: ignore[arg-type]
+
+
+def test_arguments_are_part_of_what_a_rollout_is() -> None:
+    other = connected(template_arguments={"enable_thinking": False})
+    assert other.template.fingerprint != connected().template.fingerprint
+    assert "('enable_thinking', False)" in other.template.certificate.arguments

@@ -1,0 +1,78 @@
+"""A drawn rollout sent through the model's own turns, up to the engine, which says what the drawing says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from support import peers
+from support.drafts import make_draft
+from support.rollouts import Rollout, Turn, expected
+from tito_core.backend.sampling import SamplingParams
+from tito_core.chat.ending import Opened
+from tito_core.chat.template import ChatTemplate
+from tito_core.history import as_shown
+from tito_core.ledger import CallRecord, Finish, Ledger
+from tito_core.ledger.histories import extended
+from tito_core.policy import Policy
+from tito_core.turns import Prepared, prepare
+
+
+def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> int:
+    """Count the turns whose request does not begin with the request and the completion of the turn before (law 1).
+
+    What a request holds is worked out by the model's own code from the whole history, each time anew.
+    """
+    backend: Any = SimpleNamespace(name="drawn")
+    parts: Any = (backend, None, tokenizer, template, None, ())
+    policy, ledger, state = Policy(*parts), Ledger(), {}  # type: ignore[var-annotated]
+    before: list[int] = []
+    broken = 0
+    for turn in [*drawn.turns, None]:
+        last = drawn.turns[-1]
+        history = [*last.before, last.answered, *last.new] if turn is None else turn.before
+        prepared = prepare(
+            policy,
+            ledger,
+            history,
+            drawn.system,
+            drawn.tools,
+            state,
+            SamplingParams(),
+            context_limit=None,
+            may_branch=True,
+        )
+        sent = prepared.request.input_ids.tolist()
+        broken += sent[: len(before)] != before
+        if turn is not None:
+            completion = _said(template, tokenizer, drawn, turn)
+            _commit(ledger, prepared, turn, completion, state)
+            before = [*sent, *completion]
+    return broken
+
+
+def _said(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) -> list[int]:
+    return peers.sampled(template, tokenizer, drawn, turn, expected(template, tokenizer, drawn, turn).last)[1]
+
+
+def _commit(ledger: Ledger, prepared: Prepared, turn: Turn, completion: list[int], state: dict[str, Any]) -> None:
+    place = prepared.place
+    calls = (CallRecord("look", "truncated", 0, 1),) if turn.opened == Opened.CALL else ()
+    draft = make_draft(
+        place.parent,
+        ledger.path_length(place.parent),
+        prepared.delta.ids.tolist(),
+        completion,
+        prompt_provenance=prepared.delta.provenance,
+        logprobs=-np.ones(len(completion), np.float32),
+        finish=Finish.STOP if turn.opened is None else Finish.LENGTH,
+        stop=completion[-1] if turn.opened is None else None,
+        reasoning_closed=turn.opened != Opened.REASONING,
+        calls=calls,
+        branch=place.branch,
+        fingerprint=extended(place.walk.digest, as_shown(turn.answered)),
+    )
+    committed = ledger.commit(draft, place.walk, as_shown(turn.answered))
+    state["tito"] = {"ledger": ledger.uuid, "turn": committed.index}
