@@ -73,7 +73,17 @@ PACKAGES = {
             ("src/tito_core/parsing/*",),
             tuple(
                 f"tests/parsing/test_{name}.py"
-                for name in ("damage", "decoding", "detection", "grammar", "hermes", "reasoning", "typed_value")
+                for name in (
+                    "damage",
+                    "decoding",
+                    "detection",
+                    "grammar",
+                    "hermes",
+                    "pieces",
+                    "reasoning",
+                    "recorded",
+                    "typed_value",
+                )
             ),
             ("-k", "not time_grows"),
         ),

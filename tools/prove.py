@@ -78,6 +78,22 @@ PROOFS = {
         lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/test_store_crash.py",
         r"(\d+) kills",
     ),
+    **{
+        f"forced-{engine}-{model}": Proof(
+            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced "
+            "tool, its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
+            "calls",
+            500,
+            500,
+            ("src/tito_core/parsing", "src/tito_core/asked.py", "tests/support/forced_calls.py"),
+            lambda count, seed, engine=engine, model=model: (
+                f"python tests/parsing/prove/forced_engines.py {engine} --model {model} --calls {count} --seed {seed}"
+            ),
+            r"(\d+) right",
+        )
+        for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang"))
+        for model in ("smollm2", "qwen3-tiny")
+    },
     "ids": Proof(
         "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
         "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "
@@ -130,22 +146,6 @@ PROOFS = {
         lambda count, seed: f"python tests/chat/prove/zoo.py --strings {count} --seed {seed}",
         r"(\d+) strings",
     ),
-    **{
-        f"forced-{engine}-{model}": Proof(
-            f"Tool calls that a grammar forces on a real {title} with {model}: each is one sound call of the forced "
-            "tool, its arguments are valid by the tool's schema, and all its tokens are marked CONSTRAINED.",
-            "calls",
-            500,
-            500,
-            ("src/tito_core/parsing", "src/tito_core/asked.py", "tests/support/forced_calls.py"),
-            lambda count, seed, engine=engine, model=model: (
-                f"python tests/parsing/prove/forced_engines.py {engine} --model {model} --calls {count} --seed {seed}"
-            ),
-            r"(\d+) right",
-        )
-        for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang"))
-        for model in ("smollm2", "qwen3-tiny")
-    },
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",
         "examples a property",

@@ -62,10 +62,10 @@ class TITOModel(Model):
         context_window_limit: Tokens of context to use; the server's own length when None.
         history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
             "error" raises `HistoryChangedError` before anything is sent.
-        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
-            was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
         malformed_calls: What becomes of a call that is not sound; it never runs. "feedback" lets the policy read why,
             "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
+        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
+            was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -88,14 +88,14 @@ class TITOModel(Model):
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
-        thinking: Literal["keep", "as-template"] = "keep",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         settings.may_branch(history)
-        settings.keeps_thinking(thinking)
         malformed.checked(malformed_calls)
+        settings.keeps_thinking(thinking)
         checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
         if model_id is not None:
             options["model"] = model_id
@@ -110,7 +110,7 @@ class TITOModel(Model):
             store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit, history, thinking, malformed_calls)
+        self._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
 
     @classmethod
     def of(
@@ -121,13 +121,12 @@ class TITOModel(Model):
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
-        thinking: Literal["keep", "as-template"] = "keep",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the model of one rollout from a shared policy."""
-        model = cls.__new__(cls)
-        checked = settings.sampling_params(sampling)
-        model._begin(policy, checked, ledger, context_window_limit, history, thinking, malformed_calls)
+        model, checked = cls.__new__(cls), settings.sampling_params(sampling)
+        model._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
         return model
 
     def _begin(
@@ -137,16 +136,16 @@ class TITOModel(Model):
         ledger: Ledger | None,
         limit: int | None,
         history: str,
-        thinking: str,
         malformed_calls: str,
+        thinking: str,
     ) -> None:
         self.policy = policy
         self._settings = settings.Settings(
             sampling,
             settings.context_limit(limit, policy.info.max_model_len),
             settings.may_branch(history),
-            settings.keeps_thinking(thinking),
             malformed.checked(malformed_calls),
+            settings.keeps_thinking(thinking),
         )
         self._recording = Recording(policy, ledger)
 

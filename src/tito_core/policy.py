@@ -128,8 +128,8 @@ class Policy:
         ledger: Ledger | None = None,
         context_window_limit: int | None = None,
         history: Literal["fork", "error"] = "fork",
-        thinking: Literal["keep", "as-template"] = "keep",
         malformed_calls: MalformedCalls = "feedback",
+        thinking: Literal["keep", "as-template"] = "keep",
     ) -> TITOModel:
         """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
         from tito_core.model import TITOModel
@@ -140,8 +140,8 @@ class Policy:
             ledger=ledger,
             context_window_limit=context_window_limit,
             history=history,
-            thinking=thinking,
             malformed_calls=malformed_calls,
+            thinking=thinking,
         )
 
     def ledger(

@@ -44,15 +44,15 @@ class Settings:
         sampling: Sampling parameters of all turns.
         context_limit: Tokens of context to use, at most the server's own; None when neither says.
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
-        keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
         malformed_calls: What becomes of malformed calls.
+        keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
     """
 
     sampling: SamplingParams
     context_limit: int | None
     may_branch: bool
-    keeps_thinking: bool = True
     malformed_calls: MalformedCalls = "feedback"
+    keeps_thinking: bool = True
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""

@@ -103,7 +103,7 @@ def prepare(
     wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
     complete = policy.sampling(wanted).within(room)
     text = policy.prompts.text(ledger, place.parent, delta.ids)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, text), tools)
+    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
 
 
 def opened(before: Draft) -> Opened:

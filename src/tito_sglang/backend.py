@@ -44,7 +44,7 @@ class SGLangBackend(SGLangAdmin):
             "logprob_start_len": -1,
             "return_prompt_token_ids": True,
         }
-        answer = await self._ask(request.request_id, fields, prompt)
+        answer = await self._ask(request.request_id, fields, prompt, request.session_id)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -72,10 +72,14 @@ class SGLangBackend(SGLangAdmin):
         answer = await self._ask(request_id, fields, IdText.of(ids))
         return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
 
-    async def _ask(self, request_id: str, fields: dict[str, Any], prompt: IdText) -> Answer[wire.Generation]:
+    async def _ask(
+        self, request_id: str, fields: dict[str, Any], prompt: IdText, session: str | None = None
+    ) -> Answer[wire.Generation]:
+        headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
+
         def prepare(running: str) -> HttpRequest:
             complete = {**fields, "return_logprob": True, "stream": False, "rid": running}
-            return HttpRequest("/generate", prompt.body(complete, "input_ids"))
+            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
         return await self.exchange(request_id, prepare, wire.Generation)
 

@@ -11,7 +11,7 @@ from tito_vllm import wire
 
 
 class VLLMAdmin(AdminCalls, HttpBackend):
-    """The part of a backend that trains. Measured with 0.32.0."""
+    """The part of a backend that trains. Measured with 0.32.0, whose engine dies of a folder that is not there."""
 
     async def pause(self, running: Running = "keep") -> None:
         """Pause; every mode clears the prefix cache, so that no key or value of older weights is used again."""

@@ -68,7 +68,7 @@ class VLLMBackend(VLLMAdmin):
         }
         body = prompt.body(fields, "token_ids")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_GENERATE, body, running), wire.Generation
+            request.request_id, lambda running: _post(_GENERATE, body, running, request.session_id), wire.Generation
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -99,7 +99,7 @@ class VLLMBackend(VLLMAdmin):
         }
         body = prompt.body(fields, "prompt")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion
+            request.request_id, lambda running: _post(_COMPLETIONS, body, running, request.session_id), wire.Completion
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs
@@ -141,8 +141,9 @@ class VLLMBackend(VLLMAdmin):
             await self.http.send_once(HttpRequest("/inference/v1/abort_requests", body))
 
 
-def _post(path: str, body: bytes, running: str) -> HttpRequest:
-    return HttpRequest(path, body, {"X-Request-Id": running})
+def _post(path: str, body: bytes, running: str, session: str | None = None) -> HttpRequest:
+    """Name the try for the server, and the session for vLLM's router."""
+    return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})})
 
 
 class _Usage(TypedDict):

@@ -69,6 +69,20 @@ async def test_an_unknown_tool_is_refused_with_those_that_there_are(kind: str) -
     assert guard.unknown_calls == {}
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("name", ["a.b", "two words", "x" * 65, "é"])
+async def test_a_name_that_no_tool_may_have_is_an_unknown_tool(kind: str, name: str) -> None:
+    guard = ToolCallGuard()
+    it = watched(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
+    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    await agent.invoke_async("Look.")
+    await agent.invoke_async("And?")
+    it.check()
+    read = tokenizer().decode(it.script.requests[1].prompt_ids)
+    assert read.index('ran {"at": "x"}') < read.index(f"There is no tool {name!r}. The tools are: look.")
+    assert guard.unknown_calls == {name: 1}
+
+
 async def test_of_many_tools_the_first_are_named() -> None:
     tools = [tool_with(SCHEMA, name) for name in ("c", "a", "b", "d")]
     unknown = call("e", "{}")

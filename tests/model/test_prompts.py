@@ -54,3 +54,16 @@ async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model.reset()
     gc.collect()
     assert not prompts._kept
+
+
+@pytest.mark.parametrize(("kind", "header"), [("vllm", "x-session-id"), ("sglang", "x-smg-routing-key")])
+async def test_a_router_is_told_which_requests_belong_together(kind: str, header: str) -> None:
+    script = Says("One.", "Two.", "Three.")
+    model = model_of(kind, script)
+    messages: list[Any] = []
+    await ask(model, messages, "A?")
+    await ask(model, messages, "B?")
+    first = model.reset()
+    await ask(model, [], "C?")
+    said = [request.headers[header] for request in script.requests]
+    assert said == [first.uuid, first.uuid, model.ledger.uuid]

@@ -107,3 +107,47 @@ def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason:
 def test_schemas_that_do_not_say_allow_anything() -> None:
     assert types_of({"description": "a"}, {}) is None
     assert types_of({"type": ["integer", "null"]}, {}) == {"integer", "null"}
+
+
+def chain(links: int) -> dict[str, Any]:
+    """Definitions that lead from one to the next, and at last to an integer."""
+    return {"0": {"type": "integer"}, **{str(n): {"$ref": f"#/$defs/{n - 1}"} for n in range(1, links)}}
+
+
+def test_references_are_followed_as_deep_as_is_allowed_and_no_deeper() -> None:
+    whole = {"$defs": chain(30)}
+    assert types_of({"$ref": "#/$defs/19"}, whole) == {"integer"}
+    assert types_of({"$ref": "#/$defs/20"}, whole) is None
+    nested: Any = {"type": "integer"}
+    for _ in range(20):
+        nested = {"anyOf": [nested]}
+    assert types_of(nested, {}) == {"integer"}
+    assert types_of({"oneOf": [nested]}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"anyOf": [{"$ref": "#/$defs/size"}, {"type": "null"}]}, {"integer", "null"}),
+        ({"$ref": "#/$defs/either"}, {"integer", "null"}),
+        ({"$ref": "#/$defs/a~0b"}, {"integer"}),
+        ({"$ref": "#/$defs/size/type"}, None),
+        ({"$ref": "#/$defs/size/type/more"}, None),
+        ({"anyOf": "no list", "enum": [5]}, {"integer"}),
+        ({"anyOf": [], "oneOf": [{"type": "null"}]}, {"null"}),
+        ({"enum": "no list", "const": 5}, {"integer"}),
+        ({"enum": [b"no JSON", 5]}, {"integer"}),
+        ({"enum": [b"no JSON"]}, None),
+        ({"const": b"no JSON"}, None),
+        ({"const": b"no JSON", "properties": {}}, {"object"}),
+    ],
+)
+def test_what_a_schema_allows(schema: Any, types: set[str] | None) -> None:
+    size = {"type": "integer"}
+    whole = {"$defs": {"size": size, "a~b": size, "either": {"anyOf": [{"$ref": "#/$defs/size"}, {"type": "null"}]}}}
+    assert types_of(schema, whole) == types
+
+
+def test_a_string_is_not_decoded_even_where_it_could_be() -> None:
+    assert read("None", {"type": "string"}) == "None"
+    assert read(" 5 ", {"type": ["string"]}) == " 5 "

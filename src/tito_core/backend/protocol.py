@@ -44,12 +44,14 @@ class TokenRequest:
         input_ids: The whole prompt, int32, shape (p,).
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Ours, unique; the engine aborts by it.
+        session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
         text: The prompt as it travels, where somebody kept it; written anew when None.
     """
 
     input_ids: TokenIds
     sampling: SamplingParams
     request_id: str
+    session_id: str | None = None
     text: IdText | None = None
 
 

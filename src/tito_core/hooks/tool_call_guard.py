@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from strands.hooks import BeforeInvocationEvent, BeforeToolCallEvent, HookProvider, HookRegistry
-from strands.types.tools import ToolSpec
+from strands.hooks import AfterToolsEvent, BeforeInvocationEvent, BeforeToolCallEvent, HookProvider, HookRegistry
+from strands.tools.tools import InvalidToolUseNameException, validate_tool_use_name
+from strands.types.tools import ToolSpec, ToolUse
 
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.hooks.argument_schema import ArgumentSchema, ToolSchemaError
@@ -48,6 +49,7 @@ class ToolCallGuard(HookProvider):
         """Listen to an agent."""
         registry.add_callback(BeforeInvocationEvent, self._check_schemas)
         registry.add_callback(BeforeToolCallEvent, self._check_call)
+        registry.add_callback(AfterToolsEvent, self._list_tools)
 
     def _check_schemas(self, event: BeforeInvocationEvent) -> None:
         """Raise `ToolSchemaError` before anything is said, rather than in the middle of a rollout."""
@@ -59,9 +61,7 @@ class ToolCallGuard(HookProvider):
         if event.cancel_tool or name == MALFORMED_CALL:
             return
         if event.selected_tool is None:
-            with self._lock:
-                self.unknown_calls[name] += 1
-            event.cancel_tool = f"There is no tool {name!r}. {self._listed(sorted(event.agent.tool_registry.registry))}"
+            event.cancel_tool = self._unknown(name, sorted(event.agent.tool_registry.registry))
             return
         try:
             faults = self._schema(event.selected_tool.tool_spec).faults(event.tool_use["input"])
@@ -73,6 +73,22 @@ class ToolCallGuard(HookProvider):
             with self._lock:
                 self.invalid_calls[name] += 1
             event.cancel_tool = f"The arguments of {name!r} do not fit its schema: {'; '.join(faults)}."
+
+    def _list_tools(self, event: AfterToolsEvent) -> None:
+        """Say of names that Strands allows to no tool, such as `a.b`, what is said of other unknown ones."""
+        uses = [block["toolUse"] for block in event.agent.messages[-1]["content"] if "toolUse" in block]
+        refused = {use["toolUseId"]: use["name"] for use in uses if not _may_be_a_tool(use)}
+        for block in event.message["content"]:
+            result = block["toolResult"]
+            told = result["content"][0].get("text", "") if result["content"] else ""
+            if result["toolUseId"] in refused and told.startswith("Error: tool_name="):
+                name = refused[result["toolUseId"]]
+                result["content"] = [{"text": self._unknown(name, sorted(event.agent.tool_registry.registry))}]
+
+    def _unknown(self, name: str, names: Sequence[str]) -> str:
+        with self._lock:
+            self.unknown_calls[name] += 1
+        return f"There is no tool {name!r}. {self._listed(names)}"
 
     def _schema(self, spec: ToolSpec) -> ArgumentSchema:
         kept, schema = self._schemas.get(spec["name"], (None, None))
@@ -87,3 +103,11 @@ class ToolCallGuard(HookProvider):
         more = len(names) - self.max_listed_tools
         shown = ", ".join(names[: self.max_listed_tools])
         return f"The tools are: {shown}{f' and {more} more' if more > 0 else ''}."
+
+
+def _may_be_a_tool(use: ToolUse) -> bool:
+    try:
+        validate_tool_use_name(use)
+    except InvalidToolUseNameException:
+        return False
+    return True

@@ -33,7 +33,7 @@ from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
 from tito_core.parsing import CallStatus, get_tool_parser
 
 LONGEST_S = 1.0
-"""A parser that takes longer for one turn hangs."""
+"""Of CPU: a parser that takes longer for one turn hangs."""
 LONGEST_EXAMPLE = 400
 CODE = ("src/tito_core/parsing", "tests/parsing/families.py", "tests/parsing/prove/generated.py")
 
@@ -81,8 +81,8 @@ def how(one: Any, other: Any) -> str:
 
 
 def attempted(theirs: Theirs, turn: Turn) -> list[Call] | str:
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    signal.signal(signal.SIGVTALRM, _too_long)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return theirs(turn)
@@ -93,7 +93,7 @@ def attempted(theirs: Theirs, turn: Turn) -> list[Call] | str:
     except Exception as error:
         return f"raised {type(error).__name__}"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def _too_long(*_: object) -> None:

@@ -1,0 +1,106 @@
+"""Write tests/parsing/recorded.json: what each format makes of sound, damaged and cut turns, word for word.
+
+    python -m parsing.record       (from tests/)
+
+A policy is trained on these sentences, so none of them changes by accident. Of many turns at random those are kept that
+show something new, a reason or a combination that no other has; beside them stand those of `parsing.edges`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from parsing.edges import EDGES
+from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
+from parsing.prove.generated import damaged, sound
+from tito_core.parsing import ParsedTurn, get_tool_parser
+
+PATH = Path(__file__).with_name("recorded.json")
+TURNS = 250
+MOST = 30
+"""Turns that are kept of a format."""
+
+
+def read(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+    """Parse a turn, and give all that came out of it."""
+    tools = {name: schema_of(given) for name, given in calls}
+    session = get_tool_parser(family.name, family.tokenizer(by_token)).start((), tools)
+    session.feed(ids_of(family, said, by_token))
+    return shown(session.finish(truncated=truncated))
+
+
+def shown(turn: ParsedTurn) -> dict[str, Any]:
+    """Write a turn as JSON."""
+    calls = [
+        [str(one.status), one.name, one.arguments and dict(one.arguments), one.start, one.stop, one.reason, one.id]
+        for one in turn.calls
+    ]
+    return {"reasoning": turn.reasoning, "text": turn.text, "closed": turn.reasoning_closed, "calls": calls}
+
+
+def signature(found: dict[str, Any]) -> str:
+    """Give what is new about a turn: its calls' statuses and reasons, without the values they quote."""
+    calls = {(call[0], bool(call[1]), re.sub(r"'[^']*'|\d+", "_", call[5])) for call in found["calls"]}
+    return json.dumps([bool(found["reasoning"]), bool(found["text"].strip()), found["closed"], sorted(calls)])
+
+
+def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, list[Call]]]:
+    """Make turns: sound and damaged ones, as they are, cut, beside text and reasoning, spliced."""
+    opened, closed = family.think or ("", "")
+    for one, other in zip(sound(family, TURNS, 2), damaged(family, TURNS, 3), strict=True):
+        cut = chance.randrange(len(one.text) + 1)
+        for said in (
+            one.text,
+            other.text,
+            f"So. {one.text} Then?" if family.beside else one.text,
+            f"{opened}Hm.{closed}{one.text}",
+            f"{opened}{other.text}",
+            one.text[:cut],
+            one.text[cut:],
+            other.text[:cut] + one.text,
+        ):
+            yield said, [*one.calls, *other.calls]
+
+
+def record(family: Family) -> list[dict[str, Any]]:
+    """Choose turns of one format and write down what they are."""
+    chance = random.Random(family.name)
+    kept: dict[str, dict[str, Any]] = {}
+    edges = [
+        entry(family, said, [("look", {"a": 1, "b": "x"})], by_token, truncated)
+        for said in EDGES.get(family.name, ())
+        for by_token, truncated in ((True, False), (True, True), (False, False))
+    ]
+    for said, calls in candidates(family, chance):
+        by_token, truncated = chance.random() < 0.7, chance.random() < 0.3
+        found = read(family, said, calls, by_token, truncated)
+        known = kept.get(signature(found))
+        if (known is None and len(kept) < MOST) or (known is not None and len(said) < len(known["said"])):
+            kept[signature(found)] = entry(family, said, calls, by_token, truncated)
+    return [*kept.values(), *edges]
+
+
+def entry(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+    """Write down one turn."""
+    found = read(family, said, calls, by_token, truncated)
+    return {"said": said, "calls": calls, "by_token": by_token, "truncated": truncated, "is": found}
+
+
+def main() -> None:
+    """Write the record."""
+    records = {name: record(family) for name, family in sorted(FAMILIES.items())}
+    lines = [
+        f"{json.dumps(name)}: [\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in kept) + "\n]"
+        for name, kept in records.items()
+    ]
+    PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print({name: len(kept) for name, kept in records.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""Pieces of the parsers by themselves: what happens at import, exact sentences, and readers at their ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders
+from tokenizers import models as models_of
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from parsing.families import CALL, FAMILIES
+from support.byte_level import byte_level, wrapped
+from tito_core.parsing import (
+    DetectionError,
+    NoCallGrammarError,
+    detect_tool_parser,
+    get_tool_parser,
+    register_format,
+)
+from tito_core.parsing.completion import Completion
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.decoding import _byte_characters, decoding
+from tito_core.parsing.detection import template_text
+from tito_core.parsing.formats.deepseek import DeepSeekCalls
+from tito_core.parsing.formats.dsml import DsmlCalls
+from tito_core.parsing.formats.glm import GlmCalls
+from tito_core.parsing.formats.phi4_mini import Phi4MiniCalls
+from tito_core.parsing.formats.python_literals import Calls, _number
+from tito_core.parsing.formats.pythonic import PythonicCalls
+from tito_core.parsing.formats.xlam import XlamCalls
+from tito_core.parsing.markup import DecodedIds, Markup
+from tito_core.parsing.reasoning import BRACKET_THINK, THINK
+from tito_core.parsing.said import Malformed, shortened
+from tito_core.parsing.turn import TurnParser
+from tito_core.parsing.typed_value import rendered
+
+CHOICE = "Leave the choice to the policy, or set sampling.grammar."
+
+
+def test_bytes_have_the_characters_of_gpt2s_table() -> None:
+    assert _byte_characters() == {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+@pytest.mark.parametrize("block", ["function_calls", "tool_calls"])
+def test_a_dsml_format_has_its_tags(block: str) -> None:
+    made = DsmlCalls(block)
+    outer = f"<｜DSML｜{block}>", f"</｜DSML｜{block}>"
+    inner = "<｜DSML｜invoke", "</｜DSML｜invoke>"
+    section = made.section
+    assert (section.open, section.close, section.call, section.end_call) == (*outer, *inner)
+    assert made.tags == (*outer, *inner, "<｜DSML｜parameter", "</｜DSML｜parameter>")
+    assert made.opening == {outer[0]}
+
+
+def test_formats_that_differ_in_a_word_have_it() -> None:
+    assert (PythonicCalls().tags, PythonicCalls().opening) == ((), frozenset())
+    assert (PythonicCalls("<a>", "<b>").tags, PythonicCalls("<a>", "<b>").opening) == (("<a>", "<b>"), {"<a>"})
+    assert [DeepSeekCalls(fenced=fenced).fenced for fenced in (True, False)] == [True, False]
+    assert [GlmCalls(between).between for between in ("\n", "")] == ["\n", ""]
+
+
+def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None:
+    calls = DeepSeekCalls(fenced=True)
+    register_format("test-one", calls, "test-two", "test-three")
+    register_format("test-four", calls, reasoning=BRACKET_THINK)
+    register_format("test-five", calls, reasoning=None)
+    found = {name: get_tool_parser(f"test-{name}", byte_level()) for name in ("one", "two", "three", "four", "five")}
+    assert all(isinstance(parser, TurnParser) and parser.calls is calls for parser in found.values())
+    reasoning = [parser.reasoning for parser in found.values() if isinstance(parser, TurnParser)]
+    assert reasoning == [THINK, THINK, THINK, BRACKET_THINK, None]
+
+
+@pytest.mark.parametrize("calls", [XlamCalls(), Phi4MiniCalls()])
+def test_a_format_without_tags_is_asked_for_none(calls: Any) -> None:
+    said = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
+    with pytest.raises(AssertionError, match=r"^<x> opens no call\.$"):
+        calls.read(said, 0, "<x>")
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gemma4", "with the parser 'gemma4': engines have no grammar for its notation of arguments."),
+        ("pythonic", "with a pythonic parser: engines have no grammar for Python arguments by schema."),
+        ("llama4_pythonic", "with a pythonic parser: engines have no grammar for Python arguments by schema."),
+    ],
+)
+def test_who_cannot_force_a_call_says_so_in_a_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(NoCallGrammarError) as refused:
+        get_tool_parser(name, FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})
+    assert str(refused.value) == f"A tool call cannot be forced {sentence} {CHOICE}"
+
+
+def test_harmony_says_why_it_cannot_force_a_call() -> None:
+    with pytest.raises(NoCallGrammarError) as refused:
+        get_tool_parser("gpt_oss", FAMILIES["gpt_oss"].tokenizer(True)).call_grammar({"look": {}})
+    assert str(refused.value).endswith(f"grammar of the engines can demand. {CHOICE}")
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "glm45", "glm47", "minimax_m2"])
+def test_a_forced_call_is_written_as_the_family_writes_it(name: str) -> None:
+    """The constants of the grammar, joined, are the turn without its values."""
+    parser = get_tool_parser(name, FAMILIES[name].tokenizer(False))
+    tool = {"type": "object", "properties": {"ä": {"type": "integer"}, "ö": {"type": "integer"}}}
+    grammar = json.loads(parser.call_grammar({"schön": {**tool, "required": ["ä", "ö"]}}, "schön").value)
+    found = "".join(constants(grammar))
+    written = FAMILIES[name].render([("schön", {"ä": 1, "ö": 2})])
+    for value in ('{"ä": 1, "ö": 2}', "1", "2"):
+        written = written.replace(value, "")
+    assert found.split() == written.split()
+    if name in ("glm45", "glm47", "minimax_m2"):  # between the arguments it matters
+        assert found.replace("\n\n", "\n").strip() == written.replace("\n\n", "\n").strip()
+
+
+@pytest.mark.parametrize(
+    ("by_token", "form"), [(True, ["schön"]), (False, ["[TOOL_CALLS]", '[{"name": "schön", "arguments": '])]
+)
+def test_mistral_forces_the_form_that_its_vocabulary_has(by_token: bool, form: list[str]) -> None:
+    parser = get_tool_parser("mistral", FAMILIES["mistral"].tokenizer(by_token))
+    assert constants(json.loads(parser.call_grammar({"schön": {}}).value))[: len(form)] == form
+
+
+@pytest.mark.parametrize("tag", ["<|tool_call|>", "<tool_call>"])
+def test_granite_forces_the_tag_that_its_vocabulary_has(tag: str) -> None:
+    tokenizer = byte_level((tag,))
+    grammar = get_tool_parser("granite", tokenizer).call_grammar({"look": {}}).value
+    assert str(tokenizer.convert_tokens_to_ids(tag)) in grammar
+
+
+def constants(grammar: Any) -> list[str]:
+    if isinstance(grammar, list):
+        return [text for each in grammar for text in constants(each)]
+    if not isinstance(grammar, dict):
+        return []
+    if grammar.get("type") == "const_string":
+        return [grammar["value"]]
+    return [text for each in grammar.values() for text in constants(each)]
+
+
+def test_what_a_template_shows_is_said_in_a_sentence() -> None:
+    template = '<tool_call>{"name": "x", "arguments": {}}'
+    found = detect_tool_parser(template)
+    marks = "'<tool_call>' and '{\"name\": ' and '\"arguments\": '"
+    assert (found.name, found.why) == ("hermes", f"The chat template has {marks}, which only hermes writes.")
+    with pytest.raises(DetectionError) as none:
+        detect_tool_parser("no calls")
+    names = (
+        "hermes, qwen3_coder, glm45, glm47, kimi_k2, deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, gpt_oss, "
+        "llama3_json, llama4_pythonic, minimax_m2, gemma4, mistral"
+    )
+    assert str(none.value) == (
+        f"The chat template shows no format of tool calls that is known by its marks ({names}): name the parser."
+    )
+    tokenizer = byte_level()
+    tokenizer.chat_template = None
+    with pytest.raises(DetectionError) as lacking:
+        template_text(tokenizer)
+    assert str(lacking.value) == ("The tokenizer has no chat template, which would show the format: name the parser.")
+
+
+def test_texts_are_quoted_and_cut_at_their_length() -> None:
+    assert shortened("x" * 60) == repr("x" * 60)
+    assert shortened("x" * 61) == repr("x" * 60 + "...")
+    assert shortened("abc", 2) == "'ab...'"
+    assert shortened("ab", 2) == "'ab'"
+    assert str(Malformed("Why.", "look")) == "Why."
+
+
+@pytest.mark.parametrize(("value", "text"), [("é", "é"), (5, "5"), (None, "null"), ({"é": [True]}, '{"é": [true]}')])
+def test_values_are_rendered_as_these_formats_do(value: Any, text: str) -> None:
+    assert rendered(value) == text
+
+
+def cursor(text: str, start: int, stop: int) -> Cursor:
+    tokenizer = byte_level(CALL)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    markup = Markup(tokenizer, CALL)
+    return Cursor(Completion(markup, DecodedIds(markup.decode, ids), False), start, stop)
+
+
+def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
+    import re
+
+    word = re.compile(r"[a-z<>_/]+")
+    assert not cursor("abcdef", 0, 3).skip("abcd")
+    assert cursor("abcdef", 0, 3).skip("abc")
+    assert cursor("abcdef", 0, 3).match(word, "a word") == "abc"
+    assert cursor("abc<tool_call>def", 0, 17).match(word, "a word") == "abc"
+    with pytest.raises(Malformed, match=r"^The call has '5abcdefghijklmnopqrs' where a word belongs\.$"):
+        cursor("5abcdefghijklmnopqrstuvwxyz", 0, 27).match(word, "a word")
+    with pytest.raises(Malformed, match=r"^The call has '5abc' where 'x' belongs\.$"):
+        cursor("5abcdefgh", 0, 4).need("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[5]", "The calls have '5]' where a tool's name belongs."),
+        ("[f(5)]", "The calls have '5)]' where a keyword belongs."),
+        ("[f(a=*)]", "The calls have '*)]' where a literal belongs."),
+        ("[f(a={b})]", "The calls have 'b})]' where a string in quotes belongs."),
+        ("[f(a={'b': 1, 'b': 2})]", "The key 'b' appears twice."),
+        ("[f(a=1, a=2)]", "The keyword 'a' appears twice."),
+        ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", "The calls have ';abcdefghijklmnopqrs' where ')' belongs."),
+        ("[f(a=[1;2])]", "The calls have ';2])]' where ']' belongs."),
+        ("[f(a={'b': 1;2})]", "The calls have ';2})]' where '}' belongs."),
+        (r"[f(a='\udfff')]", "A string escapes half of a surrogate pair, which is no character."),
+        (r"[f(a='\U00110000')]", "A string has the escape '\\\\U00110000', which means nothing."),
+        ("[f(a=1e999)]", "1e999 is too large a number."),
+        ("[f(a=-1e999)]", "-1e999 is too large a number."),
+    ],
+)
+def test_why_a_list_of_python_calls_is_none(text: str, reason: str) -> None:
+    with pytest.raises(Malformed) as fault:
+        Calls(text, 0, len(text)).read()
+    assert fault.value.reason == reason
+
+
+def test_a_list_of_python_calls_ends_where_it_is_told_to() -> None:
+    for text, stop in (("[f(a=12)]", 7), ("[f(a='x')]", 8), ("[f()]  ", 4), ("[f(a=b)]", 3), ("[f()]", 4)):
+        reader = Calls(text, 0, stop)
+        with pytest.raises(Malformed):
+            reader.read()
+        assert reader.at_end, text
+    assert [said.arguments for said, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
+
+
+@pytest.mark.parametrize(
+    ("text", "at_end"),
+    [("[f(a='x", True), ('[f(a="x', True), ("[f(a=x y", False), ("[f(a='x' 'y", True), ("[f(a=5;'y", False)],
+)
+def test_a_list_that_an_open_string_cuts_off_could_go_on(text: str, at_end: bool) -> None:
+    reader = Calls(text, 0, len(text))
+    with pytest.raises(Malformed):
+        reader.read()
+    assert reader.at_end == at_end
+
+
+def test_a_string_that_is_whole_is_not_open() -> None:
+    reader = Calls("[f('x'", 0, 6)
+    with pytest.raises(Malformed, match="a keyword"):
+        reader.read()
+    assert not reader.at_end
+
+
+def test_numbers_are_read_up_to_a_length_and_by_their_kind() -> None:
+    assert _number("9" * 4000) == int("9" * 4000)
+    with pytest.raises(Malformed, match=r"^A number has more than 4000 digits\.$"):
+        _number("9" * 4001)
+    found = [_number(text) for text in ("5", "5.0", "5e0", "5E0", "-5")]
+    assert [(value, type(value)) for value in found] == [(5, int), (5, float), (5, float), (5, float), (-5, int)]
+
+
+def fused() -> Any:
+    """A tokenizer whose decoder joins tokens as they are, and that would tidy blanks before a full stop."""
+    backend = Tokenizer(models_of.WordLevel({"a": 0, " .": 1, "b": 2}, unk_token="b"))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken("<s>", normalized=False)])
+    tokenizer = wrapped(backend, names={"eos_token": "<s>"})
+    tokenizer.clean_up_tokenization_spaces = True
+    return tokenizer
+
+
+def test_other_tokenizers_are_read_without_tidying_and_with_their_special_tokens() -> None:
+    assert decoding(fused())([0, 1, 3, 2]) == ("a .<s>b", [0, 1, 3, 6])
