@@ -31,6 +31,10 @@ KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
 """What mutmut says of a mutant that some test, or the clock, told from the code."""
 
 
+UNKNOWN = "not checked"
+"""What it says of one that was not run yet; the score counts it as alive."""
+
+
 @dataclass(frozen=True)
 class Package:
     """What is mutated, and what must notice.
@@ -152,13 +156,21 @@ def write(package: Package, found: dict[str, str], survivors: list[Survivor]) ->
     killed = sum(counts[status] for status in KILLED)
     score = killed / len(found)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    row = (len(found), killed, counts["timeout"], counts["survived"], counts["no tests"], f"{score:.1%}")
+    row = (
+        len(found),
+        killed,
+        counts["timeout"],
+        counts["survived"],
+        counts["no tests"],
+        counts[UNKNOWN],
+        f"{score:.1%}",
+    )
     lines = [
         f"mutmut {version('mutmut')}, commit `{commit.strip()}`, {datetime.now(UTC):%Y-%m-%d}.",
         f"Tests: {', '.join(f'`{path}`' for path in package.tests)}.",
         "",
-        "| mutants | killed | of them by the clock | survived | without a test | score |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| mutants | killed | of them by the clock | survived | without a test | not run yet | score |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         f"| {' | '.join(map(str, row))} |",
         "",
     ]
@@ -198,7 +210,11 @@ def main() -> None:
         if not arguments.report:
             run(package, arguments.children)
         found = statuses(package)
-        write(package, found, [survivor(package, name) for name, status in found.items() if status not in KILLED])
+        write(
+            package,
+            found,
+            [survivor(package, name) for name, status in found.items() if status not in (*KILLED, UNKNOWN)],
+        )
 
 
 INTRODUCTION = """# Mutants

@@ -10,9 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as models_of
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from parsing.families import CALL, FAMILIES
+from parsing.families import CALL, FAMILIES, ids_of, parse
 from support.byte_level import byte_level, wrapped
 from tito_core.parsing import (
+    CallStatus,
     DetectionError,
     NoCallGrammarError,
     detect_tool_parser,
@@ -36,6 +37,7 @@ from tito_core.parsing.said import Malformed, shortened
 from tito_core.parsing.turn import TurnParser
 from tito_core.parsing.typed_value import rendered
 
+V3 = FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
 CHOICE = "Leave the choice to the policy, or set sampling.grammar."
 
 
@@ -265,3 +267,67 @@ def fused() -> Any:
 
 def test_other_tokenizers_are_read_without_tidying_and_with_their_special_tokens() -> None:
     assert decoding(fused())([0, 1, 3, 2]) == ("a .<s>b", [0, 1, 3, 6])
+
+
+EMPTY = {
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+    "minimax_m2": "<minimax:tool_call></minimax:tool_call>",
+    "deepseek_v4": "<｜DSML｜tool_calls></｜DSML｜tool_calls>",
+}
+
+
+@pytest.mark.parametrize("name", sorted(EMPTY))
+def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
+    family = FAMILIES[name]
+    ids = ids_of(family, f"So. {EMPTY[name]} Then.")
+    turn = parse(family, ids)
+    [call] = turn.calls
+    assert (call.status, call.name, call.reason) == (CallStatus.MALFORMED, None, "The section holds no call.")
+    assert (call.raw, turn.text) == (EMPTY[name], "So.  Then.")
+
+
+def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
+    family = FAMILIES["hermes"]
+    for given in ({"at": "a </tool_call> b"}, {"at": "a <tool_call> b"}):
+        ids = ids_of(family, family.render([("look", given), ("count", {})]), False)
+        turn = parse(family, ids, by_token=False)
+        assert [(call.status, call.arguments) for call in turn.calls] == [("ok", given), ("ok", {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "reason"),
+    [
+        ("minimax_m2", '<minimax:tool_call><invoke name=" a"></invoke></minimax:tool_call>', "quotes: '\" a\"'"),
+        ("minimax_m2", '<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', "in double quotes: '\"\"'"),
+        ("minimax_m2", f"<minimax:tool_call><invoke name={'a' * 61}></invoke></minimax:tool_call>", f": {'a' * 60!r}."),
+        ("qwen3_coder", "<tool_call><function=f><parameter= a>\nx\n</parameter></function></tool_call>", "name: ' a'"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=\x07>\nx\n</parameter></function></tool_call>", "no sound"),
+        ("qwen3_coder", f"<tool_call><function=f><parameter={'a' * 60}=b>\nx\n</parameter></function></tool_call>",
+         f"no sound name: {'a' * 60!r}."),
+        ("deepseek_v4", f"<｜DSML｜tool_calls><｜DSML｜invoke {'x' * 60}></｜DSML｜invoke></｜DSML｜tool_calls>",
+         f"not {('<｜DSML｜invoke ' + 'x' * 60)[:60]!r}."),
+        ("deepseek_v3", V3.replace("KIND", "x" * 61), f"must be 'function', not {'x' * 60!r}."),
+        ("llama3_json", '{"name": "look", "parameters": [}', "not valid JSON"),
+        ("llama3_json", '{"name": "look", "arguments": {}}', None),
+    ],
+)  # fmt: skip
+def test_names_that_are_not_sound_are_quoted_up_to_a_length(name: str, said: str, reason: str | None) -> None:
+    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], said)).calls
+    if reason is None:
+        assert [call.status for call in calls] in ([CallStatus.MALFORMED], [])
+    else:
+        assert reason in calls[0].reason
+
+
+def test_sentences_of_a_cut_off_and_of_a_value() -> None:
+    family = FAMILIES["mistral"]
+    cut = parse(family, ids_of(family, '[TOOL_CALLS]look[ARGS]{"at": "x'), truncated=True)
+    assert [(call.status, call.reason) for call in cut.calls] == [("truncated", "The token limit cut the call off.")]
+    bad = parse(FAMILIES["gemma4"], ids_of(FAMILIES["gemma4"], "<|tool_call>call:look{a:1.}<tool_call|>"))
+    assert bad.calls[0].reason.startswith("The value is not valid JSON")
+
+
+def test_a_block_of_reasoning_keeps_its_blanks_and_loses_its_newlines() -> None:
+    assert THINK.text_of("\n a X\n\n") == " a X"
+    assert THINK.text_of("X\nX") == "X\nX"
