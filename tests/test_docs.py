@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,12 @@ def test_the_templates_page_shows_a_certificate_and_a_refusal_as_they_are() -> N
     with pytest.raises(TemplateError) as caught:
         ChatTemplate.certify(byte_level(template=source + prompt + "{{ messages|length }}"))
     assert " ".join(refused.split()) == " ".join(f"TemplateError: {caught.value}".split())
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_the_page_on_servers_changes_weights(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = snippets("docs/backends.md")
+    with ScriptedServer(engine_of(kind, Says("Yes."))) as server:
+        code = re.sub(r"http://localhost:\d+", server.base_url, code).replace('"sglang"', f'"{kind}"')
+        exec("import asyncio\nasync def main():\n" + textwrap.indent(code, "    ") + "\nasyncio.run(main())", {})
+    assert capsys.readouterr().out == "step-17\n"
