@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Mapping
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
@@ -18,7 +18,7 @@ from strands.types.exceptions import (
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import malformed, settings, turns
+from tito_core import settings, turns
 from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
@@ -93,10 +93,13 @@ class TITOModel(Model):
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        settings.may_branch(history)
-        malformed.checked(malformed_calls)
-        settings.keeps_thinking(thinking)
-        checked = settings.sampling_params(sampling)  # before the server is asked: bad input gets its error first
+        chosen = settings.Settings.of(  # before the server is asked: bad input gets its error first
+            sampling=sampling,
+            context_window_limit=context_window_limit,
+            history=history,
+            malformed_calls=malformed_calls,
+            thinking=thinking,
+        )
         if model_id is not None:
             options["model"] = model_id
         policy = Policy.connect(
@@ -110,43 +113,18 @@ class TITOModel(Model):
             store=store,
             **options,
         )
-        self._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
+        self._begin(policy, ledger, chosen)
 
     @classmethod
-    def of(
-        cls,
-        policy: Policy,
-        *,
-        sampling: SamplingParams | Mapping[str, Any] | None = None,
-        ledger: Ledger | None = None,
-        context_window_limit: int | None = None,
-        history: Literal["fork", "error"] = "fork",
-        malformed_calls: MalformedCalls = "feedback",
-        thinking: Literal["keep", "as-template"] = "keep",
-    ) -> TITOModel:
-        """Make the model of one rollout from a shared policy."""
-        model, checked = cls.__new__(cls), settings.sampling_params(sampling)
-        model._begin(policy, checked, ledger, context_window_limit, history, malformed_calls, thinking)
+    def of(cls, policy: Policy, ledger: Ledger | None = None, **choices: Unpack[settings.Choices]) -> TITOModel:
+        """Make the model of one rollout from a shared policy; `choices` are those arguments of `TITOModel`."""
+        model = cls.__new__(cls)
+        model._begin(policy, ledger, settings.Settings.of(**choices))
         return model
 
-    def _begin(
-        self,
-        policy: Policy,
-        sampling: SamplingParams,
-        ledger: Ledger | None,
-        limit: int | None,
-        history: str,
-        malformed_calls: str,
-        thinking: str,
-    ) -> None:
+    def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
         self.policy = policy
-        self._settings = settings.Settings(
-            sampling,
-            settings.context_limit(limit, policy.info.max_model_len),
-            settings.may_branch(history),
-            malformed.checked(malformed_calls),
-            settings.keeps_thinking(thinking),
-        )
+        self._settings = chosen.within(policy.info.max_model_len)
         self._recording = Recording(policy, ledger)
 
     @property

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
@@ -20,10 +20,10 @@ from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
-from tito_core.malformed import MalformedCalls
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.prompts import Prompts
+from tito_core.settings import Choices
 from tito_core.store import LedgerFile
 
 if TYPE_CHECKING:
@@ -121,28 +121,16 @@ class Policy:
         info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
-    def model(
-        self,
-        *,
-        sampling: SamplingParams | Mapping[str, Any] | None = None,
-        ledger: Ledger | None = None,
-        context_window_limit: int | None = None,
-        history: Literal["fork", "error"] = "fork",
-        malformed_calls: MalformedCalls = "feedback",
-        thinking: Literal["keep", "as-template"] = "keep",
-    ) -> TITOModel:
-        """Make the Strands model of one rollout. The arguments are those of `TITOModel`."""
+    def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
+        """Make the Strands model of one rollout.
+
+        Args:
+            ledger: See `TITOModel`, which also says what the others mean.
+            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`.
+        """
         from tito_core.model import TITOModel
 
-        return TITOModel.of(
-            self,
-            sampling=sampling,
-            ledger=ledger,
-            context_window_limit=context_window_limit,
-            history=history,
-            malformed_calls=malformed_calls,
-            thinking=thinking,
-        )
+        return TITOModel.of(self, ledger, **choices)
 
     def ledger(
         self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from strands.models.model import BaseModelConfig
 from strands.types.content import SystemContentBlock
 from strands.types.tools import ToolSpec
 
+from tito_core import malformed
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.messages import MALFORMED_CALL
@@ -30,6 +31,16 @@ class TITOConfig(BaseModelConfig, total=False):
     backend: str
     parser: str
     sampling: dict[str, Any]
+
+
+class Choices(TypedDict, total=False):
+    """What may be chosen for one rollout; `TITOModel` says what each means."""
+
+    sampling: SamplingParams | Mapping[str, Any] | None
+    context_window_limit: int | None
+    history: Literal["fork", "error"]
+    malformed_calls: MalformedCalls
+    thinking: Literal["keep", "as-template"]
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -53,6 +64,33 @@ class Settings:
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
     keeps_thinking: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        context_window_limit: int | None = None,
+        history: str = "fork",
+        malformed_calls: str = "feedback",
+        thinking: str = "keep",
+    ) -> Settings:
+        """Check what a user wrote.
+
+        Raises:
+            ValueError: A bad value (pydantic's ValidationError for sampling).
+        """
+        return cls(
+            sampling_params(sampling),
+            context_limit(context_window_limit, None),
+            may_branch(history),
+            malformed.checked(malformed_calls),
+            keeps_thinking(thinking),
+        )
+
+    def within(self, served: int | None) -> Settings:
+        """Give them for a server of this context length."""
+        return replace(self, context_limit=context_limit(self.context_limit, served))
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
