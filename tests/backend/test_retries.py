@@ -137,7 +137,7 @@ def throttling(header: str | None) -> Callable[[httpx.Request], httpx.Response]:
 async def test_retry_after_is_honoured_within_bounds(header: str | None, least: float, most: float) -> None:
     waits = Waits()
     await answering("vllm", throttling(header), sleep=waits).connect()
-    assert len(waits.seconds) == 2  # /v1/models and /version
+    assert len(waits.seconds) == 3  # /v1/models, /version and /weight_info
     assert all(least <= seconds <= most for seconds in waits.seconds)
 
 

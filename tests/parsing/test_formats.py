@@ -29,7 +29,9 @@ def check_spans(family: Family, ids: list[int], turn: ParsedTurn, by_token: bool
         assert at <= call.start < call.stop <= len(ids)
         raw = SHARED.sub("", call.raw)  # a character of several tokens is its last token's
         assert raw in decode(ids[call.start : call.stop], False)
-        if raw and call.stop - call.start > 2:  # the tokens at either end may be shared with the text around the call
+        ends = [decode([ids[at]], False) for at in (call.start, call.stop - 1)]
+        whole = all(end and "\ufffd" not in end for end in ends)  # what is no whole character belongs to its neighbour
+        if raw and whole and call.stop - call.start > 2:  # the tokens at either end may be shared with the text around
             assert raw not in decode(ids[call.start + 1 : call.stop - 1], False)
         at = call.stop - 1
 

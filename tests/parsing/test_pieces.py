@@ -153,7 +153,8 @@ def test_what_a_template_shows_is_said_in_a_sentence() -> None:
         "llama3_json, llama4_pythonic, minimax_m2, gemma4, mistral"
     )
     assert str(none.value) == (
-        f"The chat template shows no format of tool calls that is known by its marks ({names}): name the parser."
+        f"The chat template shows no format of tool calls that is known by its marks ({names}): name the parser, as in "
+        "parser='hermes'; for a policy that calls no tools any will do."
     )
     tokenizer = byte_level()
     tokenizer.chat_template = None
