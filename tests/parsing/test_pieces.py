@@ -160,7 +160,9 @@ def test_what_a_template_shows_is_said_in_a_sentence() -> None:
     tokenizer.chat_template = None
     with pytest.raises(DetectionError) as lacking:
         template_text(tokenizer)
-    assert str(lacking.value) == ("The tokenizer has no chat template, which would show the format: name the parser.")
+    assert str(lacking.value) == (
+        "The tokenizer has no chat template, which would show the format: name the parser, as in parser='hermes'."
+    )
 
 
 def test_texts_are_quoted_and_cut_at_their_length() -> None:
