@@ -12,7 +12,8 @@ import typer
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
-from tito_core.parsing.registry import control_strings, get_tool_parser
+from tito_core.parsing.detection import DetectionError
+from tito_core.parsing.registry import AUTO, choose_tool_parser, control_strings, get_tool_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +36,12 @@ def check(
     argument: Annotated[
         list[str] | None, typer.Option(metavar="KEY=JSON", help="A template argument, such as enable_thinking=false.")
     ] = None,
-    parser: Annotated[str, typer.Option(help="A tool parser, whose control tokens content may not write either.")] = "",
+    parser: Annotated[
+        str,
+        typer.Option(
+            help="A tool parser, whose control tokens content may not write either; auto: what the template has."
+        ),
+    ] = AUTO,
     as_template: Annotated[bool, typer.Option("--as-template", help="Let content spell control tokens.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON, every probe named.")] = False,
 ) -> None:
@@ -58,7 +64,11 @@ def certify(
         TemplateError: It is refused.
         UnknownParserError: No parser has the name.
     """
-    markup = control_strings(get_tool_parser(parser, tokenizer)) if parser else ()
+    try:
+        markup = control_strings(get_tool_parser(choose_tool_parser(parser, tokenizer).name, tokenizer))
+    except DetectionError:  # it shows no calls, or those of no format that is known: its own control tokens are left
+        markup = frozenset()
+    markup = markup.union([tokenizer.eos_token] if tokenizer.eos_token else [])
     checked = checked_arguments(arguments)
     return ChatTemplate.of(tokenizer, content_tokens=content_tokens, markup=markup, **checked).certificate
 
