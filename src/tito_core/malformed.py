@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from strands.types.content import Message
 
@@ -48,9 +48,8 @@ def checked(malformed_calls: str) -> MalformedCalls:
     Raises:
         ValueError: It is none of the three.
     """
-    for known in get_args(MalformedCalls):
-        if malformed_calls == known:
-            return known  # type: ignore[no-any-return]
+    if malformed_calls in get_args(MalformedCalls):
+        return cast(MalformedCalls, malformed_calls)
     raise ValueError(f"malformed_calls must be 'feedback', 'end_turn' or 'raise', not {malformed_calls!r}.")
 
 

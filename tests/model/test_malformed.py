@@ -28,7 +28,7 @@ BROKEN = {
     "no closing tag": '<tool_call>{"name": "wipe", "arguments": {}}',
     "the reserved name": call(MALFORMED_CALL, "{}"),
 }
-SOUND = call("wipe", '{"path": "/tmp/a"}')
+SOUND = call("wipe", '{"path": "/data/a"}')
 
 
 def agent_of(model: Any, tools: Any, **options: Any) -> Agent:
@@ -69,7 +69,7 @@ async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(wire: str,
             assert model.ledger[1].parent == 0, what
         assert ran.read_text() == ""
         await agent_of(model_of(wire, Says(SOUND, "Done.")), tools).invoke_async("Clean up.")
-        assert ran.read_text() == "/tmp/a\n"  # so the tool can run
+        assert ran.read_text() == "/data/a\n"  # so the tool can run
 
 
 @pytest.mark.parametrize("malformed_calls", ["feedback", "end_turn", "raise"])
@@ -78,7 +78,7 @@ async def test_sound_calls_beside_a_malformed_one_run_with_feedback_only(
     wire: str, malformed_calls: Any, kind: str, tmp_path: Path
 ) -> None:
     with wiper(kind, tmp_path) as (tools, ran):
-        said = SOUND + BROKEN["broken JSON"] + call("wipe", '{"path": "/tmp/b"}')
+        said = SOUND + BROKEN["broken JSON"] + call("wipe", '{"path": "/data/b"}')
         model = model_of(wire, Says(said, "Done."), malformed_calls=malformed_calls)
         agent = agent_of(model, tools)
         if malformed_calls == "raise":
@@ -86,7 +86,7 @@ async def test_sound_calls_beside_a_malformed_one_run_with_feedback_only(
                 await agent.invoke_async("Clean up.")
         else:
             await agent.invoke_async("Clean up.")
-        assert sorted(ran.read_text().split()) == (["/tmp/a", "/tmp/b"] if malformed_calls == "feedback" else [])
+        assert sorted(ran.read_text().split()) == (["/data/a", "/data/b"] if malformed_calls == "feedback" else [])
         check_ledger(model.ledger)
         assert [record.status for record in model.ledger[0].draft.calls] == ["ok", "malformed", "ok"]
     if malformed_calls == "feedback":

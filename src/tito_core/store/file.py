@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -63,8 +64,7 @@ class LedgerFile:
             raise
 
     def _open(self) -> None:
-        appends = self._mode == "a"
-        self._file = open(self.path, "a+b" if appends else "rb", buffering=0 if appends else -1)  # noqa: SIM115
+        self._file = FileIO(self.path, "a+" if self._mode == "a" else "r")  # what is read of it is read in blocks
         self._process = os.getpid()
 
     @property

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, Protocol
 
 from tito_core.store.records import SCHEMA, SchemaError
 
@@ -22,6 +22,19 @@ HEAD_BYTES = _HEAD.size
 """The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
 BLOCK = 1 << 16
 """Bytes of a file that are read at once."""
+
+
+class Readable(Protocol):
+    """A file that is open to read, or bytes as one."""
+
+    def seek(self, offset: int, /) -> int:
+        """Go to an offset from the beginning."""
+
+    def read(self, size: int, /) -> bytes:
+        """Read at most so many bytes; none at the end."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Read into a buffer, and give how many bytes."""
 
 
 class Kind(IntEnum):
@@ -57,7 +70,7 @@ def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
     return facts + zlib.crc32(facts).to_bytes(4, "little") + payload
 
 
-def expect_preamble(file: BinaryIO, path: str | os.PathLike[str]) -> None:
+def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
     """Read the file's beginning.
 
     Raises:
@@ -73,7 +86,7 @@ def expect_preamble(file: BinaryIO, path: str | os.PathLike[str]) -> None:
         )
 
 
-def frames(file: BinaryIO, start: int, path: str | os.PathLike[str]) -> Iterator[Frame]:
+def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator[Frame]:
     """Yield the whole records from an offset on.
 
     What a crash left at the end, cut short or zeros that were never written over, ends them.
@@ -117,7 +130,7 @@ class _Window:
         stop: Where in it what was read ends.
     """
 
-    def __init__(self, file: BinaryIO, start: int) -> None:
+    def __init__(self, file: Readable, start: int) -> None:
         file.seek(start)
         self._file = file
         self._start = start  # offset in the file of the buffer's first byte
@@ -138,7 +151,7 @@ class _Window:
         view[: len(tail)] = tail
         self.view, self._start, self.at, self.stop = view, self._start + self.at, 0, len(tail)
         while self.stop < size:
-            count = self._file.readinto(view[self.stop :])  # type: ignore[attr-defined]
+            count = self._file.readinto(view[self.stop :])
             if not count:
                 return False
             self.stop += count

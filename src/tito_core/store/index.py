@@ -6,9 +6,8 @@ import os
 import uuid as uuid_module
 from collections.abc import Iterable
 from io import BytesIO
-from typing import BinaryIO
 
-from tito_core.store.frames import PREAMBLE, Frame, Kind, frames
+from tito_core.store.frames import PREAMBLE, Frame, Kind, Readable, frames
 
 Records = tuple[list[Frame], ...]
 """The records of one ledger by their kind, each in the order they were written."""
@@ -43,7 +42,7 @@ class Index:
         found = self.records(uuid)
         return len(found[kind]) if found else 0
 
-    def scan(self, file: BinaryIO) -> None:
+    def scan(self, file: Readable) -> None:
         """Take up the whole records that the file has beyond `end`, from whomever."""
         self.add(frames(file, self.end, self._path))
 
