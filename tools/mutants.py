@@ -78,6 +78,8 @@ PACKAGES = {
             tuple(
                 f"tests/parsing/test_{name}.py"
                 for name in (
+                    "arguments_text",
+                    "bounded",
                     "damage",
                     "decoding",
                     "detection",
