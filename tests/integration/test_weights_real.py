@@ -89,11 +89,11 @@ async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_
     with pytest.raises(WeightsNotLoadedError, match="left paused"):
         await backend.load_weights("/no/such/folder", "step-3")
     waiting = asyncio.create_task(backend.generate(asking(4)))
-    if server.kind == "vllm":  # whose engine dies of it
-        with pytest.raises(ServerError):
-            await waiting
-        return
     await asyncio.sleep(1.0)
     assert not waiting.done()
     await backend.resume()
-    assert len((await waiting).output_ids) == 4
+    if server.kind == "vllm":  # whose engine has died of it
+        with pytest.raises(ServerError):
+            await waiting
+    else:
+        assert len((await waiting).output_ids) == 4
