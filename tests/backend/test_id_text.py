@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, request_of
+from tito_core.backend import BadRequestError
 from tito_core.backend.id_text import PARTS, IdText
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
@@ -56,6 +60,28 @@ def test_texts_that_share_their_beginning_do_not_touch_each_other(
     first, second = begun.then(np.array(one, np.int32)), begun.then(np.array(other, np.int32))
     for text, expected in ((first, whole + one), (second, whole + other), (begun, whole)):
         assert json.loads(text.body({"n": 1}, "ids"))["ids"] == expected
+
+
+@given(turns, st.data())
+def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]], data: st.DataObject) -> None:
+    text, whole = written(parts), [token for part in parts for token in part]
+    assert text.is_of(np.array(whole, np.int32))
+    assert not text.is_of(np.array([*whole, 0], np.int32))
+    if whole:
+        at = data.draw(st.integers(0, len(whole) - 1))
+        other = [*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]
+        assert not text.is_of(np.array(other, np.int32))
+        assert not text.is_of(np.array(whole[:-1], np.int32))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
+    engine = engine_of(kind)
+    backend = backend_of(engine)
+    wrong = IdText.of(np.array([*PROMPT[:-1], 99], np.int32))
+    with pytest.raises(BadRequestError, match="Law 4: the text that was kept of a prompt"):
+        await backend.generate(replace(request_of(), text=wrong))
+    assert not engine.requests
 
 
 def test_what_an_answer_left_out_is_no_echo() -> None:

@@ -108,7 +108,14 @@ class HttpBackend(ABC):
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         check_sampling(request.sampling, info.vocab_size, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
-        text = request.text or IdText.of(ids)
+        text = IdText.of(ids) if request.text is None else request.text
+        if not text.is_of(ids):
+            raise BadRequestError(
+                f"Law 4: the text that was kept of a prompt, of {text.length} ids, is not that of its {len(ids)} ids, "
+                "so it was not sent. Leave `text` out of the request and it is written anew.",
+                backend=self.name,
+                request_id=request.request_id,
+            )
         checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
         return await self._generate(info, checked, text)
 

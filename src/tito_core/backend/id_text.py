@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tito_core.ledger.columns import TokenIds
 
@@ -20,10 +22,11 @@ class IdText:
         length: Number of ids.
     """
 
-    __slots__ = ("_parts", "length")
+    __slots__ = ("_checksum", "_parts", "length")
 
-    def __init__(self, parts: tuple[bytes, ...] = (), length: int = 0) -> None:
+    def __init__(self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0) -> None:
         self._parts = parts
+        self._checksum = checksum
         self.length = length
 
     @classmethod
@@ -36,7 +39,15 @@ class IdText:
         if not len(ids):
             return self
         parts = (*self._parts, msgspec.json.encode(ids.tolist())[1:-1])
-        return IdText(parts if len(parts) < PARTS else (b",".join(parts),), self.length + len(ids))
+        checksum = zlib.crc32(_packed(ids), self._checksum)
+        return IdText(parts if len(parts) < PARTS else (b",".join(parts),), self.length + len(ids), checksum)
+
+    def is_of(self, ids: TokenIds) -> bool:
+        """Tell whether it was written of these ids, by their number and CRC-32: a text that is kept could be another's.
+
+        The echo of a prompt proves what was sent; this, that it was the prompt that the ledger will hold (law 4).
+        """
+        return self.length == len(ids) and self._checksum == zlib.crc32(_packed(ids))
 
     def body(self, fields: Mapping[str, Any], name: str) -> bytes:
         """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
@@ -59,3 +70,7 @@ class IdText:
         for part in self._parts:
             pieces += (b",", part) if pieces else (part,)
         return pieces
+
+
+def _packed(ids: TokenIds) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()
