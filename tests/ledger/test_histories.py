@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.drafts import make_draft
-from tito_core.ledger import LawViolationError, Ledger, check_ledger
-from tito_core.ledger.histories import PATHS, extended
+from tito_core.ledger import LawViolationError, Ledger, check_ledger, histories
+from tito_core.ledger.histories import LONG, PATHS, extended
 from tito_core.store import from_record, to_record
 
 OPENINGS = ({"system": None}, {"system": "Be brief."})
@@ -45,10 +47,12 @@ def beginnings(histories: list[list[Any]]) -> set[str]:
     return {repr(history[:stop]) for history in histories for stop in range(len(history) + 1)}
 
 
+@pytest.mark.parametrize("long", [LONG, 1], ids=["apart", "side by side"])
 @settings(max_examples=100)
 @given(data=st.data())
-def test_a_walk_ends_where_the_longest_known_beginning_does(data: st.DataObject) -> None:
-    ledger = Ledger()
+def test_a_walk_ends_where_the_longest_known_beginning_does(long: int, data: st.DataObject) -> None:
+    with mock.patch.object(histories, "LONG", long):
+        ledger = Ledger()
     known: list[list[Any]] = []
     for _ in range(data.draw(st.integers(1, 6))):
         grown = st.sampled_from(known).map(lambda history: [*history, asked(0)]) if known else HISTORIES
@@ -217,3 +221,23 @@ def test_a_turn_that_is_refused_leaves_no_history() -> None:
     with pytest.raises(LawViolationError):
         ledger.commit(make_draft(None, 7, [100], [200]), walk, said(0))
     assert ledger.retained() == []
+
+
+@given(at=st.integers(0, 3 * LONG), alone=st.booleans())
+@settings(max_examples=20)
+def test_a_long_history_whose_copies_lie_side_by_side_is_told_from_an_edited_one(at: int, alone: bool) -> None:
+    ledger, history = Ledger(), [OPENINGS[0]]
+    if not alone:  # another path keeps its own copies, so that none are made anew
+        answered(ledger, [OPENINGS[1], asked(0)], said(0))
+    last = None
+    for number in range(3 * LONG // 2):
+        history.append(asked(number))
+        last = answered(ledger, history, said(number), last)
+        history.append(said(number))
+    shown = deepcopy(history)
+    assert ledger.walk(shown, last).known == ledger.walk(shown).known == len(history)
+    assert last in ledger.walk(shown, last).entry.turns
+    if at:
+        shown[at] = asked(-1)
+        assert ledger.walk(shown, last).known == ledger.walk(shown).known == at
+    check_ledger(ledger)
