@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.drafts import engine_record, make_draft
 from tito_core.ledger import CallRecord, LawViolationError, Ledger, VersionSpan, check_ledger
-from tito_core.ledger.invariants import check_alignment, check_trained_once, count_trained
+from tito_core.ledger.invariants import PIECE, check_alignment, check_trained_once, count_trained
 from tito_core.ledger.trajectory import Trajectory
 
 GOOD = make_draft(None, 0, [100, 101], [200, 201, 202])
@@ -101,3 +103,26 @@ def test_training_a_token_twice_or_never_or_a_prompt_is_caught() -> None:
         check_trained_once(ledger, trained)
     with pytest.raises(LawViolationError, match="not report as output"):
         count_trained(replace(good, loss_mask=np.ones(5, np.uint8)), trained)
+
+
+@given(turns=st.integers(1, 3 * PIECE), data=st.data())
+@settings(max_examples=30)
+def test_what_is_wrong_is_named_whichever_turn_of_a_long_path_it_is_in(turns: int, data: st.DataObject) -> None:
+    drafts = [make_draft(n - 1 if n else None, 5 * n, [100, 101], [200, 201, 202]) for n in range(turns)]
+    header = Ledger().header
+    check_ledger(Ledger.load(header, drafts, []))
+    at = data.draw(st.integers(0, turns - 1))
+    wrong, sentence = data.draw(
+        st.sampled_from(
+            [
+                ({"logprobs": np.float32([-1, np.nan, -1])}, "logprob nan at output offset 1"),
+                ({"logprobs": np.float32([-1, -1, -9999])}, "logprob -9999.0 at output offset 2"),
+                ({"output_ids": np.int32([200, -7, 202])}, "output id -7 at offset 1 is negative"),
+                ({"prompt_ids": np.int32([-1, 101])}, "delta id -1 at offset 0 is negative"),
+                ({"prompt_provenance": np.uint8([0, 3])}, "delta token 1 has provenance 3"),
+            ]
+        )
+    )
+    drafts[at] = make_draft(at - 1 if at else None, 5 * at, [100, 101], [200, 201, 202], **wrong)
+    with pytest.raises(LawViolationError, match=f"turn {at}: {sentence}"):
+        check_ledger(Ledger.load(header, drafts, []))
