@@ -69,6 +69,10 @@ def _against_the_wire(player: Player, first: int) -> None:
     _count(tally, ("text",) if spoken else (), oracle.spelled(heard, lambda ids: str(decode(ids))), len(spoken))
     if not spoken:
         tally.skip("text", "The server gives no text beside the ids.", len(turns))
+    for one in heard:
+        for stop in one.wanted.get("stop") or ():
+            before = str(decode(one.output[:-1]))
+            tally.hold("stopped", stop not in before, f"request {one.name!r} went on after {stop!r}: {before[-60:]!r}.")
     names = {turn.request for turn in turns}
     lost = [one.name for one in heard if one.name not in names]
     problem = f"{len(lost)} answers are in no turn ({lost[:3]}), and {player.given_up} were given up."

@@ -18,9 +18,11 @@ from tito_conformance import moves as m
 from tito_conformance.agents import SYSTEMS, TOOLS, Answer, Life, listen
 from tito_conformance.laws import Tally
 from tito_conformance.parents import Parents
+from tito_conformance.rendering import Renderer, apart
 from tito_conformance.target import Connected
 from tito_core.asked import UnsupportedToolChoiceError
-from tito_core.ledger import Finish
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.ledger import Finish, Turn
 from tito_core.model import TITOModel
 
 TOKENS = 24
@@ -53,11 +55,14 @@ class Player:
     model: TITOModel = field(init=False)
     lives: list[Life] = field(default_factory=lambda: [Life(), Life()])
     parents: Parents = field(default_factory=Parents)
+    renderer: Renderer = field(init=False)
     given_up: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.model = self.connected.policy.model(sampling={"max_new_tokens": TOKENS})
+        policy = self.connected.policy
+        self.model = policy.model(sampling={"max_new_tokens": TOKENS})
+        self.renderer = Renderer(policy.tokenizer, policy.template.arguments)
 
     async def play(self, move: m.Move) -> None:
         """Play one move."""
@@ -141,6 +146,7 @@ class Player:
             found in expected if expected else found is None,
             f"turn {turn.index} follows turn {found}; its history begins with those of {expected or 'none'}.",
         )
+        self._rendered(life, turn)
         self._keep(life, answer, turn.index)
         constrained = bool(arguments)
         self.tally.hold(
@@ -149,6 +155,37 @@ class Player:
             f"turn {turn.index} is {'' if turn.draft.constrained else 'not '}marked as sampled under a grammar.",
         )
         return answer
+
+    def _rendered(self, life: Life, turn: Turn) -> None:
+        """Hold what a turn added to the prompt to the template's own rendering of the whole history."""
+        if any(use["name"] == MALFORMED_CALL for message in life.messages for use in _uses(message)):
+            self.tally.skip("rendering", "The history holds a malformed call, whose feedback is the client's.")
+            return
+        whole = self.renderer.text(life.messages, life.system, TOOLS)
+        if whole is None:
+            self.tally.skip("rendering", "The template refuses the history.")
+            return
+        ids, parent = turn.draft.prompt_ids.tolist(), turn.parent
+        spelled = self.renderer.spell(ids)
+        before = None if parent is None else self.model.ledger[parent].draft
+        if not whole.endswith(spelled) and not self.renderer.survives(life.messages, life.system):
+            self.tally.skip("rendering", "The tokenizer does not decode what it encodes.")
+            return
+        where = f"turn {turn.index}: the prompt's new part {spelled[-200:]!r}"
+        end = whole if before is None else whole[-len(spelled) :]
+        own, other = apart(spelled, end)
+        self.tally.hold("rendering", end == spelled, f"{where} says {own!r} where the template says {other!r}.")
+        stem = whole[: len(whole) - len(spelled)]
+        closer = self.connected.policy.template.closer_id
+        closed = ""
+        if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer:
+            closed = self.renderer.spell([closer])
+            self.tally.hold("rendering", stem.endswith(closed), f"{where} does not go on where the answer ended.")
+        if self.renderer.is_plain(life.messages, life.system) and (closed or before is None):
+            own = self.renderer.ids(closed + spelled)[-len(ids) :]
+            self.tally.hold("tokens", own == ids, f"{where} is encoded as {ids}, by the tokenizer as {own}.")
+        else:
+            self.tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was cut off.")
 
     def _keep(self, life: Life, answer: Answer, index: int) -> None:
         life.messages.append(answer.message)
@@ -171,7 +208,7 @@ class Player:
         if answer is None or draft.finish == Finish.LENGTH:
             self.tally.skip("forced", "The call was longer than the tokens allowed.")
             return
-        uses = [block["toolUse"] for block in answer.message["content"] if "toolUse" in block]
+        uses = _uses(answer.message)
         names = [each["name"] for each in TOOLS]
         problem = (
             f"turn {len(self.model.ledger) - 1} was forced to call {choice}, and says {answer.message['content']}."
@@ -232,6 +269,10 @@ class Player:
             expected = self.model.ledger[index].parent
             self.tally.hold("parent", expected is None, f"turn {index} of a new agent follows turn {expected}.")
             self._keep(lives[number], answers[number], index)
+
+
+def _uses(message: Any) -> list[Any]:
+    return [block["toolUse"] for block in message["content"] if "toolUse" in block]
 
 
 async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:

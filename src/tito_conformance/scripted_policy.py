@@ -50,7 +50,8 @@ class ConformancePolicy:
         if request.grammar is not None:
             ids = self._ids(written(request.grammar, draw))
             return Completion([*ids, self._end])
-        if request.ignore_eos or request.scoring or request.temperature == 0 or draw.random() < 0.4:
+        plain = request.temperature > 0 and not (request.top_k or request.top_p < 1 or request.min_p)
+        if not plain or request.ignore_eos or request.scoring or request.min_new_tokens or draw.random() < 0.4:
             return self._policy(request)
         ids = self._ids(draw.choice(SAYINGS))
         if ids and draw.random() < 0.2:  # other ids of the same text, which no tokenizer would give

@@ -18,6 +18,7 @@ from tito_conformance.moves import Move
 from tito_conformance.player import Player
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Connected, Target, connect
+from tito_core.backend.errors import ProtocolViolationError
 from tito_core.parsing.grammar import NoCallGrammarError
 
 Progress = Callable[[int], None]
@@ -64,16 +65,18 @@ class Run:
     outcome: Outcome
     runner: asyncio.Runner
     progress: Progress
+    shrink: bool = True
     found: list[tuple[BaseException, tuple[Move, ...]]] = field(default_factory=list)
 
 
-def run(target: Target, profile: Profile, progress: Progress = lambda count: None) -> Outcome:
+def run(target: Target, profile: Profile, progress: Progress = lambda count: None, *, shrink: bool = True) -> Outcome:
     """Test a server.
 
     Args:
         target: Which.
         profile: How much.
         progress: Told after each conversation.
+        shrink: Whether the smallest conversation that breaks a law is looked for.
 
     Raises:
         BackendError, TemplateError, TokenizerError: The server cannot be connected to at all.
@@ -85,7 +88,7 @@ def run(target: Target, profile: Profile, progress: Progress = lambda count: Non
         try:
             _fixed(outcome, runner)
             if outcome.broken is None:
-                _drawn(Run(outcome, runner, progress))
+                _drawn(Run(outcome, runner, progress, shrink))
         except KeyboardInterrupt:
             outcome.interrupted = True
         finally:
@@ -118,8 +121,15 @@ async def _whole(outcome: Outcome, moves: list[Move]) -> None:
 def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
     try:
         runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
-    except BrokenLawError as broken:
+    except (BrokenLawError, ProtocolViolationError) as error:
+        broken = _as_law(error)
+        assert isinstance(broken, BrokenLawError)  # of either
         outcome.broken = broken
+
+
+def _as_law(error: Exception) -> BrokenLawError | Exception:
+    """Give what the client refused in a server's answer as the law that it breaks."""
+    return BrokenLawError("refused", str(error)) if isinstance(error, ProtocolViolationError) else error
 
 
 def _drawn(running: Run) -> None:
@@ -130,7 +140,7 @@ def _drawn(running: Run) -> None:
         stateful_step_count=outcome.profile.moves,
         deadline=None,
         database=None,
-        phases=[Phase.generate, Phase.shrink],
+        phases=[Phase.generate, *([Phase.shrink] if running.shrink else [])],
         suppress_health_check=list(HealthCheck),
         print_blob=False,
         report_multiple_bugs=False,
@@ -152,7 +162,12 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
     outcome = running.outcome
     connected = outcome.connected
     own = closing.controls_of(connected.policy.tokenizer)
-    drawn = drawing.moves(own, can_force=_can_force(connected))
+    tokenizer = connected.policy.tokenizer
+    drawn = drawing.moves(
+        own,
+        lambda text: str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))) == text,
+        can_force=_can_force(connected),
+    )
 
     class Conversation(RuleBasedStateMachine):
         """One conversation: each step is one move."""
@@ -184,8 +199,9 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
                 running.runner.run(work)
             except Exception as error:
                 self.failed = True
-                running.found.append((error, tuple(self.moves)))
-                raise
+                broken = _as_law(error)
+                running.found.append((broken, tuple(self.moves)))
+                raise broken from error
 
     return Conversation
 
