@@ -156,3 +156,51 @@ def test_content_is_found_anywhere_in_a_value(holder: Any) -> None:
 def test_what_cannot_be_looked_into_may_hold_content() -> None:
     assert list(sources([b"a", object()])) == [-1, -1]
     assert list(sources(["a", 1, 2.0, True, None])) == []
+
+
+LETTERS = st.text("ab ,\n", max_size=12)
+
+
+def numbered(text: str) -> Traced:
+    """Make a string in which each character is of a source of its own: its place."""
+    return Traced.of(text, ((i, i + 1, i) for i in range(len(text))))
+
+
+@pytest.mark.parametrize("separator", [None, " ", ",", "a", "ab", "aa"])
+@settings(deadline=None, max_examples=100)
+@given(text=LETTERS, most=st.integers(-1, 3))
+def test_equal_pieces_keep_their_own_places(separator: str | None, text: str, most: int) -> None:
+    whole = numbered(text)
+    for pieces in (whole.split(separator, most), whole.rsplit(separator, most)):
+        places = [origins(piece) for piece in pieces]
+        assert ["".join(text[place or 0] for place in piece) for piece in places] == list(map(plain, pieces))
+        in_order = [place for piece in places for place in piece if place is not None]
+        assert in_order == sorted(set(in_order))
+        if separator is not None:
+            starts = [0, *(len(separator) for _ in pieces[1:])]
+            assert sum(starts) + len(in_order) == len(text)
+            assert all(text[piece[-1] + 1 :].startswith(separator) for piece in places[:-1] if piece)
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=LETTERS, ends=st.booleans())
+def test_equal_lines_keep_their_own_places(text: str, ends: bool) -> None:
+    at = 0
+    for line in numbered(text).splitlines(ends):
+        assert origins(line) == list(range(at, at + len(line)))
+        at += len(line) + (not ends)
+    assert at >= len(text)
+
+
+def test_equal_text_is_equal_wherever_it_came_from() -> None:
+    first, second = Traced.content("a", 1), Traced.content("a", 2)
+    assert first == second == "a"
+    assert first != Traced.content("b", 1)
+    assert {first: "x"}[second] == {first: "x"}["a"] == "x"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, -1])
+def test_nothing_is_replaced_as_often_as_was_said(count: int) -> None:
+    found = numbered("ab").replace("", "-", count)
+    assert plain(found) == "ab".replace("", "-", count)
+    assert None not in origins(found)

@@ -42,7 +42,7 @@ def _percent(layout: str, values: Any) -> str | None:
         elif directive["kind"] != "s":
             return None
         else:
-            pieces.append(as_text(next(in_order, "") if directive["key"] is None else values[directive["key"]]))
+            pieces.append(as_text(next(in_order) if directive["key"] is None else values[directive["key"]]))
     return concat((*pieces, layout[at:]))
 
 
@@ -57,5 +57,5 @@ def _braces(layout: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str 
             continue
         if layout_of_field or conversion or not (field == "" or field.isidentifier()):
             return None
-        pieces.append(as_text(next(unnamed, "") if field == "" else kwargs[field]))
+        pieces.append(as_text(next(unnamed) if field == "" else kwargs[field]))
     return concat(pieces)

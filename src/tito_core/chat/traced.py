@@ -55,12 +55,6 @@ class Traced(str):
     def __str__(self) -> str:
         return self
 
-    def __hash__(self) -> int:
-        return str.__hash__(self)
-
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other)
-
     def __add__(self, other: str) -> str:
         return concat((self, other)) if isinstance(other, str) else NotImplemented
 
@@ -138,12 +132,13 @@ class Traced(str):
 
     def _located(self, pieces: list[str], separator: int) -> list[str]:
         """Cut each piece out of this string at the place it was found, left to right."""
-        at, located = 0, []
+        at = 0
+        located: list[str] = []
         for piece in pieces:
             at = str.find(self, piece, at)
             located.append(self._cut(at, at + len(piece)))
             at += len(piece) + separator
-        return list(located)
+        return located
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         """Replace, keeping the spans around and inside what is put in."""
@@ -247,14 +242,9 @@ def mark_result(result: Any, origins: tuple[Any, ...]) -> Any:
     return result
 
 
-def _follow_remaining_str_methods() -> None:
-    """Give every `str` method that is not followed precisely the safe behaviour."""
-    names = (
-        "capitalize casefold center expandtabs ljust rjust swapcase title translate "
-        "zfill __format__ __mod__ __rmod__ __mul__ __rmul__"
-    )
-    for name in names.split():
-        setattr(Traced, name, conservative(getattr(str, name)))
-
-
-_follow_remaining_str_methods()
+# Every `str` method that is not followed precisely.
+for _name in (
+    "capitalize casefold center expandtabs ljust rjust swapcase title translate "
+    "zfill __format__ __mod__ __rmod__ __mul__ __rmul__"
+).split():
+    setattr(Traced, _name, conservative(getattr(str, _name)))
