@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 
 from support import zoo
 from tito_core.chat.plain import PlainTokenizer, _copy, _makes, _sharing
@@ -133,3 +134,69 @@ def test_a_tokenizer_is_copied_once() -> None:
     backend.add_tokens(["<y>"])
     assert PlainTokenizer.of(backend, "<y>").control == {"<x>", "<y>"}
     assert PlainTokenizer.of(backend, "<y>").tokenizer is not PlainTokenizer.of(backend, "").tokenizer
+
+
+def not_shared(*control: str, others: tuple[str, ...] = (), **options: Any) -> Tokenizer:
+    """A tokenizer whose model makes control tokens of text itself, so that it is copied whole."""
+    return tokenizer(bpe("<x>", "ab", "b<x", "abc", **options), *control, others=others)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text("<x>abc ", max_size=12))
+def test_in_a_copy_text_without_control_tokens_keeps_its_ids(text: str) -> None:
+    copied = PlainTokenizer.of(COPIED, "").tokenizer
+    assert COPIED.token_to_id("<x>") not in copied.encode(text).ids
+    if "<x" not in text:
+        assert copied.encode(text).ids == COPIED.encode(text).ids
+
+
+@pytest.mark.parametrize("others", [(), ("<b>",), ("<b>", "ac")])
+def test_in_a_copy_ordinary_added_tokens_are_spelled_as_before(others: tuple[str, ...]) -> None:
+    backend = not_shared("<x>", "<z>", others=others)
+    plain = PlainTokenizer.of(backend, "")
+    assert plain.control == {"<x>", "<z>"}
+    for text in ("ab<b>ab", "ac", "<b>", "abc abac<b><b>"):
+        assert plain.tokenizer.encode(text).ids == backend.encode(text).ids
+    for text in ("<x>", "<z>", "a<z>b<x>"):
+        assert {backend.token_to_id("<x>"), backend.token_to_id("<z>")}.isdisjoint(plain.tokenizer.encode(text).ids)
+
+
+def test_nobody_knows_what_control_tokens_are_called_in_a_copy() -> None:
+    backend = not_shared("<x>", others=("<b>",))
+    index = backend.token_to_id("<x>")
+    names = set()
+    for _ in range(2):
+        copied, _ = _copy(backend.to_str(), frozenset({"<x>"}), {"<x>", "<b>"}, backend)
+        names.add(copied.id_to_token(index))
+    assert len(names) == 2
+    assert all(len(name) > 32 for name in names if name)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_in_a_copy_what_the_model_does_not_know_stays_its_unknown_token(kept: bool) -> None:
+    vocabulary = {"<unk>": 0, "<x>": 1, "a": 2}
+    backend = tokenizer(models.WordLevel(vocabulary, "<unk>"), "<x>", *(() if kept else ("<unk>",)))
+    copied = PlainTokenizer.of(backend, "").tokenizer
+    assert copied.encode("a").ids == [2]
+    assert copied.encode("b").ids == backend.encode("b").ids == [0]
+    assert copied.encode("<x>").ids == [0]
+
+
+def test_a_copy_has_its_words_too_where_it_works_word_by_word() -> None:
+    backend = Tokenizer(models.BPE({"<": 0, "x": 1, ">": 2, "<x": 3, "<x>": 4}, [("<", "x"), ("<x", ">")]))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|[^\p{L}]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.add_special_tokens([AddedToken("<x>", normalized=False)])
+    plain = PlainTokenizer.of(backend, "")
+    assert plain.words is not None
+    for text in ("<x>", "x<x", "<x>x>"):
+        found = plain.words.encode(text)
+        assert found is not None
+        assert np.frombuffer(found.ids, np.int32).tolist() == plain.tokenizer.encode(text).ids
+
+
+COPIED = not_shared("<x>")
