@@ -1,0 +1,249 @@
+"""How turns end, learned from small renderings in which each character's meaning is plain to see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.byte_level import byte_level
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.ending import Ending, Opened
+from tito_core.chat.learning import THOUGHT, Sample, learn_answers, learn_calls, share_closers, stops_of
+from tito_core.chat.traced import Traced, concat
+
+CONTROL = ("<a>", "<q>", "<o>", "<e>", "<f>", "<g>", "<t>", "</t>", "<c>", "</c>")
+"""Openers of an answer, a question and a result; what ends turns; reasoning and calls."""
+TOKENIZER = byte_level((), "", CONTROL, {"eos_token": "<e>"})
+ENCODER = ContentSafeEncoder(TOKENIZER)
+ASKED, TURN, NEXT = 0, 1, 2
+Runs = tuple[str | tuple[str, int], ...]
+SO = ("so", TURN)
+HM = (THOUGHT, TURN)
+
+
+def text(*runs: str | tuple[str, int]) -> Traced:
+    """Join scaffold, and content with its source."""
+    whole = concat(run if isinstance(run, str) else Traced.content(*run) for run in runs)
+    return whole if isinstance(whole, Traced) else Traced.of(whole, ())
+
+
+def sample(alone: Runs, followed: Runs) -> Sample:
+    return Sample(ENCODER, text("<q>", ("Why?", ASKED), *alone), text("<q>", ("Why?", ASKED), *followed), TURN)
+
+
+def spelled(ids: Any) -> str:
+    return "".join(TOKENIZER.decode([index]) for index in ids)
+
+
+def shown(ending: Ending | None) -> Any:
+    """Give an ending in text: closing, finals, openers, and closers by what was left open."""
+    if ending is None:
+        return None
+    closers = {opened.value: spelled(ids) for opened, ids in ending.closers.items()}
+    assert all(ids.dtype == np.int32 for ids in ending.closers.values())
+    named = (spelled(sorted(ids)) for ids in (ending.finals, ending.openers))
+    return (spelled(ending.closing), *named, closers)
+
+
+def ids(spelling: str) -> list[int]:
+    return [TOKENIZER.convert_tokens_to_ids(token) for token in CONTROL if token in spelling]
+
+
+CHATML = ("<a>", SO, "<e>\n"), ("<a>", SO, "<e>\n<q>", ("And?", NEXT), "<e>\n<a>")
+NEXT_OPENS = ("<a>", SO), ("<a>", SO, "<q>", ("And?", NEXT), "<a>")
+LAST_DIFFERS = ("<a>", SO, "<f><c><g>"), ("<a>", SO, "<e><q>", ("And?", NEXT), "<f><a>")
+
+
+@pytest.mark.parametrize(
+    ("alone", "followed", "learned"),
+    [
+        (*CHATML, ("<e>", "", "", {"message": "<e>"})),
+        (("<a>", SO, " <e><f>\n"), ("<a>", SO, " <e><f>\n<q>", ("And?", NEXT)), ("<e><f>", "", "", {"message": " <e><f>"})),
+        # Three pieces of content, the first of which is quoted by the next message.
+        (
+            ("<a>", ("x", TURN), ",", ("y", TURN), ",", ("z", TURN), "<e>"),
+            ("<a>", ("x", TURN), ",", ("y", TURN), ",", ("z", TURN), "<e><q>", ("x", TURN), "<f><a>"),
+            ("<e>", "", "", {"message": "<e>"}),
+        ),
+        # What comes before the content is written otherwise once another message follows.
+        (("<a><t></t>", SO, "<e>\n<f>"), ("<a>", SO, "<e>\n<q>", ("And?", NEXT)), ("<e>", "", "", {"message": "<e>"})),
+        (("<a>", SO, "<e>\n"), ("<a><t></t>", SO, "<e>\n<q>", ("And?", NEXT)), ("<e>", "", "", {"message": "<e>"})),
+        # Only the opener of the next message ends it.
+        (*NEXT_OPENS, ("", "", "<q>", {"message": ""})),
+        (("<a>", SO), ("<a>", SO, "\n<q><f>", ("And?", NEXT)), ("", "", "<q>", {"message": "\n"})),
+        # The last answer of all ends with another token.
+        (*LAST_DIFFERS, ("<e>", "<g>", "", {"message": "<e>"})),
+        (("<a>", SO, "<g>"), ("<a>", SO, ".<e><f><q>", ("And?", NEXT)), ("<e>", "<g>", "", {"message": ".<e>"})),
+        # It is not shown, shows something else, or no control token follows it.
+        (("<a><e>",), ("<a><e><q>", ("And?", NEXT)), None),
+        (("<a>", SO, "<e>"), ("<a>", ("no", TURN), "<e>"), None),
+        (("<a>", SO, ",", SO, "<e>"), ("<a>", SO, "<e>"), None),
+        (("<a>", SO, "\n"), ("<a>", SO, "\nuser:", ("And?", NEXT)), None),
+        (("<a>", SO, "<e>"), ("<a>", SO, "\nuser:", ("And?", NEXT)), None),
+    ],
+)  # fmt: skip
+def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
+    assert shown(learn_answers(sample(alone, followed), [])) == learned
+
+
+@pytest.mark.parametrize(
+    ("turn", "thoughts", "closed"),
+    [
+        (CHATML, [("<a><t>", HM, "</t><e>\n")], "</t><e>"),
+        (CHATML, [("<a><t>", HM, "\n</t>\n<e>\n")], "\n</t>\n<e>"),
+        # The token that closes a turn may close reasoning too.
+        (CHATML, [("<a><t>", HM, "<e><a></t><e>\n")], "<e><a></t><e>"),
+        # It does not show reasoning alone, or first; then that beside calls counts.
+        (CHATML, [("<a><e>\n",), ("<a><t>", HM, "</t><c>", ("look", TURN), "</c><f>")], "</t><e>"),
+        (CHATML, [("<a>", ("why", TURN), "<e>\n"), ("<a><t>", HM, "\n</t><f><c>", ("look", TURN), "</c>")], "\n</t><e>"),
+        (CHATML, [("<a><t>", HM, "</t><e>"), ("<a><t>", HM, "</t><f><c>", ("look", TURN))], "</t><e>"),
+        (CHATML, [("<a>Thought: ", HM, " so ", ("look", TURN))], "<e>"),
+        # Nowhere.
+        (CHATML, [("<a><e>\n",)], None),
+        (CHATML, [], None),
+        # Nothing closes a turn: all that is written before the next message does.
+        (NEXT_OPENS, [("<a><t>", HM, "</t>\n")], "</t>"),
+        (NEXT_OPENS, [("<a><t>", HM, "</t><c>", ("look", TURN), "</c>")], "</t>"),
+        # The end of the last answer gives way to the usual one.
+        (LAST_DIFFERS, [("<a><t>", HM, "</t><g>")], "</t><e>"),
+        (LAST_DIFFERS, [("<a><t>", HM, "<g></t>\n<g>")], "<g></t>\n<e>"),
+    ],
+)  # fmt: skip
+def test_how_reasoning_that_was_cut_off_is_closed(turn: Any, thoughts: list[Runs], closed: str | None) -> None:
+    usual = shown(learn_answers(sample(*turn), []))
+    learned = shown(learn_answers(sample(*turn), [text("<q>", ("Why?", ASKED), *thought) for thought in thoughts]))
+    assert learned[:3] == usual[:3]
+    assert learned[3] == usual[3] | ({} if closed is None else {"reasoning": closed})
+
+
+LOOK = ("look", TURN)
+CLOSED = Ending((*ids("<e>"),), frozenset(ids("<g>")), frozenset(), {Opened.MESSAGE: np.array(ids("<e>"), np.int32)})
+TWICE = Ending((*ids("<e><f>"),), frozenset(), frozenset(), {Opened.MESSAGE: np.array(ids("<e><f>"), np.int32)})
+OPEN = Ending((), frozenset(), frozenset(ids("<q>")), {Opened.MESSAGE: np.array([], np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("answers", "alone", "followed", "learned"),
+    [
+        (
+            CLOSED,
+            ("<a><c>", LOOK, '"}</c><e>\n'),
+            ("<a><c>", LOOK, '"}</c><e>\n<q>', ("seen", NEXT)),
+            ("<e>", "<g>", "", {"message": "<e>", "call": "</c><e>"}),
+        ),
+        (
+            CLOSED,
+            ("<a><c>", LOOK, '"}\n</c>\n<e>\n'),
+            ("<a><c>", LOOK, '"}\n</c>\n<e>\n<q>', ("seen", NEXT)),
+            ("<e>", "<g>", "", {"message": "\n<e>", "call": "\n</c>\n<e>"}),
+        ),
+        (
+            TWICE,
+            ("<a><c>", LOOK, "</c><e><f>\n"),
+            ("<a><c>", LOOK, "</c><e><f>\n<q>", ("seen", NEXT), "<g>"),
+            ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><e><f>"}),
+        ),
+        # Calls end with another token than answers, the last of those that are written either way.
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "</c><f>\n"),
+            ("<a><c>", LOOK, "</c><f>\n<o>", ("seen", NEXT), "<g>"),
+            ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
+        ),
+        # The last call of all ends with another one still.
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "}<c><f><g>"),
+            ("<a><c>", LOOK, "}<f><o>", ("seen", NEXT), "<e>"),
+            ("<f>", "<g>", "", {"message": "<f>", "call": "<f>"}),
+        ),
+        (
+            CLOSED,
+            ("<a><c>", LOOK),
+            ("<a><c>", LOOK, " <f><o>", ("seen", NEXT), "<e>"),
+            ("<f>", "", "", {"message": " <f>", "call": "<f>"}),
+        ),
+        # The opener of the results ends them, as that of a question ends answers.
+        (
+            OPEN,
+            ("<a><c>", LOOK, "}</c>"),
+            ("<a><c>", LOOK, "}</c><o><t>", ("seen", NEXT), "<a>"),
+            ("", "", "<q><o>", {"message": "", "call": "</c>"}),
+        ),
+        (
+            OPEN,
+            ("<a><c>", LOOK, "\n"),
+            ("<a><c>", LOOK, "\n<q>", ("seen", NEXT), "<a>"),
+            ("", "", "<q>", {"message": "\n", "call": ""}),
+        ),
+        (OPEN, ("<a><c>", LOOK, "</c>"), ("<a><c>", LOOK, "</c>", ("seen", NEXT)), None),
+        # No control token follows the calls, or they are not shown.
+        (CLOSED, ("<a><c>", LOOK), ("<a><c>", LOOK, ("seen", NEXT)), None),
+        (CLOSED, ("<a><e>",), ("<a><e><q>", ("seen", NEXT)), None),
+    ],
+)
+def test_how_calls_end(answers: Ending, alone: Runs, followed: Runs, learned: Any) -> None:
+    assert shown(learn_calls(sample(alone, followed), answers)) == learned
+
+
+def ending(closing: str, openers: str = "", **closers: str) -> Ending:
+    given = {Opened(name): np.array([i for token in each.split() for i in ids(token)], np.int32) for name, each in closers.items()}  # fmt: skip
+    return Ending(tuple(ids(closing)), frozenset(), frozenset(ids(openers)), given)
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls", "shared"),
+    [
+        # A call that was cut off is an answer to Strands: it is closed, and the turn ends as answers do.
+        (
+            ending("<e>", message="<e>", reasoning="</t> <e>"),
+            ending("<e>", message="<e>", call="</c> <e>"),
+            [
+                ("<e>", "", "", {"message": "<e>", "reasoning": "</t><e>", "call": "</c><e>"}),
+                ("<e>", "", "", {"message": "<e>", "reasoning": "</t><e>", "call": "</c><e>"}),
+            ],
+        ),
+        (
+            ending("<e>", message="<e>"),
+            ending("<f>", message="<f>", call="</c> <f>"),
+            [
+                ("<e>", "", "", {"message": "<e>", "call": "</c><e>"}),
+                ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
+            ],
+        ),
+        (
+            ending("<e><f>", message="<e> <f>"),
+            ending("<g>", message="<g>", call="</c> <g>"),
+            [
+                ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><e><f>"}),
+                ("<g>", "", "", {"message": "<g>", "call": "</c><g>"}),
+            ],
+        ),
+        (
+            ending("<e><f>", message="<e> <f>"),
+            ending("<f>", message="<f>", call="</c> <f>"),
+            [
+                ("<e><f>", "", "", {"message": "<e><f>", "call": "</c><f>"}),
+                ("<f>", "", "", {"message": "<f>", "call": "</c><f>"}),
+            ],
+        ),
+        # Openers end both.
+        (
+            ending("", "<q>", message=""),
+            ending("", "<o>", message="", call="</c>"),
+            [
+                ("", "", "<q><o>", {"message": "", "call": "</c>"}),
+                ("", "", "<q><o>", {"message": "", "call": "</c>"}),
+            ],
+        ),
+    ],
+)
+def test_either_kind_of_turn_closes_what_the_other_can(answers: Ending, calls: Ending, shared: list[Any]) -> None:
+    assert [shown(each) for each in share_closers(answers, calls)] == shared
+
+
+def test_the_usual_stop_comes_first() -> None:
+    found = stops_of([ending("<f><g>", "<q>"), ending("<a>", "<o>")])
+    assert spelled(found) == "<g><a><q><o>"
