@@ -117,8 +117,8 @@ def test_what_the_delta_cannot_give_is_shown_as_refused() -> None:
     long = CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 3 and messages[-1].content == 'And then?' }}"
     assert difference(long, "question, after an answer") == (
         "on the probe 'question, after an answer', rendering after a question differs at character 0:\n"
-        "  template: '<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\nSee'\n"
-        "  delta:    \"refused: The chat template refused messages with roles ['u\""
+        "  template: '<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\nSeen i'\n"
+        "  delta:    \"refused: The chat template refused messages with roles ['use\""
     )
 
 
