@@ -1,0 +1,215 @@
+"""One conversation as templates read it, whole, and every sentence that the policy or a user may read of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from strands.types.content import Message
+
+from support.conversations import answer, asked, calls, results, translated
+from tito_core.chat.form import Form
+from tito_core.chat.messages import (
+    MALFORMED_CALL,
+    SYSTEM_SOURCE,
+    TOOLS_SOURCE,
+    UnsupportedContentError,
+    template_messages,
+    template_tools,
+)
+from tito_core.chat.sampled_ids import sampled_id, with_sampled_id
+from tito_core.chat.traced import Traced, sources
+
+PARTS = Form("string", "thinking", both=True, parts=True)
+CONVERSATION = [
+    asked("Why?", "Say."),
+    *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
+    results("seen", {"n": [1, None]}),
+    answer("So.", reasoning="Ah."),
+    asked("And?"),
+]
+
+
+def call(index: int, name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(index: int, name: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"call_{index}", "name": name, "content": content}
+
+
+def test_a_conversation_in_the_usual_form() -> None:
+    assert translated(template_messages(CONVERSATION, "Be brief.")) == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?\nSay."},
+        {
+            "role": "assistant",
+            "content": "Let me.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call(0, "look", {"at": "é"}), call(1, "find", {})],
+        },
+        result(0, "look", "seen"),
+        result(1, "find", '{"n": [1, null]}'),
+        {"role": "assistant", "content": "So.", "reasoning_content": "Ah."},
+        {"role": "user", "content": "And?"},
+    ]
+    assert translated(template_messages(CONVERSATION, ""))[0]["role"] == "user"
+
+
+def test_a_conversation_in_another_form() -> None:
+    def part(text: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text}]
+
+    assert translated(template_messages(CONVERSATION, "Be brief.", form=PARTS)) == [
+        {"role": "system", "content": part("Be brief.")},
+        {"role": "user", "content": part("Why?\nSay.")},
+        {
+            "role": "assistant",
+            "content": part("Let me."),
+            "thinking": "Hm.",
+            "tool_calls": [call(0, "look", '{"at": "é"}'), call(1, "find", "{}")],
+        },
+        result(0, "look", part("seen")),
+        result(1, "find", part('{"n": [1, null]}')),
+        {"role": "assistant", "content": part("So."), "thinking": "Ah."},
+        {"role": "user", "content": part("And?")},
+    ]
+
+
+def test_every_string_that_came_from_a_message_is_its_content() -> None:
+    def check(value: Any, key: str = "") -> None:
+        if isinstance(value, dict):
+            for inner, item in value.items():
+                check(item, inner)
+        elif isinstance(value, list):
+            for item in value:
+                check(item, key)
+        elif isinstance(value, str) and key not in ("role", "type"):
+            assert isinstance(value, Traced), (key, value)
+            assert sum(stop - start for start, stop, _ in value.spans) == len(value)
+
+    for form in (Form(), PARTS):
+        found = template_messages(CONVERSATION, "Be brief.", first=7, form=form)
+        check(found)
+        assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {7}, {8}, {9}, {9}, {10}, {11}]
+    tools = template_tools([{"name": "f", "description": "d", "inputSchema": {"json": {"k": ["v"]}}}])
+    check(tools)
+    assert set(sources(tools)) == {TOOLS_SOURCE}
+
+
+def test_text_and_reasoning_that_exclude_each_other_stay_apart_beside_calls_only() -> None:
+    alone = Form(both=False)
+    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], form=alone)
+    assert [message.get("reasoning_content") for message in translated(found)] == [
+        None, None, None, None, "Ah.", None, "Oh."
+    ]  # fmt: skip
+
+
+def said(*named: tuple[str, Any]) -> list[str]:
+    """Give what the policy reads of the results of calls of which Strands ran none."""
+    message = calls(*named)[0]
+    shown = results(*(f"Unknown tool: {MALFORMED_CALL}" if name == MALFORMED_CALL else "fine" for name, _ in named))
+    return [str.__str__(each["content"]) for each in template_messages([message, shown])[1:]]
+
+
+def malformed(**given: Any) -> tuple[str, dict[str, Any]]:
+    return MALFORMED_CALL, given
+
+
+@pytest.mark.parametrize(
+    ("named", "read"),
+    [
+        (
+            [malformed(reason="Bad.", raw="<c>{")],
+            ["Error: the tool call was malformed and was not executed. Bad. It said: <c>{"],
+        ),
+        (
+            [("look", {}), malformed(reason="Bad.", raw="<c>", name="find")],
+            ["fine", "Error: tool call 2 of 2 to find was malformed and was not executed. Bad. It said: <c>"],
+        ),
+        (
+            [malformed(raw="x" * 200), ("look", {}), malformed(raw="y" * 201)],
+            [
+                "Error: tool call 1 of 3 was malformed and was not executed. It said: " + "x" * 200,
+                "fine",
+                "Error: tool call 3 of 3 was malformed and was not executed. It began: " + "y" * 200,
+            ],
+        ),
+        ([malformed()], ["Error: the tool call was malformed and was not executed."]),
+        ([malformed(reason="Bad.")], ["Error: the tool call was malformed and was not executed. Bad."]),
+        ([(MALFORMED_CALL, None)], ["Error: the tool call was malformed and was not executed."]),
+    ],
+)
+def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -> None:
+    assert said(*named) == read
+
+
+@pytest.mark.parametrize(
+    ("said_of_it", "shown"),
+    [
+        ({"name": "look", "raw": "<c>", "reason": "Bad."}, ("look", {"raw": "<c>"})),
+        ({"raw": "<c>"}, (MALFORMED_CALL, {"raw": "<c>"})),
+        ({"name": "look"}, ("look", {"raw": ""})),
+        ("edited", (MALFORMED_CALL, "edited")),
+    ],
+)
+def test_a_malformed_call_is_shown_as_it_was_said(said_of_it: Any, shown: tuple[str, Any]) -> None:
+    message, answered = translated(template_messages([*calls((MALFORMED_CALL, said_of_it)), results("x")]))
+    assert message["tool_calls"] == [call(0, *shown)]
+    assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
+
+
+def test_the_input_of_another_tool_is_its_own() -> None:
+    [message] = translated(template_messages(calls(("look", {"name": "x", "raw": "y", "reason": "z"}))))
+    assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
+
+
+@pytest.mark.parametrize(("block", "kind"), [({"image": {}}, "image"), ({"video": {}, "x": 1}, "video"), ({}, "empty")])
+def test_a_block_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str) -> None:
+    message: Message = {"role": "user", "content": [block]}
+    with pytest.raises(UnsupportedContentError) as refused:
+        template_messages([message])
+    assert str(refused.value) == (
+        f"A message holds a '{kind}' block, which this provider cannot turn into tokens: "
+        "send text, tool calls, tool results or reasoning."
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "kind", "why"),
+    [
+        ({"image": {}}, "image", "'json'"),
+        ({}, "empty", "'json'"),
+        ({"json": {"a": {1}}}, "json", "Object of type set is not JSON serializable"),
+    ],
+)
+def test_a_result_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str, why: str) -> None:
+    shown = results("x")
+    shown["content"][0]["toolResult"]["content"] = [block]
+    with pytest.raises(UnsupportedContentError) as refused:
+        template_messages([*calls(("f", {})), shown])
+    assert str(refused.value) == (
+        f"Tool result 'call_0' holds a '{kind}' block, which this provider "
+        f"cannot turn into tokens ({why}): return text or JSON from the tool."
+    )
+
+
+def test_results_of_calls_of_an_earlier_turn_are_nobodys() -> None:
+    found = translated(template_messages([*calls(("look", {})), results("x"), answer("So."), results("y")]))
+    assert [message["name"] for message in found if message["role"] == "tool"] == ["look", ""]
+
+
+@pytest.mark.parametrize(
+    ("ours", "sampled", "shown"),
+    [
+        ("call_0123abcd_0", "functions.look:0", "functions.look:0"),
+        ("call_0123abcd_12", "a.b\nc", "a.b\nc"),
+        ("call_0123abcd_0", None, "call_0123abcd_0"),
+        ("call_0123abcd_0", "", "call_0123abcd_0"),
+    ],
+)
+def test_an_id_that_the_policy_wrote_is_read_again(ours: str, sampled: str | None, shown: str) -> None:
+    whole = with_sampled_id(ours, sampled)
+    assert whole.startswith(ours)
+    assert sampled_id(whole) == shown
+    assert sampled_id(f"x{whole}") == f"x{whole}"
