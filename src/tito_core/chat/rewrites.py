@@ -15,18 +15,21 @@ from tito_core.chat.rendering import Rendering, TemplateError
 
 _THOUGHT = "Hmmm"
 _DATES = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 10, 9, 8))
+_SECOND = "the second"
 _AT = ("look", {"at": "the door"})
+_WHY, _AND, _SAID = asked("Why?"), asked("And?"), said()
+_THOUGHT_OF, _CALLED = said(thought=_THOUGHT), called(_AT, thought=_THOUGHT)
+_RETURNED = returned([{"text": "Open."}])
+_TWICE = called(_AT, ("find", {"it": _SECOND}))
 
 
 def thinking(rendering: Rendering) -> Thinking:
     """Find out what becomes of an answer's reasoning."""
-    if _shows(rendering, [asked("Why?"), said(thought=_THOUGHT), asked("And?")]):
+    if _shows(rendering, [_WHY, _THOUGHT_OF, _AND]):
         return Thinking.KEPT
-    call = called(_AT, thought=_THOUGHT)
-    if _shows(rendering, [asked("Why?"), call, returned([{"text": "Open."}])]):
+    if _shows(rendering, [_WHY, _CALLED, _RETURNED]):
         return Thinking.STRIPPED
-    alone: tuple[Message, ...] = (said(thought=_THOUGHT), call)
-    if any(_shows(rendering, [asked("Why?"), turn], generation_prompt=False) for turn in alone):
+    if any(_shows(rendering, [_WHY, turn], generation_prompt=False) for turn in (_THOUGHT_OF, _CALLED)):
         return Thinking.ALWAYS_STRIPPED
     return Thinking.NOT_SHOWN
 
@@ -48,12 +51,12 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
     if "strftime_now" in source and _is_dated(source, variables):  # compiling it twice more takes a while
         yield "date: the prompt holds the day or time, frozen for as long as the template lives"
-    if tools and _until_first_question(rendering) != _until_first_question(rendering, said(), asked("And?")):
+    if tools and _until_first_question(rendering) != _until_first_question(rendering, _SAID, _AND):
         yield "tools: they are written elsewhere once more messages follow"
 
 
 def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
-    return str.__ne__(*(Rendering.of(source, variables, now).of_messages([asked("Why?")]) for now in _DATES))
+    return str.__ne__(*(Rendering.of(source, variables, now).of_messages([_WHY]) for now in _DATES))
 
 
 def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:
@@ -64,19 +67,18 @@ def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool 
 
 
 def _begins_with_prompt(rendering: Rendering) -> bool:
-    prompt = rendering.of_messages([asked("Why?")])
-    return str.startswith(rendering.of_messages([asked("Why?"), said(), asked("And?")]), prompt)
+    prompt = rendering.of_messages([_WHY])
+    return str.startswith(rendering.of_messages([_WHY, _SAID, _AND]), prompt)
 
 
 def _until_first_question(rendering: Rendering, *later: Message) -> str:
-    text = rendering.of_messages([asked("Why?"), *later], tool_specs=TOOLS)
+    text = rendering.of_messages([_WHY, *later], tool_specs=TOOLS)
     return str.__getitem__(text, slice(0, content_spans(text, 0)[-1][1]))
 
 
 def _collapses_calls(rendering: Rendering) -> bool:
-    second = ("find", {"it": "the second"})
     try:
-        text = rendering.of_messages([asked("Why?"), called(_AT, second)], tool_specs=TOOLS, generation_prompt=False)
+        text = rendering.of_messages([_WHY, _TWICE], tool_specs=TOOLS, generation_prompt=False)
     except TemplateError:
         return False
-    return "the second" not in text
+    return _SECOND not in text

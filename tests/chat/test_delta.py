@@ -1,0 +1,163 @@
+"""What each candidate renders around a turn, and where in it the next messages begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.byte_level import CHATML_TOOLS, byte_level
+from tito_core.chat.cutting import cut
+from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.ending import Opened
+from tito_core.chat.probes import FIND, asked, called, returned, said
+from tito_core.chat.rendering import Rendering, TemplateError
+
+TOKENIZER = byte_level()
+PLAIN = (
+    "{%- if tools -%}<t>{%- for tool in tools -%}{{- tool.function.name + ';' -}}{%- endfor -%}{%- endif -%}"
+    "{%- for m in messages -%}<|im_start|>{{- m.role[0] + ':' -}}"
+    "{%- if m.reasoning_content -%}<think>{{- m.reasoning_content -}}</think>{%- endif -%}{{- m.content -}}"
+    "{%- for call in m.tool_calls or [] -%}<tool_call>{{- call.function.name + call.function.arguments|tojson -}}</tool_call>"
+    "{%- endfor -%}<|im_end|>\n{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>a:{%- endif -%}"
+)
+"""A template that shows all that it is given, in little."""
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
+BEFORE = {
+    "after a question": "<|im_start|>u:.<|im_end|>",
+    "after a system prompt and a question": "<|im_start|>s:.<|im_end|><|im_start|>u:.<|im_end|>",
+    "after a question, with a tool": "<t>look;<|im_start|>u:.<|im_end|>",
+    "after a system prompt and a question, with a tool": "<t>look;<|im_start|>s:.<|im_end|><|im_start|>u:.<|im_end|>",
+    "after a round of tools, with a tool": '<t>look;<|im_start|>u:.<|im_end|><|im_start|>a:<tool_call>look{"at": "it"}'
+    "</tool_call><|im_end|><|im_start|>t:seen<|im_end|><|im_start|>a:.<|im_end|><|im_start|>u:.<|im_end|>",
+    "after a round of tools where there was one": "<|im_start|>u:.<|im_end|>",
+    "after a question, with a remark beside the calls": "<|im_start|>u:.<|im_end|>",
+    "after a question, with the rollout's tools": "<t>find;<|im_start|>u:.<|im_end|>",
+}
+
+
+def source(candidate: Candidate, template: str = PLAIN) -> DeltaSource:
+    return DeltaSource.of(Rendering.of(template, {}), ContentSafeEncoder(byte_level(template=template)), candidate)
+
+
+def spelled(ids: Any) -> str:
+    return "".join(TOKENIZER.decode([index]) for index in ids)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> None:
+    assert list(BEFORE) == list(BY_NAME)
+    made = source(BY_NAME[name])
+    turn = len(BY_NAME[name].before)
+    tail = made.tail(said("long " * 99, "Hm."), [asked("b")], [FIND], [])
+    assert str.__str__(tail.text) == BEFORE[name] + "<|im_start|>a:.<|im_end|><|im_start|>u:b<|im_end|><|im_start|>a:"
+    assert cut(tail.text, tail.start) == "<|im_start|>u:b<|im_end|><|im_start|>a:"
+    assert tail.source == turn
+    assert [origin for *_, origin in cut(tail.text, tail.start).spans] == [turn + 1]
+    assert spelled(token for *_, token in tail.controls) == "<|im_start|><|im_end|><|im_start|>"
+    assert tail.controls[0][0] == tail.start
+    assert tail.ending is made.answers
+    tail = made.tail(called(("find", {"n": 1}), text="Long."), [returned([{"text": "c"}])], [FIND], [])
+    remark = "." if "remark" in name else ""
+    assert str.__str__(tail.text) == (
+        f'{BEFORE[name]}<|im_start|>a:{remark}<tool_call>find{{"n": 1}}</tool_call><|im_end|>'
+        "<|im_start|>t:c<|im_end|><|im_start|>a:"
+    )
+    assert cut(tail.text, tail.start) == "<|im_start|>t:c<|im_end|><|im_start|>a:"
+    assert tail.ending is made.calls
+
+
+def test_a_round_of_tools_is_rendered_where_there_was_one() -> None:
+    made = source(BY_NAME["after a round of tools where there was one"])
+    rounds = BEFORE["after a round of tools, with a tool"].removeprefix("<t>look;")
+    for history, before in (
+        ([asked("a")], BEFORE["after a question"]),
+        ([asked("a"), called(("find", {})), returned([])], rounds),
+    ):
+        tail = made.tail(said("x"), [asked("b")], None, history)
+        assert str.__str__(tail.text) == before + "<|im_start|>a:.<|im_end|><|im_start|>u:b<|im_end|><|im_start|>a:"
+    assert tail.source == 5
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_how_turns_end_is_learned_in_the_candidates_surroundings(name: str) -> None:
+    made = source(BY_NAME[name])
+    assert made.calls is not None
+    for ending in (made.answers, made.calls):
+        assert spelled(ending.closing) == "<|im_end|>"
+        assert {opened: spelled(ids) for opened, ids in ending.closers.items()} == {
+            Opened.MESSAGE: "<|im_end|>",
+            Opened.REASONING: "</think><|im_end|>",
+            Opened.CALL: "</tool_call><|im_end|>",
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "lacks"),
+    [
+        ("after a question, with the rollout's tools", {"history": []}, "tool_specs"),
+        ("after a round of tools where there was one", {"tools": []}, "history"),
+    ],
+)
+def test_what_a_candidate_needs_is_asked_for(name: str, given: dict[str, Any], lacks: str) -> None:
+    made = source(BY_NAME[name])
+    with pytest.raises(TemplateError) as refused:
+        made.tail(said("x"), [asked("b")], **given)
+    assert str(refused.value) == (
+        f"The chat template's delta is rendered {name}, so it needs {lacks}=...: give it, empty where there is none."
+    )
+    assert made.tail(said("x"), [asked("b")], **{**given, "tools": [], "history": []}).start > 0
+
+
+def test_a_candidate_that_needs_nothing_asks_for_nothing() -> None:
+    for name, candidate in BY_NAME.items():
+        if "rollout" not in name and "where" not in name:
+            assert source(candidate).tail(said("x"), [asked("b")]).start > 0
+
+
+def test_a_template_whose_turns_no_control_token_ends_is_refused() -> None:
+    with pytest.raises(TemplateError) as refused:
+        source(CANDIDATES[0], "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    assert str(refused.value) == (
+        "The chat template ends assistant turns with no control token, so turns cannot be told apart."
+    )
+
+
+def test_a_turn_that_ends_otherwise_is_told_with_the_tokens_that_end_one() -> None:
+    otherwise = PLAIN.replace("{%- endfor -%}<|im_end|>\n", "{%- endfor -%}{{- '' if messages[-1].content == 'no' else '<|im_end|>' -}}")
+    made = source(CANDIDATES[0], otherwise)
+    assert made.tail(said("x"), [asked("b")]).start > 0
+    with pytest.raises(TemplateError) as refused:
+        made.tail(said("x"), [asked("no")])
+    assert str(refused.value) == (
+        "The chat template does not end an assistant turn as it ended one before (tokens [2]); "
+        "found no place to continue from."
+    )
+
+
+OPENS = (
+    "{%- for m in messages -%}{{- {'user': '<|im_start|>', 'assistant': '<|im_end|>', 'tool': '<think>'}[m.role] -}}"
+    "{{- m.content -}}{%- for call in m.tool_calls or [] -%}{{- call.function.name -}}</tool_call>{%- endfor -%}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|im_end|>{%- endif -%}"
+)
+
+
+def test_a_turn_that_the_next_opener_ends_goes_on_from_there() -> None:
+    made = source(CANDIDATES[0], OPENS)
+    assert made.calls is not None
+    assert (made.answers.closing, made.calls.closing) == ((), ())
+    assert spelled(sorted(made.answers.openers)) == "<|im_start|><think>"
+    assert cut((tail := made.tail(said("x"), [asked("b")])).text, tail.start) == "<|im_start|>b<|im_end|>"
+    tail = made.tail(called(("look", {})), [returned([{"text": "c"}])])
+    assert cut(tail.text, tail.start) == "<think>c<|im_end|>"
+    never = OPENS.replace("'user': '<|im_start|>'", "'user': '<|im_start|>' if messages[-1].content != 'no' else ''")
+    with pytest.raises(TemplateError, match=r"as it ended one before \(tokens \[1, \d+\]\); found no place"):
+        source(CANDIDATES[0], never).tail(said("x"), [asked("no")])
+
+
+def test_a_template_without_calls_has_answers_only() -> None:
+    made = source(CANDIDATES[0], PLAIN.replace("m.tool_calls or []", "[]"))
+    assert made.calls is None
+    assert Opened.CALL not in made.answers.closers
+    assert source(CANDIDATES[0], CHATML_TOOLS).calls is not None
