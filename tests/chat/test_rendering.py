@@ -1,0 +1,111 @@
+"""Rendering: what a template is given, and the sentences that refuse what it does not show."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from support.conversations import LOOK, answer, asked, calls, results
+from tito_core.chat.messages import SYSTEM_SOURCE, template_messages
+from tito_core.chat.rendering import Rendering, TemplateError
+
+ALL = (
+    "{{ tools[0].function.name if tools else '' }}|{{ documents is none }}|{{ add_generation_prompt }}|{{ style }}|"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+    "{% endfor %};{% endfor %}"
+)
+
+
+def test_a_template_is_given_messages_tools_arguments_and_whether_to_prompt() -> None:
+    rendering = Rendering.of(ALL, {"style": "terse"})
+    text = rendering.of_messages([asked("a"), answer("b")], "s", [LOOK])
+    assert str.__str__(text) == "look|True|True|terse|system:s;user:a;assistant:b;"
+    assert [(text[start:stop], source) for start, stop, source in text.spans if source >= SYSTEM_SOURCE] == [
+        ("s", SYSTEM_SOURCE), ("a", 0), ("b", 1)
+    ]  # fmt: skip
+    assert rendering.of_messages([asked("a")], generation_prompt=False) == "|True|False|terse|user:a;"
+    assert rendering.of_messages([asked("a")]) == "|True|True|terse|user:a;"
+    assert rendering.of_translated(template_messages([asked("a")])) == "|True|True|terse|user:a;"
+    assert rendering.variables == {"style": "terse"}
+
+
+def test_an_argument_gives_way_to_what_the_rollout_has() -> None:
+    rendering = Rendering.of(ALL, {"messages": "no", "add_generation_prompt": "no"})
+    assert rendering.of_messages([asked("a")]) == "|True|True||user:a;"
+
+
+def test_the_form_is_found_with_the_arguments_and_without_a_prompt() -> None:
+    thought = "{% if show and not add_generation_prompt %}{{ m.thinking }}{% endif %}{{ m.content }}"
+    source = "{% for m in messages %}" + thought + "{% endfor %}"
+    assert Rendering.of(source, {"show": True}).form.reasoning == "thinking"
+    assert Rendering.of(source, {"show": False}).form.reasoning is None
+
+
+def test_the_time_is_the_one_that_was_told() -> None:
+    rendering = Rendering.of("{{ strftime_now('%Y') }}{{ messages[0].content }}", {}, datetime(1999, 1, 1))
+    assert rendering.of_messages([asked("a")]) == "1999a"
+
+
+def test_what_is_no_template_is_refused_with_its_line() -> None:
+    with pytest.raises(TemplateError) as refused:
+        Rendering.of("a\n{% for %}", {})
+    assert str(refused.value).startswith("The chat template is no valid Jinja: ")
+    assert str(refused.value).endswith(" (line 2).")
+
+
+@pytest.mark.parametrize("why", ["Roles must alternate", "Roles must alternate."])
+def test_a_refusal_is_the_templates_own_in_one_sentence(why: str) -> None:
+    rendering = Rendering.of("{{ raise_exception('" + why + "') }}", {})
+    with pytest.raises(TemplateError) as refused:
+        rendering.of_messages([asked("a"), answer("b")], "s")
+    assert str(refused.value) == (
+        "The chat template refused messages with roles ['system', 'user', 'assistant']: Roles must alternate."
+    )
+
+
+CALLED = calls(("look", {"at": "x"}), text="Let me.")
+
+
+@pytest.mark.parametrize(
+    ("shows", "messages", "left_out", "role"),
+    [
+        ("m.content if m.role != 'user' else ''", [answer("a"), asked("b")], 1, "user"),
+        ("m.content if m.role != 'tool' else ''", [asked("a"), *calls(("f", {})), results("b")], 1, "assistant"),
+        ("m.content if m.role != 'tool' else ''", [asked("a"), results("b")], 1, "tool"),
+        ("m.content if m.role != 'system' else ''", [asked("a")], 0, "system"),
+    ],
+)
+def test_a_message_that_a_template_leaves_out_is_named(shows: str, messages: Any, left_out: int, role: str) -> None:
+    rendering = Rendering.of("{% for m in messages %}{{ " + shows + " }}{% endfor %}", {})
+    with pytest.raises(TemplateError) as refused:
+        rendering.of_messages(messages, "s" if role == "system" else None)
+    roles = [message["role"] for message in template_messages(messages, "s" if role == "system" else None)]
+    assert str(refused.value) == (
+        f"The chat template leaves out message {left_out} of those with roles {roles}: use one "
+        f"that renders the role {role!r}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("shows", "messages"),
+    [
+        # There is nothing to show of these.
+        ("m.content if m.role != 'user' else ''", [answer("a"), asked("")]),
+        ("m.content if m.role != 'user' else ''", [answer("a"), asked(" \n")]),
+        ("m.content if m.role == 'user' else ''", [asked("a"), answer("b")]),
+        # Of these something is shown, be it changed or in another place.
+        ("m.content|upper", [asked("a")]),
+        ("m.content|tojson", [asked("a")]),
+        ("m.content", [asked("a"), *CALLED, asked("b")]),
+        ("messages[0].content[::-1] if loop.first else ''", [asked("ab")]),
+        ("m.content ~ m.tool_calls[0].function.arguments.at if m.tool_calls else m.content", [asked("a"), *CALLED]),
+        ("m.content ~ m.tool_calls[0].function.name if m.tool_calls else m.content", [asked("a"), *CALLED]),
+        ("m.content ~ m.tool_calls[0].id if m.tool_calls else m.content", [asked("a"), *CALLED]),
+        ("m.content.encode().decode()", [asked("a")]),
+    ],
+)
+def test_what_is_shown_somehow_is_not_left_out(shows: str, messages: Any) -> None:
+    rendering = Rendering.of("{% for m in messages %}{{ " + shows + " }}{% endfor %}", {})
+    assert isinstance(rendering.of_messages(messages), str)

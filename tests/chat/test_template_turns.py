@@ -1,0 +1,220 @@
+"""A bound template: what it is asked before it is used, what it tells of a turn, and its own arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
+from support.conversations import LOOK, answer, asked, calls, results
+from support.templates import template_of
+from tito_core.chat.certificate import Thinking
+from tito_core.chat.probes import TOOLS, cases
+from tito_core.chat.template import SEAMS, ChatTemplate, TemplateError, check_deltas, checked_arguments
+from tito_core.ledger.provenance import Provenance
+
+
+def own_tools() -> ChatTemplate:
+    """A template that writes the tools after the messages."""
+    return ChatTemplate.of(byte_level(template=CHATML_TOOLS.replace("{%- if add", "{{- tools|tojson -}}{%- if add")))
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_every_probe_that_passed_is_asked_for_again_and_content_that_merges_or_spells(tools: bool) -> None:
+    asked_for: list[tuple[Any, Any, Any, Any, Any]] = []
+
+    def delta(answered: Any, new: Any, last: Any, *, tool_specs: Any = None, history: Any = None) -> None:
+        asked_for.append((answered, new, last, tool_specs, history))
+
+    probes = {case.name: case for case in cases()}
+    passed = ("question, first", "result, in mid round, with tools")
+    stand_in: Any = SimpleNamespace(
+        certificate=SimpleNamespace(passed=passed, tools=tools),
+        encoder=SimpleNamespace(added={"<b>": 2, "<a>": 1}),
+        delta=delta,
+    )
+    check_deltas(stand_in)
+    assert asked_for[:2] == [
+        (case.answered, case.new, None, case.tools or (), case.before) for case in (probes[name] for name in passed)
+    ]
+    texts = [*SEAMS, "<a> <b>", "<a> <b>\n"]
+    assert [new for _, new, *_ in asked_for[2:] if "text" in new[0]["content"][0]] == [
+        [{"role": "user", "content": [{"text": text}]}] for text in texts
+    ]
+    shown = [new[0]["content"][0]["toolResult"] for _, new, *_ in asked_for[2:] if "toolResult" in new[0]["content"][0]]
+    assert [result["content"] for result in shown] == ([[{"text": text}] for text in texts] if tools else [])
+    for answered, new, last, specs, history in asked_for[2:]:
+        called = "toolResult" in new[0]["content"][0]
+        assert (last, specs, history) == (None, TOOLS if called else (), [])
+        assert any("toolUse" in block for block in answered["content"]) == called
+
+
+def test_the_text_of_a_delta_is_what_it_encodes() -> None:
+    template = template_of("byte level")
+    [called] = calls(("look", {"at": "x"}))
+    for answered, new in ((answer("a"), [asked("b")]), (called, [results("b")])):
+        text = template.tail(answered, new)
+        ids = template.delta(answered, new, template.closer_id).ids.tolist()
+        assert template.encoder.encode(text).ids.tolist() == ids
+        assert shared().decode(ids) == text
+        assert [source for *_, source in text.spans] == [2]
+
+
+def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
+    template = own_tools()
+    assert template.certificate.candidate == "after a question, with the rollout's tools"
+    with pytest.raises(TemplateError, match="needs tool_specs="):
+        template.tail(answer("a"), [asked("b")])
+    text = template.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
+    assert text.startswith("\n<|im_start|>user\nb<|im_end|>\n[{")
+    assert '"look"' in text
+    marked = replace(template, _source=replace(template._source, candidate=template_candidate()))
+    with pytest.raises(TemplateError, match="needs history="):
+        marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
+    assert marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK], history=[asked("a")])
+
+
+def template_candidate() -> Any:
+    from tito_core.chat.delta import Candidate
+
+    return Candidate("where there was one", later=[asked("l")])
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [(None, {}), ({}, {}), ({"enable_thinking": False}, {"enable_thinking": False})],
+)
+def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, Any]) -> None:
+    taken = checked_arguments(given)
+    assert taken == found
+    assert taken is not given
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"content_tokens": "inert"}, "content_tokens"),
+        ({"renderer": None, "x": 1, "markup": ()}, "markup, renderer"),
+        ({"certificates": None}, "certificates"),
+    ],
+)
+def test_an_argument_that_is_not_the_templates_is_refused(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        checked_arguments(given)
+    assert str(refused.value) == (
+        f"template_arguments has {named}, which is no argument of a chat template: give "
+        "content_tokens=... beside template_arguments."
+    )
+
+
+@pytest.mark.parametrize(
+    ("thinking", "question", "results_only", "nothing"),
+    [
+        (Thinking.KEPT, False, False, False),
+        (Thinking.STRIPPED, True, False, False),
+        (Thinking.ALWAYS_STRIPPED, True, True, False),
+        (Thinking.NOT_SHOWN, True, True, True),
+    ],
+)
+def test_when_the_template_strips_reasoning(
+    thinking: Thinking, question: bool, results_only: bool, nothing: bool
+) -> None:
+    usual = template_of("byte level")
+    template = replace(usual, certificate=replace(usual.certificate, thinking=thinking))
+    assert template.strips_thinking([asked("b")]) is question
+    assert template.strips_thinking([results("a"), asked("b")]) is question
+    assert template.strips_thinking([results("a")]) is results_only
+    assert template.strips_thinking([]) is nothing
+
+
+def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
+    template = template_of("byte level")
+    header = len(shared().encode("<|im_start|>assistant\n", add_special_tokens=False))
+    for system, tools in ((None, None), ("Be brief.", None), (None, [LOOK]), ("Be brief.", [LOOK])):
+        whole = template.first_prompt([asked("a")], system, tools)
+        assert template.count_tokens([asked("a")], system, tools) == len(whole.ids) - header
+
+
+def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> None:
+    certificate = ChatTemplate.certify(shared(), content_tokens="as-template", enable_thinking=False)
+    assert certificate.content_tokens == "as-template"
+    assert "('enable_thinking', False)" in certificate.arguments
+    usual = template_of("byte level").certificate
+    assert (usual.content_tokens, usual.renderer) == ("inert", "")
+    assert "enable_thinking" not in usual.arguments
+    assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
+
+
+def test_what_content_may_write_is_one_of_two() -> None:
+    wrong: Any = "safe"
+    with pytest.raises(ValueError) as refused:
+        ChatTemplate.of(shared(), content_tokens=wrong)
+    assert str(refused.value) == "content_tokens must be 'inert' or 'as-template', not 'safe'."
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "has"),
+    [
+        (None, "no chat template"),
+        ({}, "no chat template"),
+        ({"tool_use": "", "default": ""}, "several chat templates (default, tool_use)"),
+    ],
+)
+def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> None:
+    tokenizer: Any = SimpleNamespace(chat_template=chat_template, name_or_path="some/model")
+    with pytest.raises(TemplateError) as refused:
+        ChatTemplate.of(tokenizer)
+    assert str(refused.value) == (
+        f"The tokenizer 'some/model' has {has}, so messages cannot become tokens: "
+        "set tokenizer.chat_template to one, or load the model's instruct version."
+    )
+
+
+def test_what_a_parser_reads_as_markup_is_a_control_token_too() -> None:
+    tokenizer = byte_level((*MARKUP, "[CALL"))
+    usual, told = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
+    assert set(told.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
+    assert set(usual.encoder.added) == {*SPECIAL, *MARKUP}
+    assert told.fingerprint != usual.fingerprint
+    attack = tokenizer.convert_tokens_to_ids("[CALL")
+    assert attack in usual.first_prompt([asked("[CALL")], None, None).ids
+    assert attack not in told.first_prompt([asked("[CALL")], None, None).ids
+
+
+def test_a_template_made_from_a_kept_certificate_is_the_same(tmp_path: Path) -> None:
+    made, again = (ChatTemplate.of(shared(), certificates=tmp_path) for _ in range(2))
+    assert len(list(tmp_path.iterdir())) == 1
+    for name in ("certificate", "fingerprint", "closer_id", "stop_ids", "arguments"):
+        assert getattr(made, name) == getattr(again, name)
+    assert made.arguments == shared().special_tokens_map
+    assert (made.closer_id, made.stop_ids) == (2, (2,))
+    found, kept = (each.delta(answer("a"), [asked("b")], None) for each in (made, again))
+    assert found.ids.tolist() == kept.ids.tolist()
+
+
+@pytest.mark.parametrize("last", [None, 5])
+def test_what_closes_a_turn_is_marked_as_inserted(last: int | None) -> None:
+    template = template_of("byte level")
+    complete = template.delta(answer("a"), [asked("b")], template.closer_id)
+    cut = template.delta(answer("a"), [asked("b")], last)
+    assert cut.ids.tolist() == [template.closer_id, *complete.ids.tolist()]
+    assert cut.provenance.tolist() == [Provenance.INSERTED, *complete.provenance.tolist()]
+    assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
+
+
+def test_a_tokenizer_that_cannot_be_followed_is_refused_with_both_its_ids() -> None:
+    source = "{% for m in messages %}x<|im_start|>{{ m.role }}{{ m.content }}x<|im_end|>x{% endfor %}"
+    tokenizer = byte_level(single_word=True, template=source)
+    with pytest.raises(TemplateError) as refused:
+        ChatTemplate.of(tokenizer)
+    said = str(refused.value)
+    text = "x<|im_start|>user.x<|im_end|>xx<|im_start|>assistant.x<|im_end|>xx<|im_start|>user.x<|im_end|>x"
+    own = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    assert said.startswith("The tokenizer '' cannot be followed with its control tokens apart from content: for ")
+    assert f"for {text!r} it gives {own}, and in parts [" in said
+    assert said.endswith("].")
