@@ -125,7 +125,9 @@ def test_a_template_whose_turns_no_control_token_ends_is_refused() -> None:
 
 
 def test_a_turn_that_ends_otherwise_is_told_with_the_tokens_that_end_one() -> None:
-    otherwise = PLAIN.replace("{%- endfor -%}<|im_end|>\n", "{%- endfor -%}{{- '' if messages[-1].content == 'no' else '<|im_end|>' -}}")
+    otherwise = PLAIN.replace(
+        "{%- endfor -%}<|im_end|>\n", "{%- endfor -%}{{- '' if messages[-1].content == 'no' else '<|im_end|>' -}}"
+    )
     made = source(CANDIDATES[0], otherwise)
     assert made.tail(said("x"), [asked("b")]).start > 0
     with pytest.raises(TemplateError) as refused:

@@ -114,11 +114,13 @@ def test_the_first_difference_is_the_templates_own_text_beside_ours() -> None:
 
 
 def test_what_the_delta_cannot_give_is_shown_as_refused() -> None:
-    long = CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 3 and messages[-1].content == 'And then?' }}"
+    long = (
+        CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 3 and messages[-1].content == 'And then?' }}"
+    )
     assert difference(long, "question, after an answer") == (
         "on the probe 'question, after an answer', rendering after a question differs at character 0:\n"
         "  template: '<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\nSeen i'\n"
-        "  delta:    \"refused: The chat template refused messages with roles ['use\""
+        '  delta:    "refused: The chat template refused messages with roles [\'use"'
     )
 
 
@@ -131,7 +133,9 @@ def test_a_template_that_takes_no_question_is_refused_with_its_own_words() -> No
 
 
 def test_calls_that_a_template_refuses_are_no_difference() -> None:
-    single = CHATML_TOOLS + "{{ raise_exception('one call') if messages|selectattr('role', 'eq', 'tool')|list|length == 2 }}"
+    single = (
+        CHATML_TOOLS + "{{ raise_exception('one call') if messages|selectattr('role', 'eq', 'tool')|list|length == 2 }}"
+    )
     names = ("question, first", "result, first, with tools", "two results, first, with tools")
     trial = attempt(made(single), [PROBES[name] for name in names])
     assert trial.difference is None
@@ -154,7 +158,9 @@ def test_a_turn_that_was_cut_off_must_be_closed_as_the_template_closes_it() -> N
     name = "question after a cut thought, first"
     right = attempt(made(written.replace("{}", "'</think>'")), [PROBES[name]])
     assert [case.name for case in right.passed] == [name]
-    elsewhere = written.replace("{}", "('</think>' if messages|length < 3 or messages[0].content == '.' else ' </think>')")
+    elsewhere = written.replace(
+        "{}", "('</think>' if messages|length < 3 or messages[0].content == '.' else ' </think>')"
+    )
     assert difference(elsewhere, name).startswith(f"on the probe '{name}', rendering after a question differs at")
 
 

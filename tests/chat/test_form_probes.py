@@ -15,7 +15,9 @@ from tito_core.chat.traced import Traced, sources
 
 TEXT = "{{- header(message.role) + message.content -}}"
 ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
-PARTS = "{{- header(message.role) -}}{%- for p in message.content if p.type == 'text' -%}{{- p['text'] -}}{%- endfor -%}"
+PARTS = (
+    "{{- header(message.role) -}}{%- for p in message.content if p.type == 'text' -%}{{- p['text'] -}}{%- endfor -%}"
+)
 THINKING = "{{- message.thinking or '' -}}"
 
 

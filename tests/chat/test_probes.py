@@ -42,7 +42,11 @@ def test_messages_are_as_strands_stores_them() -> None:
 def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_first() -> None:
     assert len(CASES) == len(list(cases())) == 136 == len(ANSWERS) * (len(BEFORE) + 3)
     for answer in ANSWERS:
-        openings = [f"{answer}, first{system}{tools}" for system in ("", ", with a system prompt") for tools in ("", ", with tools")]
+        openings = [
+            f"{answer}, first{system}{tools}"
+            for system in ("", ", with a system prompt")
+            for tools in ("", ", with tools")
+        ]
         assert [name for name in CASES if name.startswith(f"{answer}, first")] == openings
         for place in BEFORE:
             [*_, name] = [name for name in CASES if name.startswith(f"{answer}, {place}")]

@@ -218,3 +218,33 @@ def test_a_tokenizer_that_cannot_be_followed_is_refused_with_both_its_ids() -> N
     assert said.startswith("The tokenizer '' cannot be followed with its control tokens apart from content: for ")
     assert f"for {text!r} it gives {own}, and in parts [" in said
     assert said.endswith("].")
+
+
+def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
+    opens = (
+        "{%- for m in messages -%}{{- '<|im_start|>' if m.role == 'user' else '<|endoftext|>' -}}{{- m.content -}}"
+        "{%- endfor -%}{%- if add_generation_prompt -%}<|endoftext|>{%- endif -%}"
+    )
+    template = ChatTemplate.of(byte_level(template=opens))
+    start = shared().convert_tokens_to_ids("<|im_start|>")
+    whole = template.delta(answer("a"), [asked("b")], None)
+    rest = template.delta(answer("a"), [asked("b")], start)
+    assert whole.ids.tolist() == [start, *rest.ids.tolist()]
+    assert whole.provenance.tolist() == [Provenance.SCAFFOLD, *rest.provenance.tolist()]
+    assert template.stop_ids == (start,)
+    assert template.delta(answer("a"), [asked("b")], 5).ids.tolist() == whole.ids.tolist()
+
+
+def test_a_tokenizer_without_a_fast_backend_is_refused_in_a_sentence() -> None:
+    class Slow:
+        chat_template = CHATML_TOOLS
+        name_or_path = "slow"
+        backend_tokenizer = None
+
+    slow: Any = Slow()
+    with pytest.raises(TypeError) as refused:
+        ChatTemplate.of(slow)
+    assert str(refused.value) == (
+        "Slow is not a fast tokenizer, and token-exact prompts need one: "
+        "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
+    )

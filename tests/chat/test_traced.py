@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.origins import check_exact, check_nothing_lost, origins, plain, strings, traced
-from tito_core.chat.traced import Traced, mark, sources
+from tito_core.chat.traced import Traced, concat, mark, mark_result, sources
 
 numbers = st.integers(-7, 7)
 
@@ -204,3 +204,16 @@ def test_nothing_is_replaced_as_often_as_was_said(count: int) -> None:
     found = numbered("ab").replace("", "-", count)
     assert plain(found) == "ab".replace("", "-", count)
     assert None not in origins(found)
+
+
+def test_what_a_function_made_of_content_is_content_in_every_string_of_its_result() -> None:
+    content = Traced.content("a", 4)
+    assert [origins(text) for text in mark_result(["xy", ["z"]], (content,))[0:1]] == [[4, 4]]
+    nested = mark_result(["xy", ["z"], 1], ([content], {}))
+    assert (plain(nested), origins(nested[0]), origins(nested[1][0])) == (["xy", ["z"], 1], [4, 4], [4])
+    assert origins(mark_result("xy", ("b", 1))) == [None, None]
+    assert mark_result(7, (content,)) == 7
+
+
+def test_a_result_that_kept_some_of_its_trace_is_content_throughout() -> None:
+    assert origins(mark_result(concat(["x", Traced.content("a", 4), "y"]), ())) == [4, 4, 4]
