@@ -19,7 +19,8 @@ PLAIN = (
     "{%- if tools -%}<t>{%- for tool in tools -%}{{- tool.function.name + ';' -}}{%- endfor -%}{%- endif -%}"
     "{%- for m in messages -%}<|im_start|>{{- m.role[0] + ':' -}}"
     "{%- if m.reasoning_content -%}<think>{{- m.reasoning_content -}}</think>{%- endif -%}{{- m.content -}}"
-    "{%- for call in m.tool_calls or [] -%}<tool_call>{{- call.function.name + call.function.arguments|tojson -}}</tool_call>"
+    "{%- for call in m.tool_calls or [] -%}<tool_call>{{- call.function.name -}}"
+    "{{- call.function.arguments|tojson -}}</tool_call>"
     "{%- endfor -%}<|im_end|>\n{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>a:{%- endif -%}"
 )
 """A template that shows all that it is given, in little."""

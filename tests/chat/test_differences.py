@@ -29,10 +29,15 @@ PROBES = {case.name: case for case in cases()}
         ("ab", "abc", 2, ("ab", "abc")),
         ("abc", "", 0, ("abc", "")),
         ("abc\n", "axc\t", 1, ("abc\\n", "axc\\t")),
-        ("l" * 100 + "a" + "r" * 100, "l" * 100 + "b" + "r" * 100, 100, ("l" * 60 + "a" + "r" * 59, "l" * 60 + "b" + "r" * 59)),
+        (
+            "l" * 100 + "a" + "r" * 100,
+            "l" * 100 + "b" + "r" * 100,
+            100,
+            ("l" * 60 + "a" + "r" * 59, "l" * 60 + "b" + "r" * 59),
+        ),
         ("l" + "a" + "r" * 100, "l" + "b" + "r" * 100, 1, ("la" + "r" * 59, "lb" + "r" * 59)),
     ],
-)  # fmt: skip
+)
 def test_a_difference_is_shown_at_its_place_with_little_around(
     expected: str, found: str, at: int, shown: tuple[str, str]
 ) -> None:

@@ -60,7 +60,11 @@ LAST_DIFFERS = ("<a>", SO, "<f><c><g>"), ("<a>", SO, "<e><q>", ("And?", NEXT), "
     ("alone", "followed", "learned"),
     [
         (*CHATML, ("<e>", "", "", {"message": "<e>"})),
-        (("<a>", SO, " <e><f>\n"), ("<a>", SO, " <e><f>\n<q>", ("And?", NEXT)), ("<e><f>", "", "", {"message": " <e><f>"})),
+        (
+            ("<a>", SO, " <e><f>\n"),
+            ("<a>", SO, " <e><f>\n<q>", ("And?", NEXT)),
+            ("<e><f>", "", "", {"message": " <e><f>"}),
+        ),
         # Three pieces of content, the first of which is quoted by the next message.
         (
             ("<a>", ("x", TURN), ",", ("y", TURN), ",", ("z", TURN), "<e>"),
@@ -83,7 +87,7 @@ LAST_DIFFERS = ("<a>", SO, "<f><c><g>"), ("<a>", SO, "<e><q>", ("And?", NEXT), "
         (("<a>", SO, "\n"), ("<a>", SO, "\nuser:", ("And?", NEXT)), None),
         (("<a>", SO, "<e>"), ("<a>", SO, "\nuser:", ("And?", NEXT)), None),
     ],
-)  # fmt: skip
+)
 def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
     assert shown(learn_answers(sample(alone, followed), [])) == learned
 
@@ -97,7 +101,11 @@ def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
         (CHATML, [("<a><t>", HM, "<e><a></t><e>\n")], "<e><a></t><e>"),
         # It does not show reasoning alone, or first; then that beside calls counts.
         (CHATML, [("<a><e>\n",), ("<a><t>", HM, "</t><c>", ("look", TURN), "</c><f>")], "</t><e>"),
-        (CHATML, [("<a>", ("why", TURN), "<e>\n"), ("<a><t>", HM, "\n</t><f><c>", ("look", TURN), "</c>")], "\n</t><e>"),
+        (
+            CHATML,
+            [("<a>", ("why", TURN), "<e>\n"), ("<a><t>", HM, "\n</t><f><c>", ("look", TURN), "</c>")],
+            "\n</t><e>",
+        ),
         (CHATML, [("<a><t>", HM, "</t><e>"), ("<a><t>", HM, "</t><f><c>", ("look", TURN))], "</t><e>"),
         (CHATML, [("<a>Thought: ", HM, " so ", ("look", TURN))], "<e>"),
         # Nowhere.
@@ -110,7 +118,7 @@ def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
         (LAST_DIFFERS, [("<a><t>", HM, "</t><g>")], "</t><e>"),
         (LAST_DIFFERS, [("<a><t>", HM, "<g></t>\n<g>")], "<g></t>\n<e>"),
     ],
-)  # fmt: skip
+)
 def test_how_reasoning_that_was_cut_off_is_closed(turn: Any, thoughts: list[Runs], closed: str | None) -> None:
     usual = shown(learn_answers(sample(*turn), []))
     learned = shown(learn_answers(sample(*turn), [text("<q>", ("Why?", ASKED), *thought) for thought in thoughts]))
@@ -189,7 +197,10 @@ def test_how_calls_end(answers: Ending, alone: Runs, followed: Runs, learned: An
 
 
 def ending(closing: str, openers: str = "", **closers: str) -> Ending:
-    given = {Opened(name): np.array([i for token in each.split() for i in ids(token)], np.int32) for name, each in closers.items()}  # fmt: skip
+    given = {
+        Opened(name): np.array([i for token in each.split() for i in ids(token)], np.int32)
+        for name, each in closers.items()
+    }
     return Ending(tuple(ids(closing)), frozenset(), frozenset(ids(openers)), given)
 
 

@@ -29,19 +29,26 @@ def shown(thought: str) -> str:
         ("(message.reasoning_content or '')", Thinking.KEPT),
         # In mid round only: no question has followed.
         ("(message.reasoning_content or '' if messages[-1].role == 'tool' or not tools else '')", Thinking.STRIPPED),
-        ("(message.reasoning_content or '' if message.tool_calls and (tools or messages|length == 2) else '')", Thinking.STRIPPED),
+        (
+            "(message.reasoning_content or '' if message.tool_calls and (tools or messages|length == 2) else '')",
+            Thinking.STRIPPED,
+        ),
         # In the last message only, be it an answer or calls.
-        ("(message.reasoning_content or '' if loop.last and not add_generation_prompt else '')", Thinking.ALWAYS_STRIPPED),
+        (
+            "(message.reasoning_content or '' if loop.last and not add_generation_prompt else '')",
+            Thinking.ALWAYS_STRIPPED,
+        ),
         ("(message.reasoning_content or '' if loop.last and not message.tool_calls else '')", Thinking.ALWAYS_STRIPPED),
         ("(message.reasoning_content or '' if loop.last and message.tool_calls else '')", Thinking.ALWAYS_STRIPPED),
         (
-            "(message.reasoning_content or '' if loop.last and not add_generation_prompt and (tools or message.content == 'so') else '')",
+            "(message.reasoning_content or '' if loop.last and not add_generation_prompt "
+            "and (tools or message.content == 'so') else '')",
             Thinking.ALWAYS_STRIPPED,
         ),
         ("''", Thinking.NOT_SHOWN),
         ("(raise_exception('no') if message.reasoning_content else '')", Thinking.NOT_SHOWN),
     ],
-)  # fmt: skip
+)
 def test_what_becomes_of_reasoning(thought: str, kind: Thinking) -> None:
     # Where a template shows reasoning in some place only, the form is found in the same one.
     rendering = Rendering.of(shown(thought), {})
@@ -68,8 +75,16 @@ def test_what_becomes_of_reasoning(thought: str, kind: Thinking) -> None:
             [CALLS],
         ),
         # Calls are compared where tools are shown, and without a prompt after them.
-        (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- if tools -%}{%- break -%}{%- endif -%}"), True, [CALLS, FIRST]),
-        (CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- if add_generation_prompt -%}{%- break -%}{%- endif -%}"), True, [CALLS]),
+        (
+            CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- if tools -%}{%- break -%}{%- endif -%}"),
+            True,
+            [CALLS, FIRST],
+        ),
+        (
+            CHATML_TOOLS.replace(ARGUMENTS, ARGUMENTS + "{%- if add_generation_prompt -%}{%- break -%}{%- endif -%}"),
+            True,
+            [CALLS],
+        ),
         (CHATML_TOOLS.replace(ASSISTANT, "{{- header('assistant') + '<think>' -}}"), False, [PROMPT]),
         (CHATML_TOOLS + "{{ strftime_now('%Y') }}", False, [PROMPT, DATE]),
         ("{{ strftime_now('%Y') }}" + CHATML_TOOLS, False, [DATE]),
@@ -80,10 +95,14 @@ def test_what_becomes_of_reasoning(thought: str, kind: Thinking) -> None:
         (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length == 1 -%}"), False, []),
         (CHATML_TOOLS.replace("{%- if tools -%}", "{%- if tools and messages|length < 3 -%}"), True, [CALLS, TOOLS]),
         # Only what comes before the first question ends is compared.
-        (CHATML_TOOLS.replace(ASSISTANT, "{{- header('assistant') + messages|length|string -}}"), True, [CALLS, PROMPT]),
+        (
+            CHATML_TOOLS.replace(ASSISTANT, "{{- header('assistant') + messages|length|string -}}"),
+            True,
+            [CALLS, PROMPT],
+        ),
         ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, TOOLS]),
     ],
-)  # fmt: skip
+)
 def test_what_a_template_writes_anew(source: str, tools: bool, said: list[str]) -> None:
     assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == said
 

@@ -136,8 +136,10 @@ def test_a_tokenizer_that_cuts_by_one_expression_works_word_by_word(normalizer: 
         DEFINITION | {"added_tokens": [{"content": "<b>"}]},
         DEFINITION | {"pre_tokenizer": None},
         DEFINITION | {"pre_tokenizer": {"type": "ByteLevel"}},
-        DEFINITION | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DEFINITION["pre_tokenizer"]["pretokenizers"][:1]}},
-        DEFINITION | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DEFINITION["pre_tokenizer"]["pretokenizers"] * 2}},
+        DEFINITION
+        | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DEFINITION["pre_tokenizer"]["pretokenizers"][:1]}},
+        DEFINITION
+        | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DEFINITION["pre_tokenizer"]["pretokenizers"] * 2}},
         changed(0, type="Punctuation"),
         changed(0, behavior="Removed"),
         changed(0, invert=True),
@@ -147,7 +149,7 @@ def test_a_tokenizer_that_cuts_by_one_expression_works_word_by_word(normalizer: 
         changed(1, add_prefix_space=True),
         changed(1, use_regex=True),
     ],
-)  # fmt: skip
+)
 def test_what_cuts_otherwise_is_left_alone(definition: dict[str, Any]) -> None:
     assert Words.of(PLAIN, definition) is None
 

@@ -242,9 +242,18 @@ def mark_result(result: Any, origins: tuple[Any, ...]) -> Any:
     return result
 
 
+_REMAINING = (
+    "capitalize",
+    "casefold",
+    "center",
+    "expandtabs",
+    "ljust",
+    "rjust",
+    "swapcase",
+    "title",
+    "translate",
+    "zfill",
+)
 # Every `str` method that is not followed precisely.
-for _name in (
-    "capitalize casefold center expandtabs ljust rjust swapcase title translate "
-    "zfill __format__ __mod__ __rmod__ __mul__ __rmul__"
-).split():
+for _name in (*_REMAINING, "__format__", "__mod__", "__rmod__", "__mul__", "__rmul__"):
     setattr(Traced, _name, conservative(getattr(str, _name)))
