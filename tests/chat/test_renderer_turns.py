@@ -158,7 +158,7 @@ def test_a_renderer_that_cannot_be_made_says_why() -> None:
     assert str(refused.value).endswith(" cannot be made for this tokenizer: no such token")
 
 
-def test_one_of_the_packages_keeps_reasoning_and_has_the_rollouts_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_the_package_keeps_reasoning_and_has_the_rollouts_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(renderers, "create_renderer", lambda *given, **named: made.append((given, named)) or Beside([]))  # type: ignore[func-returns-value]
     source = RendererSource.of(
