@@ -18,8 +18,9 @@ from strands.types.exceptions import (
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import settings, turns
+from tito_core import generating, settings, turns
 from tito_core.asked import Asked
+from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
@@ -66,6 +67,12 @@ class TITOModel(Model):
             "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
         thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
             was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
+        on_abort: What becomes of an answer that the server was told to abort, as trainers do before they change
+            weights: "resume" goes on with the same turn from its tokens, "discard" raises `GenerationAbortedError`,
+            "commit" keeps the part that is there as a turn that was cut off.
+        max_resumes: How often one answer is resumed at most.
+        turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None leaves
+            each request to the backend's `timeout_s`.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -90,6 +97,9 @@ class TITOModel(Model):
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
         thinking: Literal["keep", "as-template"] = "keep",
+        on_abort: OnAbort = "resume",
+        max_resumes: int = MAX_RESUMES,
+        turn_timeout_s: float | None = None,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -99,6 +109,9 @@ class TITOModel(Model):
             history=history,
             malformed_calls=malformed_calls,
             thinking=thinking,
+            on_abort=on_abort,
+            max_resumes=max_resumes,
+            turn_timeout_s=turn_timeout_s,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -228,8 +241,11 @@ class TITOModel(Model):
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
             )
-            response = await turns.generate(self.policy, prepared.request, cancel_signal)
-        except turns.CancelledBySignal:
+            chosen = self._settings
+            response = await generating.generate(
+                self.policy.backend, prepared.request, cancel_signal, chosen.aborts, chosen.turn_timeout_s
+            )
+        except generating.CancelledBySignal:
             return  # without messageStop, which is how Strands recognises a provider that was cancelled
         except ContextLengthError as error:
             raise ContextWindowOverflowException(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -11,6 +12,7 @@ from strands.types.content import SystemContentBlock
 from strands.types.tools import ToolSpec
 
 from tito_core import malformed
+from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.messages import MALFORMED_CALL
@@ -41,6 +43,9 @@ class Choices(TypedDict, total=False):
     history: Literal["fork", "error"]
     malformed_calls: MalformedCalls
     thinking: Literal["keep", "as-template"]
+    on_abort: OnAbort
+    max_resumes: int
+    turn_timeout_s: float | None
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -57,6 +62,8 @@ class Settings:
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
         malformed_calls: What becomes of malformed calls.
         keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
+        aborts: What becomes of an answer that the engine was told to abort.
+        turn_timeout_s: Longest wait for a turn's answer in seconds, with everything; None leaves it to the backend.
     """
 
     sampling: SamplingParams
@@ -64,6 +71,8 @@ class Settings:
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
     keeps_thinking: bool = True
+    aborts: Aborts = Aborts()  # noqa: RUF009  # frozen
+    turn_timeout_s: float | None = None
 
     @classmethod
     def of(
@@ -74,6 +83,9 @@ class Settings:
         history: str = "fork",
         malformed_calls: str = "feedback",
         thinking: str = "keep",
+        on_abort: OnAbort = "resume",
+        max_resumes: int = MAX_RESUMES,
+        turn_timeout_s: float | None = None,
     ) -> Settings:
         """Check what a user wrote.
 
@@ -86,6 +98,8 @@ class Settings:
             may_branch(history),
             malformed.checked(malformed_calls),
             keeps_thinking(thinking),
+            Aborts(on_abort, max_resumes),
+            seconds("turn_timeout_s", turn_timeout_s),
         )
 
     def within(self, served: int | None) -> Settings:
@@ -152,6 +166,17 @@ def keeps_thinking(thinking: str) -> bool:
     if thinking not in ("keep", "as-template"):
         raise ValueError(f"thinking must be 'keep' or 'as-template', not {thinking!r}.")
     return thinking == "keep"
+
+
+def seconds(name: str, given: float | None) -> float | None:
+    """Check a time that may be None.
+
+    Raises:
+        ValueError: It is no positive number of seconds.
+    """
+    if given is not None and not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+        raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
+    return given
 
 
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:

@@ -1,10 +1,7 @@
-"""One turn, aside from the ledger: prepare a request, generate, read the answer into a draft; commit nothing."""
+"""One turn, aside from the ledger: prepare a request, read its answer into a draft; commit nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,20 +23,14 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampling, Server
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Sampling, Server
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message, sampled_arguments
 
-CANCEL_POLL_S = 0.05
-"""How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
 PROMPT_TAIL = 32
 """Prompt ids in which a parser looks for a reasoning block that the template opened."""
-
-
-class CancelledBySignal(Exception):
-    """The agent's cancel signal was set while the engine was working."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +99,7 @@ def prepare(
 
 def opened(before: Draft) -> Opened:
     """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
-    if before.finish != Finish.LENGTH and not isinstance(before.stop, str):
+    if not before.finish.cut_off and not isinstance(before.stop, str):
         return Opened.MESSAGE
     if not before.reasoning_closed:
         return Opened.REASONING
@@ -116,39 +107,11 @@ def opened(before: Draft) -> Opened:
     return Opened.CALL if cut else Opened.MESSAGE
 
 
-async def generate(policy: Policy, request: TokenRequest, cancel: threading.Event | None) -> TokenResponse:
-    """Generate, watching the agent's cancel signal; whatever way it is lost, the engine is told to stop.
-
-    Raises:
-        CancelledBySignal: The signal was set first.
-        BackendError: The engine failed.
-    """
-    if cancel is not None and cancel.is_set():
-        raise CancelledBySignal
-    task = asyncio.ensure_future(policy.backend.generate(request))
-    try:
-        while True:
-            done, _ = await asyncio.wait({task}, timeout=CANCEL_POLL_S if cancel is not None else None)
-            if done:
-                return task.result()
-            if cancel is not None and cancel.is_set():
-                raise CancelledBySignal
-    except GeneratorExit:  # a coroutine that is closed cannot wait: the task aborts by itself, if its loop still runs
-        with contextlib.suppress(RuntimeError):
-            task.cancel()
-        raise
-    except BaseException:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
-        raise
-
-
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
     session = policy.parser.start(_tail(prepared.request.input_ids), prepared.tools)
     session.feed(response.output_ids.tolist())
-    parsed = session.finish(truncated=response.finish == Finish.LENGTH)
+    parsed = session.finish(truncated=response.finish.cut_off)
     return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
 
 
@@ -186,6 +149,7 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
             latency_s=response.latency_s,
             cached_tokens=response.cached_tokens,
             versions=response.versions,
+            responses=response.responses,
         ),
     )
 

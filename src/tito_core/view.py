@@ -23,14 +23,15 @@ def assistant_message(
 ) -> Message:
     """Build the message that Strands will store. No raw text of a call is lost in it.
 
-    Blank text is left out: Strands drops or rewrites it. After a length finish all calls stay text, since Strands would
-    rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets feedback.
+    Blank text is left out: Strands drops or rewrites it. Of an answer that was cut off all calls stay text, since
+    Strands would rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets
+    feedback.
     """
     content: list[ContentBlock] = []
     if parsed.reasoning.strip():
         content.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
     text = parsed.text
-    as_text = finish == Finish.LENGTH or (malformed != "feedback" and bool(malformed_of(parsed)))
+    as_text = finish.cut_off or (malformed != "feedback" and bool(malformed_of(parsed)))
     if as_text:
         text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
     if text.strip():
@@ -42,7 +43,7 @@ def assistant_message(
 
 def stop_reason(message: Message, response: TokenResponse) -> StopReason:
     """Give Strands' stop reason; a stop string beside a call is still `tool_use`, or the call would dangle."""
-    if response.finish == Finish.LENGTH:
+    if response.finish.cut_off:
         return "max_tokens"
     if any("toolUse" in block for block in message["content"]):
         return "tool_use"

@@ -1,5 +1,6 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
+from tito_core.backend.aborts import Aborts, generate_whole
 from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
     AuthenticationError,
@@ -20,6 +21,7 @@ from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
 
 __all__ = [
+    "Aborts",
     "AuthenticationError",
     "Backend",
     "BackendError",
@@ -40,5 +42,6 @@ __all__ = [
     "UnknownBackendError",
     "WeightsNotLoadedError",
     "create_backend",
+    "generate_whole",
     "installed_backends",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
+from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
@@ -68,13 +68,14 @@ class Checks:
             running_id: The id under which the engine ran it.
 
         Raises:
-            GenerationAbortedError: The engine aborted; partial tokens are discarded.
             ProtocolViolationError: Something does not agree; the sentence holds both values.
         """
         finish = self._finish(said)
-        self._echo(request, said.echoed)
-        ids, logprobs = self._output(said, request)
-        self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        never_ran = finish == Finish.ABORT and not said.output_ids  # one that SGLang aborts in its queue tells nothing
+        if not never_ran:
+            self._echo(request, said.echoed)
+            self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        ids, logprobs = self._output(said, request, at_least=0 if never_ran else 1)
         self._count("completion_tokens", said.completion_tokens, len(ids))
         stop = said.stop if finish == Finish.STOP else None
         self._end(finish, ids, stop, request)
@@ -88,6 +89,7 @@ class Checks:
             latency_s=latency_s,
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
+            message=said.message if finish == Finish.ABORT else None,
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
@@ -118,17 +120,11 @@ class Checks:
         return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
 
     def _finish(self, said: Reported) -> Finish:
-        if said.finish in (Finish.STOP, Finish.LENGTH):
+        if said.finish in tuple(Finish):
             return Finish(said.finish)
-        if said.finish == "abort":
-            raise GenerationAbortedError(
-                f"{self.backend} aborted the generation{f' ({said.message})' if said.message else ''}; its partial "
-                "tokens were discarded and the ledger is as before. Run the turn again.",
-                backend=self.backend,
-                request_id=self.request_id,
-            )
         raise self.violation(
-            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length'."
+            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length', or in "
+            "'abort'."
         )
 
     def _echo(self, request: TokenRequest, raw: msgspec.Raw) -> None:
@@ -149,18 +145,18 @@ class Checks:
             raise self.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(echoed)}.")
         self._same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), echoed)
 
-    def _output(self, said: Reported, request: TokenRequest) -> tuple[TokenIds, Logprobs]:
+    def _output(self, said: Reported, request: TokenRequest, *, at_least: int) -> tuple[TokenIds, Logprobs]:
         ids, logprobs, limit = said.output_ids, said.logprobs, request.sampling.max_new_tokens
         if ids is None or logprobs is None:
             missing = "output ids" if ids is None else "logprobs"
             raise self.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
         if len(ids) != len(logprobs):
             raise self.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
-        if not ids:
+        if len(ids) < at_least:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        if min(ids) < 0 or max(ids) > _INT32_MAX:
+        if min(ids, default=0) < 0 or max(ids, default=0) > _INT32_MAX:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise self.violation(f"Law 2: output id {wrong} is no token.")
         if len(said.logprob_ids) != len(ids):
@@ -194,7 +190,8 @@ class Checks:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        early = np.flatnonzero(np.isin(output_ids[sampling.min_new_tokens : -1], sampling.stop_token_ids))
+        unended = output_ids if finish == Finish.ABORT else output_ids[:-1]
+        early = np.flatnonzero(np.isin(unended[sampling.min_new_tokens :], sampling.stop_token_ids))
         if len(early) and not sampling.ignore_eos:  # with it, SGLang lets stop ids pass
             at = sampling.min_new_tokens + int(early[0])
             raise self.violation(

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import Logprobs, TokenIds
-from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,21 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One answer, all of it from one response (law 4).
+    """One answer, all of it from one response (law 4) unless it was put together by `generate_whole`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.
         logprobs: float32, shape (n,), as the engine reported them.
-        finish: Why sampling stopped.
+        finish: Why sampling stopped. With `ABORT` the output is what there was when the engine was told to stop, or
+            nothing.
         stop: The stop token id or string that ended it, or None.
         prompt_length: Prompt tokens as the engine counted them.
         cached_tokens: Prompt tokens served from the prefix cache, or None when it does not say.
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the engine ran the answered attempt.
         versions: Weight-version spans that tile the output; one span of None when the engine does not say.
+        message: The engine's sentence on an abort, or None.
+        responses: Of an answer that came in several responses, which tokens came in which; else empty.
     """
 
     output_ids: TokenIds
@@ -80,6 +83,8 @@ class TokenResponse:
     latency_s: float
     request_id: str
     versions: tuple[VersionSpan, ...]
+    message: str | None = None
+    responses: tuple[ResponseSpan, ...] = ()
 
 
 @runtime_checkable
@@ -96,6 +101,9 @@ class Backend(Protocol):
 
     async def generate(self, request: TokenRequest) -> TokenResponse:
         """Sample a completion of `request.input_ids`.
+
+        Returns:
+            The whole completion, or what there was of it when the engine was told to abort it: `finish` tells.
 
         Raises:
             BackendError: One of its subclasses says which way it failed; nothing partial is given.

@@ -6,6 +6,7 @@ import uuid
 
 import numpy as np
 
+from tito_core.backend.aborts import generate_whole
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
@@ -32,7 +33,7 @@ async def measure_processing(backend: Backend, info: EngineInfo, prompt_ids: Tok
     if room < LEAST_TOKENS:
         return None
     sampling = _PROBE.within(room)
-    response = await backend.generate(TokenRequest(prompt_ids, sampling, uuid.uuid4().hex))
+    response = await generate_whole(backend, TokenRequest(prompt_ids, sampling, uuid.uuid4().hex))
     scored = await backend.score([*prompt_ids.tolist(), *response.output_ids.tolist()])
     raw = scored[len(prompt_ids) :]
     difference = float(np.median(np.abs(raw - response.logprobs)))
