@@ -73,6 +73,8 @@ class TITOModel(Model):
         max_resumes: How often one answer is resumed at most.
         turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None leaves
             each request to the backend's `timeout_s`.
+        max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
+            is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -100,6 +102,7 @@ class TITOModel(Model):
         on_abort: OnAbort = "resume",
         max_resumes: int = MAX_RESUMES,
         turn_timeout_s: float | None = None,
+        max_total_tokens: int | None = None,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -112,6 +115,7 @@ class TITOModel(Model):
             on_abort=on_abort,
             max_resumes=max_resumes,
             turn_timeout_s=turn_timeout_s,
+            max_total_tokens=max_total_tokens,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -218,6 +222,7 @@ class TITOModel(Model):
 
         Raises:
             ContextWindowOverflowException: The history does not fit.
+            TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
             ModelThrottledException: The engine stayed overloaded through every retry.
             TurnNotStoredError: The store could not take the turn.
             MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no event.
@@ -240,6 +245,7 @@ class TITOModel(Model):
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
+                max_total_tokens=self._settings.max_total_tokens,
             )
             chosen = self._settings
             response = await generating.generate(

@@ -11,7 +11,7 @@ from strands.models.model import BaseModelConfig
 from strands.types.content import SystemContentBlock
 from strands.types.tools import ToolSpec
 
-from tito_core import malformed
+from tito_core import budget, malformed
 from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
@@ -46,6 +46,7 @@ class Choices(TypedDict, total=False):
     on_abort: OnAbort
     max_resumes: int
     turn_timeout_s: float | None
+    max_total_tokens: int | None
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -64,6 +65,7 @@ class Settings:
         keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
         aborts: What becomes of an answer that the engine was told to abort.
         turn_timeout_s: Longest wait for a turn's answer in seconds, with everything; None leaves it to the backend.
+        max_total_tokens: Most tokens of a trajectory, prompts and answers; None for no bound but the context.
     """
 
     sampling: SamplingParams
@@ -73,6 +75,7 @@ class Settings:
     keeps_thinking: bool = True
     aborts: Aborts = Aborts()  # noqa: RUF009  # frozen
     turn_timeout_s: float | None = None
+    max_total_tokens: int | None = None
 
     @classmethod
     def of(
@@ -86,6 +89,7 @@ class Settings:
         on_abort: OnAbort = "resume",
         max_resumes: int = MAX_RESUMES,
         turn_timeout_s: float | None = None,
+        max_total_tokens: int | None = None,
     ) -> Settings:
         """Check what a user wrote.
 
@@ -100,6 +104,7 @@ class Settings:
             keeps_thinking(thinking),
             Aborts(on_abort, max_resumes),
             seconds("turn_timeout_s", turn_timeout_s),
+            budget.checked(max_total_tokens),
         )
 
     def within(self, served: int | None) -> Settings:

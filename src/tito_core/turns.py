@@ -16,6 +16,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL
@@ -63,12 +64,14 @@ def prepare(
     context_limit: int | None,
     may_branch: bool,
     keeps_thinking: bool = True,
+    max_total_tokens: int | None = None,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
     Raises:
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
         TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        TotalTokensReachedError: They leave nothing of `max_total_tokens`.
         ContextLengthError: They leave no room to answer.
         UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
@@ -89,10 +92,11 @@ def prepare(
         )
     check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
-    room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
+    wanted = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
+    room = clamp_new_tokens(wanted, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
-    complete = policy.sampling(wanted).within(room)
+    constrained = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
+    complete = policy.sampling(constrained).within(room)
     text = policy.prompts.text(ledger, place.parent, delta.ids)
     return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
 
