@@ -19,7 +19,6 @@ from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
     BadRequestError,
-    EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
 )
@@ -261,6 +260,4 @@ class HttpBackend(ABC):
 
 def _may_still_run(lost: BaseException) -> bool:
     """Tell whether the engine may be at work on a request that ended so, which no answer did."""
-    if isinstance(lost, EngineConnectionError):
-        return lost.sent
-    return not isinstance(lost, BackendError) or isinstance(lost, EngineTimeoutError)
+    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

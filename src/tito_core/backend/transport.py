@@ -20,7 +20,7 @@ from httpx_aiohttp import AiohttpTransport
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
-    retry_if_exception_type,
+    retry_if_exception,
     stop_after_attempt,
     wait_exponential,
     wait_random,
@@ -116,7 +116,7 @@ class EngineHttp:
             BackendError: What the last try raised.
         """
         tries = AsyncRetrying(
-            retry=retry_if_exception_type((EngineConnectionError, ThrottledError, ServerError)),
+            retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(self._max_attempts),
             wait=_wait,
             sleep=self._sleep,
@@ -134,7 +134,18 @@ class EngineHttp:
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
     ) -> HttpAnswer:
-        """Send one request without retries; give the 200.
+        """Send one request without retries; give the 200, whole. The errors are those of `reading`."""
+        return await self.reading(request, _whole, method=method, request_id=request_id)
+
+    async def reading(
+        self,
+        request: HttpRequest,
+        read: Callable[[httpx.Response], Awaitable[T]],
+        *,
+        method: str = "POST",
+        request_id: str | None = None,
+    ) -> T:
+        """Send one request without retries, and read the body of its 200 in the time that is allowed for all of it.
 
         Raises:
             BackendError: The subclass tells what happened.
@@ -150,7 +161,11 @@ class EngineHttp:
         timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
-                response = await client.request(method, url, content=content, headers=headers, timeout=timeout)
+                answer = client.stream(method, url, content=content, headers=headers, timeout=timeout)
+                async with answer as response:
+                    if response.status_code == 200:
+                        return await read(response)
+                    await response.aread()
         except TimeoutError:
             raise EngineTimeoutError(
                 f"{self.backend} at {url} did not answer within {self.timeout_s:g} s. The request was given up and "
@@ -162,8 +177,6 @@ class EngineHttp:
             raise error_from_failure(
                 self.backend, failure, url=url, connect_timeout_s=self.connect_timeout_s, request_id=request_id
             ) from failure
-        if response.status_code == 200:
-            return HttpAnswer(response.content, response.headers.get("content-type", ""))
         raise error_from_status(
             self.backend,
             response.status_code,
@@ -182,6 +195,15 @@ class EngineHttp:
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
         await self._clients.aclose()
+
+
+async def _whole(response: httpx.Response) -> HttpAnswer:
+    return HttpAnswer(await response.aread(), response.headers.get("content-type", ""))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Tell whether another try may do better, and may be made."""
+    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
