@@ -13,11 +13,12 @@ from tito_core.backend.sampling import SamplingParams
 class Logprobs(msgspec.Struct):
     """`choices[].logprobs`; entries beside the sampled token's are not decoded.
 
-    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent.
+    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent; `text_offset` counts their characters.
     """
 
     token_logprobs: list[float | None]
     tokens: list[str]
+    text_offset: list[int] = []
 
 
 class PromptLogprob(msgspec.Struct):
@@ -55,7 +56,7 @@ class Completion(msgspec.Struct):
     """The answer of `/v1/completions`."""
 
     choices: list[Choice]
-    usage: Usage
+    usage: Usage | None = None
 
 
 class TokenLogprob(msgspec.Struct):
@@ -99,7 +100,7 @@ class Generation(msgspec.Struct):
     """The answer of `/inference/v1/generate`."""
 
     choices: list[Generated]
-    usage: Usage
+    usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
 
 

@@ -16,7 +16,7 @@ from tito_core.backend.errors import (
     UnknownBackendError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
 
@@ -33,10 +33,12 @@ __all__ = [
     "EngineTimeoutError",
     "GenerationAbortedError",
     "Grammar",
+    "OnChunk",
     "ProtocolViolationError",
     "SamplingParams",
     "ServerError",
     "ThrottledError",
+    "TokenChunk",
     "TokenRequest",
     "TokenResponse",
     "UnknownBackendError",

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from tito_core.backend.errors import GenerationAbortedError
-from tito_core.backend.protocol import Backend, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
@@ -52,11 +52,13 @@ class Aborts:
 RESUMED = Aborts()
 
 
-async def generate_whole(backend: Backend, request: TokenRequest, aborts: Aborts = RESUMED) -> TokenResponse:
+async def generate_whole(
+    backend: Backend, request: TokenRequest, aborts: Aborts = RESUMED, on_chunk: OnChunk | None = None
+) -> TokenResponse:
     """Generate; what the engine aborts goes on from its tokens, which are then the end of the next request's prompt.
 
     The tokens of a grammar, or before a stop string, cannot be gone on from: engines begin both anew with each request.
-    Such a generation is sampled again from its beginning.
+    Such a generation is sampled again from its beginning, unless part of it was given to `on_chunk`.
 
     Raises:
         GenerationAbortedError: It was aborted, and `aborts` asks for an error, allows no more tries, or asks for tokens
@@ -66,7 +68,7 @@ async def generate_whole(backend: Backend, request: TokenRequest, aborts: Aborts
     parts: list[TokenResponse] = []
     asked, idle = request, 0
     for resumes in range(aborts.max_resumes + 1):
-        part = await backend.generate(asked)
+        part = await (backend.generate(asked) if on_chunk is None else backend.generate(asked, on_chunk))
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)
@@ -77,6 +79,8 @@ async def generate_whole(backend: Backend, request: TokenRequest, aborts: Aborts
         if aborts.on_abort != "resume":
             break
         if not resumable(request.sampling):
+            if on_chunk is not None and len(part.output_ids):
+                break
             parts.clear()
         idle = 0 if len(part.output_ids) else idle + 1
         if resumes < aborts.max_resumes:
@@ -156,14 +160,18 @@ def _sampled(parts: Sequence[TokenResponse]) -> int:
 
 def _aborted(backend: Backend, request: TokenRequest, last: TokenResponse, aborts: Aborts) -> GenerationAbortedError:
     said = f" ({last.message})" if last.message else ""
-    again = {
-        "resume": f"It was resumed {aborts.max_resumes} times, as max_resumes allows, and aborted each time.",
-        "discard": "on_abort='resume' would go on from them.",
-        "commit": "There were none to commit.",
-    }
+    again = f"It was resumed {aborts.max_resumes} times, as max_resumes allows, and aborted each time."
+    if aborts.on_abort == "discard":
+        again = "on_abort='resume' would go on from them."
+    elif aborts.on_abort == "commit":
+        again = "There were none to commit."
+    elif not resumable(request.sampling):
+        again = (
+            "An answer with a grammar or stop strings cannot be resumed, and not be sampled again once it was shown."
+        )
     return GenerationAbortedError(
         f"{backend.name} aborted the generation{said}; its partial tokens were discarded and the ledger is as before. "
-        f"{again[aborts.on_abort]} Run the turn again.",
+        f"{again} Run the turn again.",
         backend=backend.name,
         request_id=request.request_id,
     )

@@ -45,7 +45,7 @@ class Reported:
     logprob_ids: Sequence[int | str]
     echoed: msgspec.Raw
     prompt_tokens: int | None
-    completion_tokens: int
+    completion_tokens: int | None
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
@@ -87,6 +90,21 @@ class TokenResponse:
     responses: tuple[ResponseSpan, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """What is new of an answer that streams, as the engine says it and not yet checked: it is to be shown, not kept.
+
+    Attributes:
+        output_ids: Sampled ids, shape (k,).
+    """
+
+    output_ids: npt.NDArray[np.int64]
+
+
+OnChunk = Callable[[TokenChunk], None]
+"""Is called with each chunk in order, in the event loop of the request."""
+
+
 @runtime_checkable
 class Backend(Protocol):
     """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
@@ -99,8 +117,13 @@ class Backend(Protocol):
     async def connect(self) -> EngineInfo:
         """Ask the server what it is. Later calls give the first answer."""
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
         """Sample a completion of `request.input_ids`.
+
+        Args:
+            request: What is asked.
+            on_chunk: Makes the engine stream, and gets what comes; the response is the same. Once it was called, no
+                other try is made.
 
         Returns:
             The whole completion, or what there was of it when the engine was told to abort it: `finish` tells.

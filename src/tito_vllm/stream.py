@@ -1,0 +1,66 @@
+"""How vLLM streams: each event says only what is new, the first the prompt's ids, the last the usage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from tito_core.backend.protocol import OnChunk
+from tito_core.backend.streaming import StreamError, go_on
+from tito_vllm import wire
+
+E = TypeVar("E", bound=wire.Completion | wire.Generation)
+
+
+def fields(on_chunk: OnChunk | None) -> dict[str, Any]:
+    """Give the fields that ask for a stream, or for none."""
+    return {"stream": False} if on_chunk is None else {"stream": True, "stream_options": {"include_usage": True}}
+
+
+class Events(Generic[E]):
+    """Puts one answer of either endpoint together.
+
+    An event that is lost or comes twice is found out at the end, by the usage, which counts the tokens (law 4). One
+    that comes out of order is found out on `/v1/completions`, where `text_offset` counts what came before.
+    """
+
+    def __init__(self, kind: type[E]) -> None:
+        self._kind = kind
+        self._whole: E | None = None
+        self._offset = 0
+
+    def take(self, event: bytes) -> Sequence[int]:
+        """See `Gathering.take`."""
+        said = msgspec.json.decode(event, type=self._kind)
+        if len(said.choices) > 1:
+            raise StreamError(f"an event holds {len(said.choices)} completions, and one was asked for")
+        choices, said.choices = cast(list[wire.Choice | wire.Generated], said.choices), []
+        if self._whole is None:
+            self._whole = said
+        else:
+            go_on(self._whole, said)
+        if not choices:
+            return []
+        (new,) = choices
+        self._in_order(new)
+        sampled = tuple(new.token_ids or ())  # a list of the first event gets longer
+        whole = cast(list[wire.Choice | wire.Generated], self._whole.choices)
+        if whole:
+            go_on(whole[0], new)
+        else:
+            whole.append(new)
+        return sampled
+
+    def whole(self) -> E:
+        """See `Gathering.whole`."""
+        if self._whole is None:
+            raise msgspec.DecodeError("it streamed no event")
+        return self._whole
+
+    def _in_order(self, new: wire.Choice | wire.Generated) -> None:
+        offsets = new.logprobs.text_offset if isinstance(new.logprobs, wire.Logprobs) else []
+        if offsets and offsets[0] < self._offset:
+            raise StreamError(f"an event begins at text offset {offsets[0]}, after one that began at {self._offset}")
+        self._offset = offsets[0] if offsets else self._offset
