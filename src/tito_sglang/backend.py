@@ -12,7 +12,7 @@ from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
-from tito_core.backend.streaming import Streaming
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
@@ -91,8 +91,7 @@ class SGLangBackend(SGLangAdmin):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
-        streaming = on_chunk and Streaming(stream.Events, on_chunk)
-        return await self.exchange(request_id, prepare, wire.Generation, streaming)
+        return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
 
     async def abort(self, request_id: str) -> None:
         """Abort by id; an unknown id is answered 200 and does nothing."""

@@ -13,7 +13,7 @@ from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
-from tito_core.backend.streaming import Streaming
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import stream, wire
@@ -74,7 +74,7 @@ class VLLMBackend(VLLMAdmin):
             request.request_id,
             lambda running: _post(_GENERATE, body, running, request.session_id),
             wire.Generation,
-            on_chunk and Streaming(lambda: stream.Events(wire.Generation), on_chunk),
+            streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -108,7 +108,7 @@ class VLLMBackend(VLLMAdmin):
             request.request_id,
             lambda running: _post(_COMPLETIONS, body, running, request.session_id),
             wire.Completion,
-            on_chunk and Streaming(lambda: stream.Events(wire.Completion), on_chunk),
+            streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs

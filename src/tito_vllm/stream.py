@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from tito_core.backend.answer import NOTHING
 from tito_core.backend.protocol import OnChunk
 from tito_core.backend.streaming import StreamError, go_on
 from tito_vllm import wire
@@ -23,13 +24,15 @@ class Events(Generic[E]):
     """Puts one answer of either endpoint together.
 
     An event that is lost or comes twice is found out at the end, by the usage, which counts the tokens (law 4). One
-    that comes out of order is found out on `/v1/completions`, where `text_offset` counts what came before.
+    that comes out of order is found out where it is the first or the last, and on `/v1/completions` anywhere, where
+    `text_offset` counts what came before.
     """
 
     def __init__(self, kind: type[E]) -> None:
         self._kind = kind
         self._whole: E | None = None
         self._offset = 0
+        self._began = self._finished = False
 
     def take(self, event: bytes) -> Sequence[int]:
         """See `Gathering.take`."""
@@ -44,7 +47,8 @@ class Events(Generic[E]):
         if not choices:
             return []
         (new,) = choices
-        self._in_order(new)
+        echoing = new if isinstance(new, wire.Choice) else cast(wire.Generation, said)
+        self._in_order(new, echoing.prompt_token_ids != NOTHING)
         sampled = tuple(new.token_ids or ())  # a list of the first event gets longer
         whole = cast(list[wire.Choice | wire.Generated], self._whole.choices)
         if whole:
@@ -59,8 +63,13 @@ class Events(Generic[E]):
             raise msgspec.DecodeError("it streamed no event")
         return self._whole
 
-    def _in_order(self, new: wire.Choice | wire.Generated) -> None:
+    def _in_order(self, new: wire.Choice | wire.Generated, echoes: bool) -> None:
+        if self._finished:
+            raise StreamError("an event goes on after the one that told how it finished")
+        if echoes and self._began:
+            raise StreamError("the prompt's ids come after tokens of the answer")
         offsets = new.logprobs.text_offset if isinstance(new.logprobs, wire.Logprobs) else []
         if offsets and offsets[0] < self._offset:
             raise StreamError(f"an event begins at text offset {offsets[0]}, after one that began at {self._offset}")
         self._offset = offsets[0] if offsets else self._offset
+        self._began, self._finished = True, new.finish_reason is not None

@@ -62,6 +62,11 @@ class Streaming(Generic[T]):
     on_chunk: OnChunk
 
 
+def streaming_to(on_chunk: OnChunk | None, gather: Callable[[], Gathering[T]]) -> Streaming[T] | None:
+    """Say how an answer is streamed to `on_chunk`; None, and in one body, when nobody watches."""
+    return None if on_chunk is None else Streaming(gather, on_chunk)
+
+
 @dataclass(slots=True)
 class StreamReader(Generic[T]):
     """Reads one try's answer.
@@ -94,7 +99,7 @@ class StreamReader(Generic[T]):
         if "event-stream" not in kind:
             self._refuse(await response.aread(), f"its content type is {kind!r}, though a stream was asked for")
         events, gathering = EventReader(), self.streaming.gather()
-        async for piece in response.aiter_raw():
+        async for piece in response.aiter_bytes():
             for event in events.feed(piece):
                 self._show(self._taken(gathering, event))
         if not events.done:
