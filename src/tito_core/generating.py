@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
-from tito_core.backend.aborts import Aborts, generate_whole
+from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import EngineTimeoutError
-from tito_core.backend.protocol import Backend, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
+from tito_core.settings import Settings
 
 T = TypeVar("T")
 CANCEL_POLL_S = 0.05
@@ -21,21 +23,19 @@ class CancelledBySignal(Exception):
     """The agent's cancel signal was set while the engine was working."""
 
 
-async def generate(
-    backend: Backend,
-    request: TokenRequest,
-    cancel: threading.Event | None,
-    aborts: Aborts,
-    timeout_s: float | None = None,
-) -> TokenResponse:
+async def answer(
+    backend: Backend, request: TokenRequest, cancel: threading.Event | None, chosen: Settings
+) -> AsyncGenerator[TokenChunk | TokenResponse]:
     """Generate a turn's answer; whatever way it is lost, the engine is told to stop.
 
     Args:
         backend: The engine's.
         request: What is asked.
         cancel: The agent's cancel signal, or None.
-        aborts: What becomes of an answer that the engine was told to abort.
-        timeout_s: Longest wait for the answer in seconds, with everything: retries, a paused server, resumed parts.
+        chosen: Whether it streams, how long it may take with everything, and what becomes of aborts.
+
+    Yields:
+        Chunks as they come, if it streams, and last the whole response.
 
     Raises:
         CancelledBySignal: The signal was set first.
@@ -44,13 +44,25 @@ async def generate(
     """
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
-    return await _watched(_in_time(backend, request, aborts, timeout_s), cancel)
+    if not chosen.streams:
+        yield await _watched(_in_time(backend, request, chosen, None), cancel)
+        return
+    came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
+    task = asyncio.ensure_future(_watched(_in_time(backend, request, chosen, came.put_nowait), cancel))
+    task.add_done_callback(lambda _: came.put_nowait(None))
+    async with _Owned(task):
+        while (chunk := await came.get()) is not None:
+            yield chunk
+        yield task.result()
 
 
-async def _in_time(backend: Backend, request: TokenRequest, aborts: Aborts, timeout_s: float | None) -> TokenResponse:
+async def _in_time(
+    backend: Backend, request: TokenRequest, chosen: Settings, on_chunk: OnChunk | None
+) -> TokenResponse:
+    timeout_s = chosen.turn_timeout_s
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            return await generate_whole(backend, request, aborts)
+            return await generate_whole(backend, request, chosen.aborts, on_chunk)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -64,19 +76,33 @@ async def _in_time(backend: Backend, request: TokenRequest, aborts: Aborts, time
 
 async def _watched(work: Coroutine[Any, Any, T], cancel: threading.Event | None) -> T:
     task = asyncio.ensure_future(work)
-    try:
+    async with _Owned(task):
         while True:
             done, _ = await asyncio.wait({task}, timeout=CANCEL_POLL_S if cancel is not None else None)
             if done:
                 return task.result()
             if cancel is not None and cancel.is_set():
                 raise CancelledBySignal
-    except GeneratorExit:  # a coroutine that is closed cannot wait: the task aborts by itself, if its loop still runs
-        with contextlib.suppress(RuntimeError):
-            task.cancel()
-        raise
-    except BaseException:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
-        raise
+
+
+class _Owned:
+    """A task that is not left behind by who waits for it."""
+
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        self._task = task
+
+    async def __aenter__(self) -> None:
+        """Begin to wait."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel it if it is not done, and wait until it has seen to its abort."""
+        if self._task.done():
+            return
+        if isinstance(error, GeneratorExit):  # who is closed cannot wait: it aborts by itself, if its loop still runs
+            with contextlib.suppress(RuntimeError):
+                self._task.cancel()
+            return
+        self._task.cancel()
+        await asyncio.wait({self._task})  # unlike `await task`, lets a second cancellation of ours through

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -22,7 +23,7 @@ from tito_core import generating, settings, turns
 from tito_core.asked import Asked
 from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.errors import ContextLengthError, ThrottledError
-from tito_core.backend.protocol import Backend
+from tito_core.backend.protocol import Backend, TokenChunk, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
@@ -34,6 +35,7 @@ from tito_core.malformed import MalformedCallError, MalformedCalls
 from tito_core.parse_report import ParseReport
 from tito_core.policy import Policy
 from tito_core.recording import Recording
+from tito_core.showing import Showing
 from tito_core.store import LedgerFile
 from tito_core.view import events, stop_reason
 
@@ -73,6 +75,8 @@ class TITOModel(Model):
         max_resumes: How often one answer is resumed at most.
         turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None leaves
             each request to the backend's `timeout_s`.
+        stream: Whether Strands gets reasoning and text while they are sampled; the ledger is the same. Calls come once
+            the answer is whole, since until then a limit may make text of them.
         max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
             is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
         store: A file, or its path, that takes every turn as it is committed.
@@ -103,6 +107,7 @@ class TITOModel(Model):
         max_resumes: int = MAX_RESUMES,
         turn_timeout_s: float | None = None,
         max_total_tokens: int | None = None,
+        stream: bool = False,
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -116,6 +121,7 @@ class TITOModel(Model):
             max_resumes=max_resumes,
             turn_timeout_s=turn_timeout_s,
             max_total_tokens=max_total_tokens,
+            stream=stream,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -225,7 +231,7 @@ class TITOModel(Model):
             TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
             ModelThrottledException: The engine stayed overloaded through every retry.
             TurnNotStoredError: The store could not take the turn.
-            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no event.
+            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no more events.
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
@@ -247,10 +253,14 @@ class TITOModel(Model):
                 keeps_thinking=self._settings.keeps_thinking,
                 max_total_tokens=self._settings.max_total_tokens,
             )
-            chosen = self._settings
-            response = await generating.generate(
-                self.policy.backend, prepared.request, cancel_signal, chosen.aborts, chosen.turn_timeout_s
-            )
+            showing = Showing(self.policy.parser, turns.tail(prepared.request.input_ids))
+            coming = generating.answer(self.policy.backend, prepared.request, cancel_signal, self._settings)
+            async with aclosing(coming):
+                async for came in coming:
+                    for event in showing.events(came) if isinstance(came, TokenChunk) else ():
+                        yield event
+            assert isinstance(came, TokenResponse)
+            response = came
         except generating.CancelledBySignal:
             return  # without messageStop, which is how Strands recognises a provider that was cancelled
         except ContextLengthError as error:
@@ -262,7 +272,7 @@ class TITOModel(Model):
             check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
             refused = read.malformed if self._settings.malformed_calls == "raise" else ()
             reason = stop_reason(read.message, response)
-            for event in () if refused else events(read.message, reason, response, read.arguments):
+            for event in () if refused else events(read.message, reason, response, read.arguments, showing.blocks):
                 yield event
             # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
             turn = self._recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))

@@ -127,7 +127,7 @@ class Policy:
         Args:
             ledger: See `TITOModel`, which also says what the others mean.
             **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`, `on_abort`,
-                `max_resumes`, `turn_timeout_s`, `max_total_tokens`.
+                `max_resumes`, `turn_timeout_s`, `max_total_tokens`, `stream`.
         """
         from tito_core.model import TITOModel
 

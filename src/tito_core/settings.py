@@ -47,6 +47,7 @@ class Choices(TypedDict, total=False):
     max_resumes: int
     turn_timeout_s: float | None
     max_total_tokens: int | None
+    stream: bool
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -66,6 +67,7 @@ class Settings:
         aborts: What becomes of an answer that the engine was told to abort.
         turn_timeout_s: Longest wait for a turn's answer in seconds, with everything; None leaves it to the backend.
         max_total_tokens: Most tokens of a trajectory, prompts and answers; None for no bound but the context.
+        streams: Whether Strands gets text while it comes.
     """
 
     sampling: SamplingParams
@@ -76,6 +78,7 @@ class Settings:
     aborts: Aborts = Aborts()  # noqa: RUF009  # frozen
     turn_timeout_s: float | None = None
     max_total_tokens: int | None = None
+    streams: bool = False
 
     @classmethod
     def of(
@@ -90,6 +93,7 @@ class Settings:
         max_resumes: int = MAX_RESUMES,
         turn_timeout_s: float | None = None,
         max_total_tokens: int | None = None,
+        stream: bool = False,
     ) -> Settings:
         """Check what a user wrote.
 
@@ -105,6 +109,7 @@ class Settings:
             Aborts(on_abort, max_resumes),
             seconds("turn_timeout_s", turn_timeout_s),
             budget.checked(max_total_tokens),
+            bool(stream),
         )
 
     def within(self, served: int | None) -> Settings:

@@ -95,7 +95,7 @@ def prepare(
     wanted = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(wanted, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    constrained = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
+    constrained = asked.sampling(sampling, policy.parser, tools, tail(input_ids))
     complete = policy.sampling(constrained).within(room)
     text = policy.prompts.text(ledger, place.parent, delta.ids)
     return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
@@ -113,7 +113,7 @@ def opened(before: Draft) -> Opened:
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
-    session = policy.parser.start(_tail(prepared.request.input_ids), prepared.tools)
+    session = policy.parser.start(tail(prepared.request.input_ids), prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
     return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
@@ -126,7 +126,8 @@ def _not_reserved(call: ParsedCall) -> ParsedCall:
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
 
 
-def _tail(input_ids: TokenIds) -> list[int]:
+def tail(input_ids: TokenIds) -> list[int]:
+    """Give the end of a prompt, in which a parser looks for reasoning that the template opened."""
     return list(map(int, input_ids[-PROMPT_TAIL:]))
 
 
