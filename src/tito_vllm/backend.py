@@ -144,9 +144,8 @@ class VLLMBackend(VLLMAdmin):
         self, info: EngineInfo, ids: TokenIds, request_id: str
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
-        body = msgspec.json.encode(
-            {"model": info.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        )
+        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
+        body = msgspec.json.encode({"model": info.model, "prompt": ids.tolist(), **sampling, "prompt_logprobs": 0})
         answer = await self.exchange(request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion)
         entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
         return [wire.score_of(entry) for entry in entries]

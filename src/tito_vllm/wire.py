@@ -163,7 +163,7 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 OPTIONS = {
     "top_logprobs": "--max-logprobs",
     "routed_experts": "--enable-return-routed-experts",
-    "sampling_mask": "--return-sampling-mask --logprobs-mode processed_logprobs",
+    "sampling_mask": "--enable-scale-out --return-sampling-mask --logprobs-mode processed_logprobs",
     "priority": "--scheduling-policy priority",
 }
 TOO_MANY_LOGPROBS = 2**31 - 1
@@ -171,10 +171,11 @@ TOO_MANY_LOGPROBS = 2**31 - 1
 
 
 def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
-    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` counts the sampled token in."""
+    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` is as in `wanted_fields`."""
     found = re.search(r"max allowed: (\d+)", refusal)
     most = None if found is None else max(int(found[1]) - one_more, 0)
-    return Capabilities(top_logprobs=most, expert_shape=True, lower_first=True, options=OPTIONS)
+    mask = None if one_more else False  # `/v1/completions` has no field for it
+    return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, options=OPTIONS)
 
 
 def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tito_core.backend.answer import Checks
 
 Scored = Sequence[tuple[int | str | None, float | None]]
-"""(id, logprob) pairs; a logprob of None or -9999 is of a token that was masked."""
+"""(id, logprob) pairs; a token that was masked has None, -9999 (vLLM) or float32's lowest (SGLang)."""
 _INT32_MAX = 2**31 - 1
 _NPY = b"\x93NUMPY"
 
@@ -109,7 +109,8 @@ class BesideChecks:
             ids[offset, : len(once)] = [self._token(token, offset) for token in once]
             scores[offset, : len(once)] = [np.nan if value is None else value for value in once.values()]
         scores[~(scores > SENTINEL_LOGPROB)] = np.nan
-        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # NaN comes last
+        # The lower id first among equals, which engines list in orders of their own; what is masked comes last.
+        order = np.lexsort((ids, np.where(np.isnan(scores), np.inf, -scores)), axis=1)[:, :k]
         top, values = (np.take_along_axis(each, order, axis=1) for each in (ids, scores))
         top[np.isnan(values)] = -1
         self._agrees(top, values)
