@@ -82,6 +82,7 @@ class Capabilities:
 
     Attributes:
         top_logprobs: How many likeliest tokens it gives at most.
+        prompt_logprobs: Whether it gives them.
         routed_experts: Whether it gives them.
         expert_shape: Whether it says how many layers and experts they are of.
         sampling_mask: Whether it gives one.
@@ -91,6 +92,7 @@ class Capabilities:
     """
 
     top_logprobs: int | None = None
+    prompt_logprobs: bool | None = None
     routed_experts: bool | None = None
     expert_shape: bool | None = None
     sampling_mask: bool | None = None
@@ -121,11 +123,15 @@ class Capabilities:
     def _problem(self, wanted: Wanted, sampling: SamplingParams, server: str) -> str | None:
         k, most = wanted.top_logprobs, self.top_logprobs
         if most is not None and k > most:
-            return f"top_logprobs={k} is more than {server} gives, which is {most}: {self._advice('top_logprobs', k)}."
-        for name in ("routed_experts", "sampling_mask", "priority"):
+            option = self.options.get("top_logprobs")
+            advice = f"lower it, or start the server with a greater {option}" if option else "lower it"
+            return f"top_logprobs={k} is more than {server} gives, which is {most}: {advice}."
+        for name in ("prompt_logprobs", "routed_experts", "sampling_mask", "priority"):
             asked = getattr(wanted, name)
-            if asked not in (False, None) and getattr(self, name) is False:
-                return f"{name}={asked!r} is wanted, and {server} does not give it: {self._advice(name)}."
+            if asked is not False and asked is not None and getattr(self, name) is False:
+                option = self.options.get(name)
+                advice = f"start the server with {option}" if option else "leave it out"
+                return f"{name}={asked!r} is wanted, and {server} does not give it: {advice}."
         if wanted.routed_experts is True and self.expert_shape is False:
             return (
                 f"routed_experts=True is wanted, and {server} does not say of how many layers they are: give "
@@ -137,9 +143,3 @@ class Capabilities:
                 "fit into an answer."
             )
         return None
-
-    def _advice(self, name: str, value: int | None = None) -> str:
-        option = self.options.get(name)
-        if value is not None:
-            return f"lower it, or start the server with {option} {value}" if option else "lower it"
-        return f"start the server with {option}" if option else "leave it out"

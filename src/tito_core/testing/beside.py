@@ -44,19 +44,24 @@ def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], positi
 
 def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start: int) -> list[float]:
     """Logprobs of `ids[start:]` as this engine reports sampled tokens."""
-    if not request.reported_truncated or (request.top_k < 1 and request.temperature > 0):
+    if not _truncates(request):
         return scorer.score(ids, start, request.reported_temperature)
     return [dict(support(scorer, request, ids, n))[ids[n]] for n in range(start, len(ids))]
 
 
 def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int) -> Top:
     """The `k` likeliest at a position, in the same terms; where fewer are left, tokens that are masked."""
-    left = support(scorer, request, ids, position) if request.reported_truncated else []
-    if not left:
+    left = support(scorer, request, ids, position)
+    if not _truncates(request):
         return scorer.top(ids, position, k, request.reported_temperature)
     known = {token for token, _ in left}
     others = [token for token in range(k + len(left)) if token not in known]
     return sorted(left, key=lambda pair: -pair[1])[:k] + [(token, MASKED) for token in others[: max(0, k - len(left))]]
+
+
+def _truncates(request: ScriptedRequest) -> bool:
+    """Whether logprobs are over what is left; vLLM leaves everything to a greedy request."""
+    return request.reported_truncated and request.top_k > 0 and request.temperature > 0
 
 
 def routed(ids: Sequence[int], layers: int, experts: int) -> npt.NDArray[np.uint8]:
