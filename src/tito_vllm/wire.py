@@ -22,12 +22,12 @@ class Logprobs(msgspec.Struct):
 
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: msgspec.Raw = NOTHING
+    top_logprobs: list[msgspec.Raw] | None = None
 
     def top(self) -> list[Scored]:
         """Decode the likeliest tokens in the place of each, and the sampled one."""
-        rows = msgspec.json.decode(self.top_logprobs, type=list[dict[str, float | None] | None] | None)
-        return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows or ()]
+        rows = (msgspec.json.decode(row, type=dict[str, float | None] | None) for row in self.top_logprobs or ())
+        return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows]
 
 
 class PromptLogprob(msgspec.Struct):

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.protocol import NO_COLUMNS, TokenRequest
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
@@ -60,7 +60,7 @@ class BesideChecks:
     ids: TokenIds
     logprobs: Logprobs
 
-    def columns(self, said: Beside) -> dict[str, Column]:
+    def columns(self, said: Beside) -> Mapping[str, Column]:
         """Give what was wanted as columns, in offsets of the prompt.
 
         Raises:
@@ -75,7 +75,7 @@ class BesideChecks:
             found["routed_experts"] = self._experts(said.experts or "")
         if wanted.sampling_mask and self._is_there("sampling_mask", said.mask):
             found["sampling_mask"] = self._mask(said.mask or ())
-        return found
+        return found or NO_COLUMNS
 
     def _is_there(self, name: str, value: object) -> bool:
         if value is None and not self.request.lenient:

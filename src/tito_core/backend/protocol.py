@@ -14,6 +14,10 @@ from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, VersionSpan
 
 
+NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
+"""What comes beside when nothing is wanted: one for all turns."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a server said of itself at connect.
@@ -102,7 +106,7 @@ class TokenResponse:
     latency_s: float
     request_id: str
     versions: tuple[VersionSpan, ...]
-    columns: Mapping[str, Column] = field(default_factory=lambda: MappingProxyType({}))
+    columns: Mapping[str, Column] = field(default_factory=lambda: NO_COLUMNS)
 
 
 @runtime_checkable

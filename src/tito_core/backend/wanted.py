@@ -70,7 +70,9 @@ class Wanted(BaseModel):
         Raises:
             ValueError: An unknown name or a bad value (pydantic's ValidationError).
         """
-        return given if isinstance(given, Wanted) else cls.model_validate(dict(given or {}))
+        if not given:
+            return NOTHING_WANTED
+        return given if isinstance(given, Wanted) else cls.model_validate(dict(given))
 
 
 NOTHING_WANTED = Wanted()
