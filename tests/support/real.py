@@ -9,7 +9,7 @@ from typing import Any
 
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel, engine
-from tito_core.engine.spec import find
+from tito_core.engine.spec import EngineSpec, find
 from tito_core.store import LedgerFile
 
 
@@ -32,10 +32,15 @@ async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
 
 @contextmanager
 def serve(
-    kind: str, name: str = "smollm2", *, environment: Mapping[str, str] | None = None, server_args: Sequence[str] = ()
+    kind: str,
+    name: str = "smollm2",
+    *,
+    spec: EngineSpec | None = None,
+    environment: Mapping[str, str] | None = None,
+    server_args: Sequence[str] = (),
 ) -> Iterator[Served]:
-    """A server of a model, with more of an environment and arguments than it gets by default."""
-    spec = find(kind)
+    """A server of a model, with more of an environment and arguments than it gets by default, or of another version."""
+    spec = spec or find(kind)
     if environment is not None:
         spec = replace(spec, env=lambda launch, of=spec.env: {**of(launch), **environment})
     with engine.running_sync(spec, model=name, server_args=server_args) as url:

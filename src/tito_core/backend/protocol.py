@@ -13,7 +13,6 @@ from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, VersionSpan
 
-
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """What comes beside when nothing is wanted: one for all turns."""
 
