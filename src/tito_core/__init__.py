@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_core.backend import SamplingParams
+    from tito_core.backend import SamplingParams, Wanted
     from tito_core.branching import HistoryChangedError
     from tito_core.budget import TotalTokensReachedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
@@ -28,6 +28,7 @@ __all__ = [
     "TotalTokensReachedError",
     "Trajectory",
     "TurnNotStoredError",
+    "Wanted",
 ]
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "TotalTokensReachedError": "tito_core.budget",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.recording",
+    "Wanted": "tito_core.backend",
 }
 
 

@@ -25,6 +25,7 @@ from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend, TokenChunk, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.history import as_shown, remember
@@ -80,6 +81,8 @@ class TITOModel(Model):
         max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
             is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
         store: A file, or its path, that takes every turn as it is committed.
+        wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
+            `Wanted`. It comes as optional columns of the trajectory.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
 
@@ -109,6 +112,7 @@ class TITOModel(Model):
         max_total_tokens: int | None = None,
         stream: bool = False,
         store: LedgerFile | str | PathLike[str] | None = None,
+        wanted: Wanted | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         chosen = settings.Settings.of(  # before the server is asked: bad input gets its error first
@@ -122,6 +126,7 @@ class TITOModel(Model):
             turn_timeout_s=turn_timeout_s,
             max_total_tokens=max_total_tokens,
             stream=stream,
+            wanted=wanted,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -147,7 +152,7 @@ class TITOModel(Model):
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
         self.policy = policy
-        self._settings = chosen.within(policy.info.max_model_len)
+        self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
 
     @property
@@ -252,6 +257,7 @@ class TITOModel(Model):
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
                 max_total_tokens=self._settings.max_total_tokens,
+                wanted=self._settings.wanted,
             )
             showing = Showing(self.policy.parser, turns.tail(prepared.request.input_ids))
             coming = generating.answer(self.policy.backend, prepared.request, cancel_signal, self._settings)

@@ -15,6 +15,7 @@ from tito_core import budget, malformed
 from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.malformed import MalformedCalls
 
@@ -48,6 +49,7 @@ class Choices(TypedDict, total=False):
     turn_timeout_s: float | None
     max_total_tokens: int | None
     stream: bool
+    wanted: Wanted | Mapping[str, Any] | None
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -68,6 +70,7 @@ class Settings:
         turn_timeout_s: Longest wait for a turn's answer in seconds, with everything; None leaves it to the backend.
         max_total_tokens: Most tokens of a trajectory, prompts and answers; None for no bound but the context.
         streams: Whether Strands gets text while it comes.
+        wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
     """
 
     sampling: SamplingParams
@@ -79,6 +82,7 @@ class Settings:
     turn_timeout_s: float | None = None
     max_total_tokens: int | None = None
     streams: bool = False
+    wanted: Wanted = NOTHING_WANTED
 
     @classmethod
     def of(
@@ -94,6 +98,7 @@ class Settings:
         turn_timeout_s: float | None = None,
         max_total_tokens: int | None = None,
         stream: bool = False,
+        wanted: Wanted | Mapping[str, Any] | None = None,
     ) -> Settings:
         """Check what a user wrote.
 
@@ -110,11 +115,17 @@ class Settings:
             seconds("turn_timeout_s", turn_timeout_s),
             budget.checked(max_total_tokens),
             bool(stream),
+            Wanted.of(wanted),
         )
 
-    def within(self, served: int | None) -> Settings:
-        """Give them for a server of this context length."""
-        return replace(self, context_limit=context_limit(self.context_limit, served))
+    def at(self, info: EngineInfo) -> Settings:
+        """Give them for a server: at most its context length.
+
+        Raises:
+            UnsupportedByServerError: It cannot give what is wanted; the sentence names the option to start it with.
+        """
+        info.capabilities.check(self.wanted, self.sampling, backend=info.backend)
+        return replace(self, context_limit=context_limit(self.context_limit, info.max_model_len))
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
@@ -135,13 +146,16 @@ class Settings:
         for fixed in ("model_id", "backend"):
             if fixed in changes:
                 raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
+        if "wanted" in changes:
+            raise ValueError("wanted is the same in each turn of a rollout: make another model.")
         base = sampling_params(changes.get("sampling", self.sampling))
         named = {key: value for key, value in changes.items() if key not in ("sampling", "context_window_limit")}
-        return replace(
+        changed = replace(
             self,
             sampling=sampling_params({**base.model_dump(), **named}),
-            context_limit=context_limit(changes.get("context_window_limit", self.context_limit), info.max_model_len),
+            context_limit=changes.get("context_window_limit", self.context_limit),
         )
+        return changed.at(info)
 
 
 def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

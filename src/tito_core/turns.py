@@ -16,6 +16,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
@@ -65,6 +66,7 @@ def prepare(
     may_branch: bool,
     keeps_thinking: bool = True,
     max_total_tokens: int | None = None,
+    wanted: Wanted = NOTHING_WANTED,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -92,13 +94,20 @@ def prepare(
         )
     check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
-    wanted = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
-    room = clamp_new_tokens(wanted, len(input_ids), context_limit, backend=policy.backend.name)
+    left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
+    room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    constrained = asked.sampling(sampling, policy.parser, tools, tail(input_ids))
-    complete = policy.sampling(constrained).within(room)
-    text = policy.prompts.text(ledger, place.parent, delta.ids)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
+    shaped = asked.sampling(sampling, policy.parser, tools, tail(input_ids))
+    request = TokenRequest(
+        input_ids,
+        policy.sampling(shaped).within(room),
+        uuid.uuid4().hex,
+        ledger.uuid,
+        policy.prompts.text(ledger, place.parent, delta.ids),
+        wanted,
+        delta_start=len(input_ids) - len(delta.ids),
+    )
+    return Prepared(place, delta, request, tools)
 
 
 def opened(before: Draft) -> Opened:
@@ -156,6 +165,7 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
             versions=response.versions,
             responses=response.responses,
         ),
+        extras=response.columns,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from tito_core.backend.answer import NOTHING
 from tito_core.backend.protocol import OnChunk
 from tito_core.backend.streaming import StreamError, go_on
+from tito_core.backend.wanted import Wanted
 from tito_vllm import wire
 
 E = TypeVar("E", bound=wire.Completion | wire.Generation)
@@ -18,6 +19,11 @@ E = TypeVar("E", bound=wire.Completion | wire.Generation)
 def fields(on_chunk: OnChunk | None) -> dict[str, Any]:
     """Give the fields that ask for a stream, or for none."""
     return {"stream": False} if on_chunk is None else {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def lacks(wanted: Wanted, *, generates: bool) -> bool:
+    """Tell whether a stream does not bring what is wanted: then the answer comes in one body."""
+    return wanted.prompt_logprobs or wanted.sampling_mask or bool(wanted.routed_experts and not generates)
 
 
 class Events(Generic[E]):

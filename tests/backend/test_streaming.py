@@ -293,10 +293,10 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
 async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
-        backend = backend_of(engine, http_transport=None, timeout_s=0.5)
+        backend = backend_of(engine, http_transport=None, timeout_s=3.0)
         backend.http.base_url = server.base_url
         shown = Shown()
-        with pytest.raises(EngineTimeoutError, match=r"within 0\.5 s"):
+        with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
             await backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown)
         assert len(shown)
         await asyncio.sleep(0.1)

@@ -14,11 +14,13 @@ from tito_core.backend.errors import (
     ServerError,
     ThrottledError,
     UnknownBackendError,
+    UnsupportedByServerError,
     WeightsNotLoadedError,
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
     "Aborts",
@@ -26,6 +28,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "BadRequestError",
+    "Capabilities",
     "ContextLengthError",
     "EngineAdmin",
     "EngineConnectionError",
@@ -42,6 +45,8 @@ __all__ = [
     "TokenRequest",
     "TokenResponse",
     "UnknownBackendError",
+    "UnsupportedByServerError",
+    "Wanted",
     "WeightsNotLoadedError",
     "create_backend",
     "generate_whole",

@@ -7,7 +7,7 @@ also from its queue, with none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Literal, get_args
@@ -15,8 +15,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from tito_core.backend.errors import GenerationAbortedError
-from tito_core.backend.protocol import Backend, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 OnAbort = Literal["resume", "discard", "commit"]
@@ -119,6 +120,7 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
         sampling=sampling.model_copy(update=left),
         request_id=f"{request.request_id}-part{number}",
         text=text,
+        wanted=request.wanted.model_copy(update={"prompt_logprobs": False}) if before else request.wanted,
     )
 
 
@@ -138,6 +140,7 @@ def joined(parts: Sequence[TokenResponse]) -> TokenResponse:
         cached_tokens=said[0].cached_tokens,
         latency_s=sum(part.latency_s for part in parts),
         versions=_versions(spans),
+        columns=_columns(said),
         responses=tuple(ResponseSpan(a, b, part.request_id) for part, a, b in spans) if several else (),
     )
 
@@ -152,6 +155,17 @@ def _versions(spans: Sequence[tuple[TokenResponse, int, int]]) -> tuple[VersionS
             else:
                 tiled.append(VersionSpan(at + start, at + stop, version))
     return tuple(tiled)
+
+
+def _columns(parts: Sequence[TokenResponse]) -> Mapping[str, Column]:
+    """Let each column go on with the rows of the next part that it has not: those of the token that was routed last."""
+    columns = dict(parts[0].columns)
+    for part in parts[1:]:
+        for name, more in part.columns.items():
+            if (before := columns.get(name)) is not None:
+                rest = more.values[before.start + before.rows - more.start :]
+                columns[name] = Column.of(before.start, np.concatenate([before.values, rest]))
+    return columns or NO_COLUMNS
 
 
 def _sampled(parts: Sequence[TokenResponse]) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from tito_core.backend.beside import Beside, BesideChecks
 from tito_core.backend.errors import ProtocolViolationError
-from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs, check_versions
@@ -36,6 +37,7 @@ class Reported:
         cached_tokens: Prompt tokens from the prefix cache, or None.
         spans: Weight-version spans (start, stop, version); empty where it does not say.
         message: Its sentence on an abort.
+        beside: What it said of what was wanted beside.
     """
 
     finish: str | None
@@ -49,6 +51,7 @@ class Reported:
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Checks:
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
             message=said.message if finish == Finish.ABORT else None,
+            columns=NO_COLUMNS if never_ran else BesideChecks(self, request, ids, logprobs).columns(said.beside),
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
