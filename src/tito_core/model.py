@@ -66,6 +66,9 @@ class TITOModel(Model):
             "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
         thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
             was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
+        verify_echo: How often the server is asked to echo the prompt's ids, which are compared with those that were
+            sent: on "always" every turn, or on the "first" of each path only, which saves a long context's bytes.
+            The number of prompt tokens that the server counted is compared on every turn (law 4).
         store: A file, or its path, that takes every turn as it is committed.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
@@ -90,6 +93,7 @@ class TITOModel(Model):
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
         thinking: Literal["keep", "as-template"] = "keep",
+        verify_echo: Literal["always", "first"] = "always",
         store: LedgerFile | str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
@@ -99,6 +103,7 @@ class TITOModel(Model):
             history=history,
             malformed_calls=malformed_calls,
             thinking=thinking,
+            verify_echo=verify_echo,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -227,6 +232,7 @@ class TITOModel(Model):
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
+                echoes_every_turn=self._settings.echoes_every_turn,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:

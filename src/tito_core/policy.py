@@ -126,7 +126,8 @@ class Policy:
 
         Args:
             ledger: See `TITOModel`, which also says what the others mean.
-            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`.
+            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`,
+                `verify_echo`.
         """
         from tito_core.model import TITOModel
 

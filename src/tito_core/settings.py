@@ -41,6 +41,7 @@ class Choices(TypedDict, total=False):
     history: Literal["fork", "error"]
     malformed_calls: MalformedCalls
     thinking: Literal["keep", "as-template"]
+    verify_echo: Literal["always", "first"]
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -57,6 +58,7 @@ class Settings:
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
         malformed_calls: What becomes of malformed calls.
         keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
+        echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
     """
 
     sampling: SamplingParams
@@ -64,6 +66,7 @@ class Settings:
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
     keeps_thinking: bool = True
+    echoes_every_turn: bool = True
 
     @classmethod
     def of(
@@ -74,6 +77,7 @@ class Settings:
         history: str = "fork",
         malformed_calls: str = "feedback",
         thinking: str = "keep",
+        verify_echo: str = "always",
     ) -> Settings:
         """Check what a user wrote.
 
@@ -86,6 +90,7 @@ class Settings:
             may_branch(history),
             malformed.checked(malformed_calls),
             keeps_thinking(thinking),
+            echoes_every_turn(verify_echo),
         )
 
     def within(self, served: int | None) -> Settings:
@@ -152,6 +157,17 @@ def keeps_thinking(thinking: str) -> bool:
     if thinking not in ("keep", "as-template"):
         raise ValueError(f"thinking must be 'keep' or 'as-template', not {thinking!r}.")
     return thinking == "keep"
+
+
+def echoes_every_turn(verify_echo: str) -> bool:
+    """Read the `verify_echo` setting.
+
+    Raises:
+        ValueError: It is neither "always" nor "first".
+    """
+    if verify_echo not in ("always", "first"):
+        raise ValueError(f"verify_echo must be 'always' or 'first', not {verify_echo!r}.")
+    return verify_echo == "always"
 
 
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:

@@ -72,6 +72,7 @@ def prepare(
     context_limit: int | None,
     may_branch: bool,
     keeps_thinking: bool = True,
+    echoes_every_turn: bool = True,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -103,7 +104,9 @@ def prepare(
     wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
     complete = policy.sampling(wanted).within(room)
     text = policy.prompts.text(ledger, place.parent, delta.ids)
-    return Prepared(place, delta, TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text), tools)
+    echo = echoes_every_turn or place.parent is None
+    request = TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text, echo=echo)
+    return Prepared(place, delta, request, tools)
 
 
 def opened(before: Draft) -> Opened:

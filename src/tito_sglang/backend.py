@@ -42,7 +42,7 @@ class SGLangBackend(SGLangAdmin):
         fields = {
             "sampling_params": wire.sampling_fields(request.sampling),
             "logprob_start_len": -1,
-            "return_prompt_token_ids": True,
+            "return_prompt_token_ids": request.echo,
         }
         answer = await self._ask(request.request_id, fields, prompt, request.session_id)
         meta = answer.value.meta_info

@@ -64,7 +64,7 @@ class VLLMBackend(VLLMAdmin):
             "model": info.model,
             "sampling_params": {**wire.sampling_fields(request.sampling), "n": 1, "logprobs": 0},
             "stream": False,
-            "return_token_ids": True,
+            "return_token_ids": request.echo,
         }
         body = prompt.body(fields, "token_ids")
         answer = await self.exchange(

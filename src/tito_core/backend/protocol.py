@@ -46,6 +46,7 @@ class TokenRequest:
         request_id: Ours, unique; the engine aborts by it.
         session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
         text: The prompt as it travels, where somebody kept it; written anew when None.
+        echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
     """
 
     input_ids: TokenIds
@@ -53,6 +54,7 @@ class TokenRequest:
     request_id: str
     session_id: str | None = None
     text: IdText | None = None
+    echo: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

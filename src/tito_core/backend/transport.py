@@ -27,11 +27,12 @@ from tenacity import (
 )
 
 from tito_core.backend import address
-from tito_core.backend.clients import LoopClients
+from tito_core.backend.clients import LoopTransports
 from tito_core.backend.errors import EngineConnectionError, EngineTimeoutError, ServerError, ThrottledError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 
 T = TypeVar("T")
+_MAY_PASS = (EngineConnectionError, ThrottledError, ServerError)
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 Sleep = Callable[[float], Awaitable[None]]
 LONGEST_WAIT_S = 60.0
@@ -106,7 +107,8 @@ class EngineHttp:
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._max_attempts = max_attempts
         self._api_key = address.api_key(api_key, backend=backend)
-        self._clients = LoopClients(http_transport or _aiohttp_transport)
+        self._pools = LoopTransports(http_transport or _aiohttp_transport)
+        self._urls: dict[str, httpx.URL] = {}
         self._sleep = sleep
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
@@ -115,16 +117,26 @@ class EngineHttp:
         Raises:
             BackendError: What the last try raised.
         """
-        tries = AsyncRetrying(
-            retry=retry_if_exception_type((EngineConnectionError, ThrottledError, ServerError)),
+        try:
+            return await work(Attempt(0))
+        except _MAY_PASS as error:
+            first = error
+        tries = AsyncRetrying(  # made only now: most requests never need it
+            retry=retry_if_exception_type(_MAY_PASS),
             stop=stop_after_attempt(self._max_attempts),
             wait=_wait,
             sleep=self._sleep,
             reraise=True,
         )
-        async for attempt in tries:
-            with attempt:
-                return await work(Attempt(attempt.retry_state.attempt_number - 1))
+        try:
+            async for attempt in tries:
+                with attempt:
+                    number = attempt.retry_state.attempt_number - 1
+                    if not number:
+                        raise first
+                    return await work(Attempt(number))
+        finally:
+            del first  # its traceback holds this frame
         raise AssertionError("tenacity re-raises the last error")
 
     async def send(self, request: HttpRequest, *, method: str = "POST") -> HttpAnswer:
@@ -139,18 +151,11 @@ class EngineHttp:
         Raises:
             BackendError: The subclass tells what happened.
         """
-        client = await self._clients.current()
-        url = self.base_url + request.path
-        headers = {"Content-Type": "application/json", **request.headers}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        content: bytes | AsyncIterator[bytes] | None = request.body
-        if request.body is not None and len(request.body) > PIECE_BYTES:
-            content, headers["Content-Length"] = _pieces(request.body), str(len(request.body))
-        timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
+        pool = await self._pools.current()
+        url = self._url(request.path)
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
-                response = await client.request(method, url, content=content, headers=headers, timeout=timeout)
+                response = await _whole(pool, self._made(request, method, url))
         except TimeoutError:
             raise EngineTimeoutError(
                 f"{self.backend} at {url} did not answer within {self.timeout_s:g} s. The request was given up and "
@@ -160,7 +165,7 @@ class EngineHttp:
             ) from None
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
             raise error_from_failure(
-                self.backend, failure, url=url, connect_timeout_s=self.connect_timeout_s, request_id=request_id
+                self.backend, failure, url=str(url), connect_timeout_s=self.connect_timeout_s, request_id=request_id
             ) from failure
         if response.status_code == 200:
             return HttpAnswer(response.content, response.headers.get("content-type", ""))
@@ -169,9 +174,25 @@ class EngineHttp:
             response.status_code,
             self.hide_key(response.text),
             response.headers,
-            url=url,
+            url=str(url),
             request_id=request_id,
         )
+
+    def _url(self, path: str) -> httpx.URL:
+        url = self._urls.get(path)
+        if url is None:  # few different ones: they are a backend's own
+            url = self._urls[path] = httpx.URL(self.base_url + path)
+        return url
+
+    def _made(self, request: HttpRequest, method: str, url: httpx.URL) -> httpx.Request:
+        headers = {"Content-Type": "application/json", **request.headers}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        content: bytes | AsyncIterator[bytes] | None = request.body
+        if request.body is not None and len(request.body) > PIECE_BYTES:
+            content, headers["Content-Length"] = _pieces(request.body), str(len(request.body))
+        timeout = {"connect": self.connect_timeout_s, "read": None, "write": None, "pool": None}
+        return httpx.Request(method, url, headers=headers, content=content, extensions={"timeout": timeout})
 
     def hide_key(self, text: str) -> str:
         """Take the API key out of what a server said."""
@@ -181,7 +202,18 @@ class EngineHttp:
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
-        await self._clients.aclose()
+        await self._pools.aclose()
+
+
+async def _whole(pool: httpx.AsyncBaseTransport, request: httpx.Request) -> httpx.Response:
+    """Send a request and read its answer whole; whatever way that ends, the connection is let go of."""
+    response = await pool.handle_async_request(request)
+    try:
+        await response.aread()
+    except BaseException:
+        await response.aclose()
+        raise
+    return response
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
@@ -195,9 +227,16 @@ def _tls() -> ssl.SSLContext:
 
 
 def _aiohttp_transport() -> httpx.AsyncBaseTransport:
-    # For aiohttp 0 is no limit; None would leave its default of 100 connections.
-    limits = httpx.Limits(max_connections=0, keepalive_expiry=KEEP_ALIVE_S)
-    return AiohttpTransport(verify=_tls(), trust_env=False, limits=limits)
+    return AiohttpTransport(verify=_tls(), trust_env=False, client=_session)
+
+
+def _session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=_tls())  # 0 is no limit
+    return aiohttp.ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Accept", "Accept-Encoding"),  # a compressed answer costs both sides more than its bytes
+    )
 
 
 _backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)

@@ -1,0 +1,78 @@
+"""The conversation that every client has, and how its turns are timed. Standard library alone: peers run it too."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+CONTEXTS = {"2k": 2_000, "32k": 32_000, "128k": 128_000}
+TURNS = 3
+"""Turns that are timed of each rollout, after the one that takes the context in."""
+SYSTEM = "You look things up."
+TOOLS: list[Any] = [
+    {
+        "name": "look",
+        "description": "Look something up.",
+        "inputSchema": {"json": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}},
+    }
+]
+
+
+def opening(tokens: int) -> list[Any]:
+    """Begin a history of about so many tokens."""
+    return [{"role": "user", "content": [{"text": "word " * tokens}]}]
+
+
+def result(message: Any) -> Any:
+    """Answer the calls of a message."""
+    calls = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
+    found = [{"toolUseId": call, "status": "success", "content": [{"text": "It is 17."}]} for call in calls]
+    content: list[Any] = [{"toolResult": each} for each in found]
+    return {"role": "user", "content": content or [{"text": "And then?"}]}
+
+
+def message_of(events: list[Any]) -> Any:
+    """Put an answer's events together, as Strands does."""
+    blocks: list[Any] = []
+    text, call, arguments = "", None, ""
+    for event in events:
+        if "contentBlockStart" in event:
+            text, arguments = "", ""
+            call = event["contentBlockStart"].get("start", {}).get("toolUse")
+        elif "contentBlockDelta" in event:
+            delta = event["contentBlockDelta"]["delta"]
+            text += delta.get("text", "")
+            arguments += delta.get("toolUse", {}).get("input", "")
+        elif "contentBlockStop" in event:
+            if call is not None:
+                use = {"toolUseId": call["toolUseId"], "name": call["name"], "input": json.loads(arguments)}
+                blocks.append({"toolUse": use})
+            elif text:
+                blocks.append({"text": text})
+    return {"role": "assistant", "content": blocks}
+
+
+async def turn(model: Any, messages: list[Any]) -> float:
+    """Run one turn of `Model.stream` and go on with the history; give its CPU milliseconds."""
+    events = []
+    began = time.process_time()
+    async for event in model.stream(messages, TOOLS, SYSTEM):
+        events.append(event)
+    spent = (time.process_time() - began) * 1e3
+    message = message_of(events)
+    messages += [message, result(message)]
+    return spent
+
+
+async def timed(make_model: Callable[[], Any], tokens: int, rollouts: int) -> list[float]:
+    """Give the CPU milliseconds of each timed turn of some rollouts."""
+    spent = []
+    for _ in range(rollouts):
+        model, messages = make_model(), opening(tokens)
+        await turn(model, messages)
+        gc.collect()
+        spent += [await turn(model, messages) for _ in range(TURNS)]
+    return spent
