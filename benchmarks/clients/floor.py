@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import aiohttp
-
 from conversation import CONTEXTS, TURNS
 
 

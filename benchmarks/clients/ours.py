@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from conversation import CONTEXTS, timed
+
 from tito_core import Policy
 from tito_core.engine import models
 

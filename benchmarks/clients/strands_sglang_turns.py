@@ -7,10 +7,9 @@ import json
 import sys
 from typing import Any
 
+from conversation import CONTEXTS, timed
 from strands_sglang import SGLangClient, SGLangModel
 from transformers import AutoTokenizer
-
-from conversation import CONTEXTS, timed
 
 
 async def main(port: int, tokenizer: str, rollouts: dict[str, int]) -> None:

@@ -7,9 +7,8 @@ import json
 import sys
 from typing import Any
 
-from strands_vllm import VLLMModel
-
 from conversation import CONTEXTS, timed
+from strands_vllm import VLLMModel
 
 
 async def main(port: int, rollouts: dict[str, int]) -> None:

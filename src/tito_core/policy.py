@@ -25,6 +25,7 @@ from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, con
 from tito_core.prompts import Prompts
 from tito_core.settings import Choices
 from tito_core.store import LedgerFile
+from tito_core.terms import Terms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +50,7 @@ class Policy:
         stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
         prompts: The text of what is sent, by ledger and turn.
+        terms: What is recorded of sampling parameters, worked out once.
     """
 
     backend: Backend
@@ -60,6 +62,7 @@ class Policy:
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: Prompts = field(default_factory=Prompts)
+    terms: Terms = field(default_factory=Terms)
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -148,10 +151,7 @@ class Policy:
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
-        if given.ignore_eos:
-            return given
-        stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
-        return given.model_copy(update={"stop_token_ids": tuple(stops)})
+        return self.terms.stopped(given, self.stop_token_ids)
 
 
 def summary(certificate: Certificate) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from strands.types.tools import ToolSpec
 from tito_core.asked import Asked
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.cancelling import done_or_set
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL
@@ -26,14 +26,12 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish, Sampling, Server
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message, sampled_arguments
 
-CANCEL_POLL_S = 0.05
-"""How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
 PROMPT_TAIL = 32
 """Prompt ids in which a parser looks for a reasoning block that the template opened."""
 
@@ -97,7 +95,7 @@ def prepare(
             tool_specs=tool_specs or (),
             history=messages[: place.answered - 1],
         )
-    check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
+    check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
@@ -130,12 +128,10 @@ async def generate(policy: Policy, request: TokenRequest, cancel: threading.Even
         raise CancelledBySignal
     task = asyncio.ensure_future(policy.backend.generate(request))
     try:
-        while True:
-            done, _ = await asyncio.wait({task}, timeout=CANCEL_POLL_S if cancel is not None else None)
-            if done:
-                return task.result()
-            if cancel is not None and cancel.is_set():
-                raise CancelledBySignal
+        await done_or_set(task, cancel)
+        if task.done():
+            return task.result()
+        raise CancelledBySignal
     except GeneratorExit:  # a coroutine that is closed cannot wait: the task aborts by itself, if its loop still runs
         with contextlib.suppress(RuntimeError):
             task.cancel()
@@ -169,7 +165,7 @@ def _tail(input_ids: TokenIds) -> list[int]:
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
     """Put one answered turn together, ready to commit."""
     request, place = prepared.request, prepared.place
-    sampling = request.sampling.model_dump(mode="json")
+    recorded = policy.terms.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=place.parent,
         columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
@@ -178,13 +174,13 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
         finish=response.finish,
         stop=response.stop,
         fingerprint=extended(place.walk.digest, as_shown(message)),
-        max_new_tokens=sampling.pop("max_new_tokens"),
-        sampling=Sampling(sampling),
+        max_new_tokens=request.sampling.max_new_tokens,
+        sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
         branch=place.branch,
         calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
         engine=EngineRecord(
-            server=Server(policy.backend.name, policy.info.model, semantics_of(policy.info, request.sampling)),
+            server=recorded.server,
             request_id=response.request_id,
             latency_s=response.latency_s,
             cached_tokens=response.cached_tokens,

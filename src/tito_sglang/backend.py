@@ -48,12 +48,13 @@ class SGLangBackend(SGLangAdmin):
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
+        logprobs, tokens, _ = zip(*entries, strict=True) if entries else ((), (), ())
         said = Reported(
             finish=reason.type,
             stop=reason.matched,
             output_ids=answer.value.output_ids,
-            logprobs=None if entries is None else [logprob for logprob, _, _ in entries],
-            logprob_ids=[token for _, token, _ in entries or ()],
+            logprobs=None if entries is None else logprobs,
+            logprob_ids=tokens,
             echoed=answer.value.prompt_token_ids,
             prompt_tokens=meta.prompt_tokens,
             completion_tokens=meta.completion_tokens,

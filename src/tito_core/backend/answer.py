@@ -162,25 +162,30 @@ class Checks:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        if min(ids) < 0 or max(ids) > _INT32_MAX:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
+        low, high = min(ids), max(ids)
+        if low < 0 or high > _INT32_MAX:
+            wrong = low if low < 0 else high
             raise self.violation(f"Law 2: output id {wrong} is no token.")
         if len(said.logprob_ids) != len(ids):
             raise self.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(said.logprob_ids)} ids.")
         self._same_ids("output id {} at offset {} has the logprob of {}", ids, said.logprob_ids)
-        for offset, value in enumerate(logprobs):
-            if value is None:
-                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
+        if None in logprobs:
+            offset = list(logprobs).index(None)
+            raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
         return np.asarray(ids, np.int32), self._logprobs(logprobs)
 
     def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
+        if tuple(expected) == tuple(found):  # the usual case, in no time
+            return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
                 raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
 
     def _logprobs(self, values: Sequence[float | None]) -> Logprobs:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and that is refused below
-            logprobs = np.asarray(values, np.float64).astype(np.float32)
+        exact = np.asarray(values, np.float64)
+        # What float32 cannot hold becomes infinite, and that is refused below.
+        with np.errstate(over="ignore"):
+            logprobs = exact.astype(np.float32)
         try:
             check_logprobs(logprobs)
         except LawViolationError as error:
@@ -196,9 +201,10 @@ class Checks:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        early = np.flatnonzero(np.isin(output_ids[sampling.min_new_tokens : -1], sampling.stop_token_ids))
-        if len(early) and not sampling.ignore_eos:  # with it, SGLang lets stop ids pass
-            at = sampling.min_new_tokens + int(early[0])
+        before = output_ids[sampling.min_new_tokens : -1].tolist()
+        # With `ignore_eos`, SGLang lets stop ids pass.
+        if not sampling.ignore_eos and not (stops := frozenset(sampling.stop_token_ids)).isdisjoint(before):
+            at = sampling.min_new_tokens + next(i for i, token in enumerate(before) if token in stops)
             raise self.violation(
                 f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."
