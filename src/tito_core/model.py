@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -47,7 +47,8 @@ class TITOModel(Model):
 
     Args:
         backend: "vllm", "sglang", another installed backend's name, or a backend object.
-        base_url: Address of the server, such as "http://localhost:8000".
+        base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
+            addresses of equal servers, over which rollouts are spread.
         tokenizer: Name or folder of the model's tokenizer, or the object.
         model_id: Name of the model on the server; its first one when None.
         sampling: Sampling parameters of all turns.
@@ -80,7 +81,7 @@ class TITOModel(Model):
         self,
         *,
         backend: str | Backend,
-        base_url: str = "",
+        base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
         model_id: str | None = None,
         sampling: SamplingParams | Mapping[str, Any] | None = None,

@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
+from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure_processing
 from tito_core.chat.certificate import Certificate, ContentTokens
@@ -74,7 +75,7 @@ class Policy:
         cls,
         *,
         backend: str | Backend,
-        base_url: str = "",
+        base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
         parser: str = AUTO,
         template_arguments: Mapping[str, Any] | None = None,
@@ -87,7 +88,8 @@ class Policy:
 
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
-            base_url: Address of the server, such as "http://localhost:8000".
+            base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
+                the addresses of equal servers, over which rollouts are spread.
             tokenizer: Name or folder of the model's tokenizer, or the object.
             parser: Name of the tool-call format; "auto" takes the one that the chat template shows, and the choice is
                 logged and kept as `policy.detected`.
@@ -121,7 +123,10 @@ class Policy:
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         info = await engine.connect()
-        info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
+        processed = await agreed(
+            engine, "what logprobs include", lambda server: measure_processing(server, info, probe.ids)
+        )
+        info = replace(info, processed_logprobs=processed)
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:

@@ -84,6 +84,5 @@ class SGLangBackend(SGLangAdmin):
 
         return await self.exchange(request_id, prepare, wire.Generation)
 
-    async def abort(self, request_id: str) -> None:
-        """Abort by id; an unknown id is answered 200 and does nothing."""
-        await self.http.send_once(HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id})))
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

@@ -12,6 +12,10 @@ Make = Callable[[], httpx.AsyncBaseTransport]
 Holder = AsyncGenerator[httpx.AsyncBaseTransport]
 
 
+class LoopEndingError(RuntimeError):
+    """A request was made in an event loop that is ending."""
+
+
 class LoopTransports:
     """Pools by event loop; loops and threads may share it.
 
@@ -27,13 +31,20 @@ class LoopTransports:
 
     def __init__(self, make: Make) -> None:
         self._make = make
+        self._ending: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, httpx.AsyncBaseTransport]] = {}
 
     async def current(self) -> httpx.AsyncBaseTransport:
-        """Give the running loop's pool."""
+        """Give the running loop's pool.
+
+        Raises:
+            LoopEndingError: The loop has closed its async generators, and so the pool: there will be no other.
+        """
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
+            if loop in self._ending:
+                raise LoopEndingError("This event loop is ending and has closed its connections: nothing can be sent.")
             self._forget_closed_loops()
             holder = _hold(self._make, weakref.ref(self), loop)
             held = self._held[loop] = (holder, await anext(holder))
@@ -46,14 +57,15 @@ class LoopTransports:
             await held[0].aclose()
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of a loop's pool, which has been closed."""
-        self._held.pop(loop, None)
+        """Let go of the pool of a loop that closes it."""
+        if self._held.pop(loop, None) is not None:  # not by `aclose`, after which there may be another
+            self._ending.add(loop)
 
     def _forget_closed_loops(self) -> None:
         """Let go of loops that were closed without shutting their async generators down."""
         for loop in list(self._held):
             if loop.is_closed():
-                self.forget(loop)
+                self._held.pop(loop, None)
 
 
 async def _hold(make: Make, owner: weakref.ref[LoopTransports], loop: asyncio.AbstractEventLoop) -> Holder:
