@@ -95,10 +95,10 @@ PROOFS = {
         for model in ("smollm2", "qwen3-tiny")
     },
     "faults": Proof(
-        "Rollouts through a proxy that breaks a third of all requests (a reset or an orderly close at each class of bytes "
-        "of request and answer, late answers, slow drips, 429 with Retry-After, storms of 503, halved bodies, silence), "
-        "on both wires, some cancelled meanwhile: every turn is what the server says it saw and said, every error has a "
-        "type, no try beyond the policy's, and no task, connection or running request is left.",
+        "Rollouts through a proxy that breaks a third of all requests (a reset or an orderly close at each class of "
+        "bytes of request and answer, late answers, slow drips, 429 with Retry-After, storms of 503, halved bodies, "
+        "silence), on both wires, some cancelled meanwhile: every turn is what the server says it saw and said, every "
+        "error has a type, no try beyond the policy's, and no task, connection or running request is left.",
         "rollouts on each wire",
         2_000,
         500,

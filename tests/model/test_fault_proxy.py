@@ -101,7 +101,7 @@ async def test_nothing_is_wrong_hung_or_left_behind_whatever_breaks(kind: str) -
     told = Told()
     with served(kind) as server:
         async with Proxy(server.port, SEED) as proxy:
-            backend = create_backend(kind, proxy.url, timeout_s=0.5, max_attempts=ATTEMPTS, sleep=_shortly)
+            backend = create_backend(kind, proxy.url, timeout_s=2.0, max_attempts=ATTEMPTS, sleep=_shortly)
             await backend.connect()
             policy = replace(policy_of(kind), backend=backend)
             proxy.share = SPOILED

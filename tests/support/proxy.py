@@ -141,15 +141,16 @@ class Proxy:
         try:
             out.write(request)
             await out.drain()
+            keep = self._random.random() < 0.5
             if plan.kind == "silence" or plan.at == "after the request":
                 await (gone if plan.kind == "silence" else asyncio.sleep(self.seconds))
-                if self._random.random() < 0.5:
-                    self._kept.append(out)
+                self._kept += [out] * keep
                 return None
             answer = asyncio.ensure_future(_whole(upstream))
             await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 answer.cancel()
+                self._kept += [out] * keep
                 return None
             return answer.result()
         finally:
