@@ -47,8 +47,8 @@ def answer() -> dict[str, Any]:
 
 
 @contextmanager
-def canned_server() -> Iterator[int]:
-    """Run the server in a process of its own; gives its port."""
+def canned_server(cores: set[int] | None = None) -> Iterator[int]:
+    """Run the server in a process of its own, on these cores or any; gives its port."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "answer.json")
         path.write_text(json.dumps(answer()))
@@ -57,6 +57,8 @@ def canned_server() -> Iterator[int]:
             assert server.stdin is not None
             assert server.stdout is not None
             try:
+                if cores is not None:
+                    os.sched_setaffinity(server.pid, cores)
                 yield int(server.stdout.readline())
             finally:
                 server.stdin.close()
@@ -68,15 +70,47 @@ def tokenizer_folder() -> str:
     return str(models.ensure_tokenizer("smollm2"))
 
 
-def client(python: Path | str, script: str, given: dict[str, Any]) -> Any:
-    """Run a client script to its end and give the JSON that it prints last."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or python == sys.executable}
-    environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    command = [str(python), str(HERE / "clients" / script), json.dumps(given)]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"{script} failed:\n{ended.stderr[-3000:]}")
-    return json.loads(ended.stdout.splitlines()[-1])
+class Client:
+    """A client script in a process of its own, and under its own Python, that answers line by line."""
+
+    def __init__(self, python: Path | str, script: str, *arguments: str, cores: set[int] | None = None) -> None:
+        ours = str(python) == sys.executable
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or ours}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        self._script = script
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "clients" / script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        if cores is not None:
+            os.sched_setaffinity(self._process.pid, cores)
+
+    def ask(self, **asked: Any) -> Any:
+        """Send a line and give what is said to it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"{self._script} failed:\n{self._errors.read()[-3000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
 
 
 def peer_python(name: str) -> Path | None:

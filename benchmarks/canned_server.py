@@ -219,9 +219,8 @@ class Connection(asyncio.Protocol):
                 return b"404 Not Found", plain, b'{"detail":"Not Found"}'
 
 
-async def main() -> None:
+async def main(answers: Answers) -> None:
     """Serve until standard input is closed."""
-    answers = Answers(json.loads(Path(sys.argv[1]).read_text()))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(answers), "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
@@ -230,4 +229,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(Answers(json.loads(Path(sys.argv[1]).read_text()))))

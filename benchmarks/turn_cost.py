@@ -9,8 +9,9 @@ takes the context in is not timed. Keys, each by context (2k, 32k, 128k), in mil
 - `ours_ms`: SGLang's wire with `verify_echo="first"`; `ours_echo_ms`: with the prompt's echo on every turn. Law 4 is in
   force in both. `ours_vllm_ms` and `ours_vllm_echo_ms`: the same on vLLM's `/inference/v1/generate`.
 - `floor_ms`, `floor_echo_ms`: a bare aiohttp loop that posts ready-made bytes and reads the answer's.
-- `strands_sglang_ms` (0.6.2, under Python 3.12), `strands_sglang_0_4_3_ms`, `strands_vllm_ms` (0.0.6, chat completions):
-  peers, each in an environment of its own under the user's cache, made at the first run; null where that cannot be.
+- `strands_sglang_ms` (0.6.2, under Python 3.12), `strands_sglang_0_4_3_ms` and `strands_vllm_ms` (0.0.6, which streams
+  chat completions): peers, each in an environment of its own under the user's cache, made at the first run; null where
+  that cannot be.
 
 `samples_ms` holds every sample, `bounds` what the figures are held to.
 """
@@ -23,26 +24,36 @@ import statistics
 import sys
 from typing import Any
 
-from bench import PEERS, canned_server, client, peer_python, tokenizer_folder
+from bench import PEERS, Client, canned_server, peer_python, tokenizer_folder
 from rich.console import Console
 from rich.table import Table
 
-QUICK, WHOLE = {"2k": 10, "32k": 5, "128k": 3}, {"2k": 40, "32k": 20, "128k": 10}
-"""Rollouts of each context, of three timed turns each."""
+ROUNDS = {True: {"2k": 6, "32k": 4, "128k": 2}, False: {"2k": 20, "32k": 12, "128k": 8}}
+"""By whether it is quick: how often each client takes its turn at a context, with rollouts of three timed turns."""
+ROLLOUTS = 2
 ROWS = ("ours", "ours_echo", "ours_vllm", "ours_vllm_echo", "floor", "floor_echo", *PEERS)
 
 
-def measure(rollouts: dict[str, int], peers: bool) -> dict[str, dict[str, list[float]] | None]:
-    """Run every client, one after the other, and give the samples."""
+def measure(rounds: dict[str, int], peers: bool) -> dict[str, dict[str, list[float]] | None]:
+    """Let the clients take turns, and give the samples."""
     pythons = {name: peer_python(name) if peers else None for name in PEERS}
-    samples: dict[str, Any] = dict.fromkeys(ROWS)
     with canned_server() as port:
-        given = {"port": port, "rollouts": rollouts, "tokenizer": tokenizer_folder()}
-        samples |= client(sys.executable, "floor.py", given)
-        samples |= client(sys.executable, "ours.py", {**given, "wires": ["sglang", "vllm"]})
+        ours, floor = Client(sys.executable, "ours.py", str(port)), Client(sys.executable, "floor.py", str(port))
+        clients = {row: floor if row.startswith("floor") else ours for row in ROWS if row not in PEERS}
         for name, python in pythons.items():
             script = "strands_vllm_turns.py" if name == "strands_vllm" else "strands_sglang_turns.py"
-            samples[name] = client(python, script, given)["peer"] if python else None
+            if python is not None:
+                clients[name] = Client(python, script, str(port), tokenizer_folder())
+        samples: dict[str, Any] = {row: {at: [] for at in rounds} if row in clients else None for row in ROWS}
+        for row, one in clients.items():
+            one.ask(name=row, context="2k", rollouts=2)  # what is done once is done
+        for at, count in rounds.items():
+            for _ in range(count):
+                for row, one in clients.items():
+                    # A peer that takes a tenth of a second a turn has said enough after one.
+                    samples[row][at] += one.ask(name=row, context=at, rollouts=1 if row == "strands_vllm" else ROLLOUTS)
+        for one in set(clients.values()):
+            one.close()
     return samples
 
 
@@ -65,7 +76,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rollouts: under a minute")
     parser.add_argument("--no-peers", action="store_true", help="leave peers out")
     arguments = parser.parse_args()
-    samples = measure(QUICK if arguments.quick else WHOLE, not arguments.no_peers)
+    samples = measure(ROUNDS[arguments.quick], not arguments.no_peers)
     medians = {
         name: None if of is None else {at: statistics.median(values) for at, values in of.items()}
         for name, of in samples.items()
@@ -77,9 +88,9 @@ def main() -> None:
         results["bounds"] = {name: {"found": found, "at_most": most} for name, (found, most) in held.items()}
         print(json.dumps(results))
         return
-    table = Table("", *QUICK, title="CPU milliseconds of one turn, median")
+    table = Table("", *ROUNDS[True], title="CPU milliseconds of one turn, median")
     for name, of in medians.items():
-        table.add_row(name, *(f"{of[at]:.2f}" if of else "-" for at in QUICK))
+        table.add_row(name, *(f"{of[at]:.2f}" if of else "-" for at in ROUNDS[True]))
     checked = Table("bound", "found", "at most", "")
     for name, (found, most) in held.items():
         checked.add_row(name, f"{found:.3f}", f"{most:.3f}", "holds" if found <= most else "does not hold")

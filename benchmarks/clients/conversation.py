@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 CONTEXTS = {"2k": 2_000, "32k": 32_000, "128k": 128_000}
@@ -57,14 +59,23 @@ def message_of(events: list[Any]) -> Any:
 
 async def turn(model: Any, messages: list[Any]) -> float:
     """Run one turn of `Model.stream` and go on with the history; give its CPU milliseconds."""
-    events = []
     began = time.process_time()
-    async for event in model.stream(messages, TOOLS, SYSTEM):
-        events.append(event)
+    events = [event async for event in model.stream(messages, TOOLS, SYSTEM)]
     spent = (time.process_time() - began) * 1e3
     message = message_of(events)
     messages += [message, result(message)]
     return spent
+
+
+async def told(answer: Callable[[Any], Awaitable[Any]]) -> None:
+    """Answer one line of JSON after the other, until there is none: clients take turns, so that noise meets all alike.
+
+    Args:
+        answer: From what a line says to what is printed of it.
+    """
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        print(json.dumps(await answer(json.loads(line))), flush=True)
 
 
 async def timed(make_model: Callable[[], Any], tokens: int, rollouts: int) -> list[float]:

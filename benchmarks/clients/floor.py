@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import sys
 import time
 from typing import Any
 
 import aiohttp
-from conversation import CONTEXTS, TURNS
+
+from conversation import CONTEXTS, TURNS, told
+
+JSON = {"Content-Type": "application/json"}
 
 
 def body(tokens: int, echo: bool) -> bytes:
@@ -21,27 +23,21 @@ def body(tokens: int, echo: bool) -> bytes:
     return json.dumps({**fields, **more}, separators=(",", ":")).encode()
 
 
-async def main(port: int, rollouts: dict[str, int]) -> None:
-    """Print the samples as JSON."""
-    samples: dict[str, Any] = {}
+async def main(port: str) -> None:
+    """Time what is asked for: {"name": "floor_echo", "context": "2k", "rollouts": 5}."""
     async with aiohttp.ClientSession() as session:
-        for name, echo in (("floor", False), ("floor_echo", True)):
-            samples[name] = {}
-            for at, count in rollouts.items():
-                content, spent = body(CONTEXTS[at], echo), []
-                for number in range(3 + count * TURNS):
-                    if number < 3:
-                        gc.collect()
-                    began = time.process_time()
-                    async with session.post(
-                        f"http://127.0.0.1:{port}/generate", data=content, headers={"Content-Type": "application/json"}
-                    ) as response:
-                        await response.read()
-                    spent.append((time.process_time() - began) * 1e3)
-                samples[name][at] = spent[3:]
-    print(json.dumps(samples))
+
+        async def answer(asked: Any) -> list[float]:
+            content, spent = body(CONTEXTS[asked["context"]], "echo" in asked["name"]), []
+            for _ in range(asked["rollouts"] * (TURNS + 1)):
+                began = time.process_time()
+                async with session.post(f"http://127.0.0.1:{port}/generate", data=content, headers=JSON) as response:
+                    await response.read()
+                spent.append((time.process_time() - began) * 1e3)
+            return spent[asked["rollouts"] :]
+
+        await told(answer)
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    asyncio.run(main(given["port"], given["rollouts"]))
+    asyncio.run(main(sys.argv[1]))

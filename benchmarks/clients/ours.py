@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from typing import Any
 
-from conversation import CONTEXTS, timed
-
+from conversation import CONTEXTS, timed, told
 from tito_core import Policy
 from tito_core.engine import models
 
 
-async def main(port: int, rollouts: dict[str, int], wires: list[str]) -> None:
-    """Print the samples as JSON."""
+async def main(port: str) -> None:
+    """Time what is asked for: {"name": "ours_vllm_echo", "context": "2k", "rollouts": 5}."""
     tokenizer = models.load_tokenizer("smollm2")
-    samples: dict[str, Any] = {}
-    for wire in wires:
-        policy = await Policy.connect_async(backend=wire, base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
-        for name, echo in (("", "first"), ("_echo", "always")):
-            key = f"ours{name}" if wire == "sglang" else f"ours_{wire}{name}"
+    url = f"http://127.0.0.1:{port}"
+    policies = {
+        wire: await Policy.connect_async(backend=wire, base_url=url, tokenizer=tokenizer) for wire in ("sglang", "vllm")
+    }
 
-            def make(echo: Any = echo, policy: Policy = policy) -> Any:
-                return policy.model(sampling={"max_new_tokens": 300}, verify_echo=echo)
+    async def answer(asked: Any) -> list[float]:
+        policy = policies["vllm" if "vllm" in asked["name"] else "sglang"]
+        often: Any = "always" if "echo" in asked["name"] else "first"
+        return await timed(
+            lambda: policy.model(sampling={"max_new_tokens": 300}, verify_echo=often),
+            CONTEXTS[asked["context"]],
+            asked["rollouts"],
+        )
 
-            await timed(make, CONTEXTS["2k"], 2)  # what is done once is done
-            samples[key] = {at: await timed(make, CONTEXTS[at], n) for at, n in rollouts.items()}
+    await told(answer)
+    for policy in policies.values():
         await policy.backend.aclose()
-    print(json.dumps(samples))
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    asyncio.run(main(given["port"], given["rollouts"], given["wires"]))
+    asyncio.run(main(sys.argv[1]))

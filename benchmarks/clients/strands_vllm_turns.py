@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from typing import Any
 
-from conversation import CONTEXTS, timed
 from strands_vllm import VLLMModel
 
+from conversation import CONTEXTS, timed, told
 
-async def main(port: int, rollouts: dict[str, int]) -> None:
-    """Print the samples as JSON."""
 
-    def make() -> Any:
-        return VLLMModel(
-            base_url=f"http://127.0.0.1:{port}/v1",
-            model_id="canned",
-            params={"max_tokens": 300},
-            return_token_ids=True,
+async def main(port: str) -> None:
+    """Time what is asked for: {"context": "2k", "rollouts": 5}."""
+    url, params = f"http://127.0.0.1:{port}/v1", {"max_tokens": 300}
+
+    async def answer(asked: Any) -> list[float]:
+        return await timed(
+            lambda: VLLMModel(base_url=url, model_id="canned", params=dict(params), return_token_ids=True),
+            CONTEXTS[asked["context"]],
+            asked["rollouts"],
         )
 
-    await timed(make, CONTEXTS["2k"], 1)
-    print(json.dumps({"peer": {at: await timed(make, CONTEXTS[at], count) for at, count in rollouts.items()}}))
+    await told(answer)
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    asyncio.run(main(given["port"], given["rollouts"]))
+    asyncio.run(main(sys.argv[1]))

@@ -9,28 +9,25 @@ import asyncio
 import functools
 import math
 import re
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from tito_core.backend import address
 from tito_core.backend.clients import LoopTransports
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.outstanding import Call
+from tito_core.backend.pool import Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
 
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 PIECE_BYTES = 2**18
 """A larger body is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
-KEEP_ALIVE_S = 3.0
-"""How long an idle connection is kept. Both engines close theirs after 5 s, and a request must not meet that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class EngineHttp:
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._retries = Retries(max_attempts, sleep)
         self._api_key = address.api_key(api_key, backend=backend)
-        self._pools = LoopTransports(http_transport or functools.partial(_aiohttp_transport, where.socket))
+        self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket))
         self._urls: dict[str, httpx.URL] = {}
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
@@ -178,7 +175,7 @@ class EngineHttp:
     def without_loop(self, request: HttpRequest) -> Call:
         """Give a POST as a call that needs no event loop, for the end of one."""
         where = self._where
-        return Call(where.root, where.socket, request.path, request.body or b"", self._headers(request), _tls)
+        return Call(where.root, where.socket, request.path, request.body or b"", self._headers(request), tls)
 
     def hide_key(self, text: str) -> str:
         """Take the API key out of what a server said."""
@@ -198,25 +195,3 @@ async def _whole(response: httpx.Response) -> HttpAnswer:
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES]
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    return httpx.create_ssl_context(trust_env=False)  # reads the certificates: once, not for every event loop
-
-
-def _aiohttp_transport(socket: str | None) -> httpx.AsyncBaseTransport:
-    return AiohttpTransport(verify=_tls(), trust_env=False, client=functools.partial(_session, socket))
-
-
-def _session(socket: str | None) -> aiohttp.ClientSession:
-    connector: aiohttp.BaseConnector  # for whom 0 is no limit
-    if socket is None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=_tls())
-    else:
-        connector = aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=KEEP_ALIVE_S)
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Accept-Encoding"),  # a compressed answer costs both sides more than its bytes
-    )
