@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
+from tito_core.cancelling import done_or_set
 from tito_core.settings import Settings
 
 T = TypeVar("T")
-CANCEL_POLL_S = 0.05
-"""How often an agent's cancel signal, a `threading.Event` that nobody can await, is looked at."""
 
 
 class CancelledBySignal(Exception):
@@ -77,12 +76,10 @@ async def _in_time(
 async def _watched(work: Coroutine[Any, Any, T], cancel: threading.Event | None) -> T:
     task = asyncio.ensure_future(work)
     async with _Owned(task):
-        while True:
-            done, _ = await asyncio.wait({task}, timeout=CANCEL_POLL_S if cancel is not None else None)
-            if done:
-                return task.result()
-            if cancel is not None and cancel.is_set():
-                raise CancelledBySignal
+        await done_or_set(task, cancel)
+        if not task.done():
+            raise CancelledBySignal
+        return task.result()
 
 
 class _Owned:

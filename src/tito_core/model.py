@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
@@ -51,7 +51,8 @@ class TITOModel(Model):
 
     Args:
         backend: "vllm", "sglang", another installed backend's name, or a backend object.
-        base_url: Address of the server, such as "http://localhost:8000".
+        base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
+            addresses of equal servers, over which rollouts are spread.
         tokenizer: Name or folder of the model's tokenizer, or the object.
         model_id: Name of the model on the server; its first one when None.
         sampling: Sampling parameters of all turns.
@@ -80,6 +81,9 @@ class TITOModel(Model):
             the answer is whole, since until then a limit may make text of them.
         max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
             is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
+        verify_echo: How often the server is asked to echo the prompt's ids, which are compared with those that were
+            sent: on "always" every turn, or on the "first" of each path only, which saves a long context's bytes.
+            The number of prompt tokens that the server counted is compared on every turn (law 4).
         store: A file, or its path, that takes every turn as it is committed.
         wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
             `Wanted`. It comes as optional columns of the trajectory.
@@ -93,7 +97,7 @@ class TITOModel(Model):
         self,
         *,
         backend: str | Backend,
-        base_url: str = "",
+        base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
         model_id: str | None = None,
         sampling: SamplingParams | Mapping[str, Any] | None = None,
@@ -111,6 +115,7 @@ class TITOModel(Model):
         turn_timeout_s: float | None = None,
         max_total_tokens: int | None = None,
         stream: bool = False,
+        verify_echo: Literal["always", "first"] = "always",
         store: LedgerFile | str | PathLike[str] | None = None,
         wanted: Wanted | Mapping[str, Any] | None = None,
         **options: Any,
@@ -127,6 +132,7 @@ class TITOModel(Model):
             max_total_tokens=max_total_tokens,
             stream=stream,
             wanted=wanted,
+            verify_echo=verify_echo,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -258,6 +264,7 @@ class TITOModel(Model):
                 keeps_thinking=self._settings.keeps_thinking,
                 max_total_tokens=self._settings.max_total_tokens,
                 wanted=self._settings.wanted,
+                echoes_every_turn=self._settings.echoes_every_turn,
             )
             showing = Showing(self.policy.parser, turns.tail(prepared.request.input_ids))
             coming = generating.answer(self.policy.backend, prepared.request, cancel_signal, self._settings)

@@ -50,6 +50,7 @@ class Choices(TypedDict, total=False):
     max_total_tokens: int | None
     stream: bool
     wanted: Wanted | Mapping[str, Any] | None
+    verify_echo: Literal["always", "first"]
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -71,6 +72,7 @@ class Settings:
         max_total_tokens: Most tokens of a trajectory, prompts and answers; None for no bound but the context.
         streams: Whether Strands gets text while it comes.
         wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
+        echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
     """
 
     sampling: SamplingParams
@@ -83,6 +85,7 @@ class Settings:
     max_total_tokens: int | None = None
     streams: bool = False
     wanted: Wanted = NOTHING_WANTED
+    echoes_every_turn: bool = True
 
     @classmethod
     def of(
@@ -99,6 +102,7 @@ class Settings:
         max_total_tokens: int | None = None,
         stream: bool = False,
         wanted: Wanted | Mapping[str, Any] | None = None,
+        verify_echo: str = "always",
     ) -> Settings:
         """Check what a user wrote.
 
@@ -116,6 +120,7 @@ class Settings:
             budget.checked(max_total_tokens),
             bool(stream),
             Wanted.of(wanted),
+            echoes_every_turn(verify_echo),
         )
 
     def at(self, info: EngineInfo) -> Settings:
@@ -201,6 +206,17 @@ def seconds(name: str, given: float | None) -> float | None:
     if given is not None and not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
         raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
     return given
+
+
+def echoes_every_turn(verify_echo: str) -> bool:
+    """Read the `verify_echo` setting.
+
+    Raises:
+        ValueError: It is neither "always" nor "first".
+    """
+    if verify_echo not in ("always", "first"):
+        raise ValueError(f"verify_echo must be 'always' or 'first', not {verify_echo!r}.")
+    return verify_echo == "always"
 
 
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:

@@ -14,7 +14,6 @@ from strands.types.tools import ToolSpec
 from tito_core.asked import Asked
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import semantics_of
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.budget import left_of
@@ -25,7 +24,7 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Sampling, Server
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
@@ -67,6 +66,7 @@ def prepare(
     keeps_thinking: bool = True,
     max_total_tokens: int | None = None,
     wanted: Wanted = NOTHING_WANTED,
+    echoes_every_turn: bool = True,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -92,7 +92,7 @@ def prepare(
             tool_specs=tool_specs or (),
             history=messages[: place.answered - 1],
         )
-    check_input_ids(delta.ids, len(policy.tokenizer), backend=policy.backend.name)
+    check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
@@ -106,6 +106,7 @@ def prepare(
         policy.prompts.text(ledger, place.parent, delta.ids),
         wanted,
         delta_start=len(input_ids) - len(delta.ids),
+        echo=echoes_every_turn or place.parent is None,
     )
     return Prepared(place, delta, request, tools)
 
@@ -143,7 +144,7 @@ def tail(input_ids: TokenIds) -> list[int]:
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
     """Put one answered turn together, ready to commit."""
     request, place = prepared.request, prepared.place
-    sampling = request.sampling.model_dump(mode="json")
+    recorded = policy.terms.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=place.parent,
         columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
@@ -152,13 +153,13 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
         finish=response.finish,
         stop=response.stop,
         fingerprint=extended(place.walk.digest, as_shown(message)),
-        max_new_tokens=sampling.pop("max_new_tokens"),
-        sampling=Sampling(sampling),
+        max_new_tokens=request.sampling.max_new_tokens,
+        sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
         branch=place.branch,
         calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
         engine=EngineRecord(
-            server=Server(policy.backend.name, policy.info.model, semantics_of(policy.info, request.sampling)),
+            server=recorded.server,
             request_id=response.request_id,
             latency_s=response.latency_s,
             cached_tokens=response.cached_tokens,

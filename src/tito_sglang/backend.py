@@ -47,7 +47,7 @@ class SGLangBackend(SGLangAdmin):
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.wanted_fields(request),
             **info.capabilities.service(request.wanted),
-            "return_prompt_token_ids": True,
+            "return_prompt_token_ids": request.echo,
         }
         if on_chunk is not None:
             fields["sampling_params"]["stream_interval"] = stream.interval(request)
@@ -55,12 +55,13 @@ class SGLangBackend(SGLangAdmin):
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
+        logprobs, tokens, _ = zip(*entries, strict=True) if entries else ((), (), ())
         said = Reported(
             finish=reason.type,
             stop=reason.matched,
             output_ids=answer.value.output_ids,
-            logprobs=None if entries is None else [logprob for logprob, _, _ in entries],
-            logprob_ids=[token for _, token, _ in entries or ()],
+            logprobs=None if entries is None else logprobs,
+            logprob_ids=tokens,
             echoed=answer.value.prompt_token_ids,
             prompt_tokens=meta.prompt_tokens,
             completion_tokens=meta.completion_tokens,
@@ -96,6 +97,5 @@ class SGLangBackend(SGLangAdmin):
 
         return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
 
-    async def abort(self, request_id: str) -> None:
-        """Abort by id; an unknown id is answered 200 and does nothing."""
-        await self.http.send_once(HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id})))
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

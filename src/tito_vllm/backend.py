@@ -88,7 +88,7 @@ class VLLMBackend(VLLMAdmin):
             },
             **info.capabilities.service(request.wanted),
             **stream.fields(on_chunk),
-            "return_token_ids": True,
+            "return_token_ids": request.echo,
         }
         body = prompt.body(fields, "token_ids")
         answer = await self.exchange(
@@ -168,9 +168,12 @@ class VLLMBackend(VLLMAdmin):
         Only a server with `--enable-scale-out` has the call. For others a closed connection is the abort, and of a
         lost request it has been closed by now.
         """
-        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         with contextlib.suppress(AuthenticationError, BadRequestError):
-            await self.http.send_once(HttpRequest("/inference/v1/abort_requests", body))
+            await super().abort(request_id)
+
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
+        return HttpRequest("/inference/v1/abort_requests", body)
 
 
 def _post(path: str, body: bytes, running: str, session: str | None = None) -> HttpRequest:

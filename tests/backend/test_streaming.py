@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.backends import (
+    BACKENDS,
     EOS,
     PROMPT,
     WIRES,
@@ -270,8 +271,7 @@ async def test_a_long_prompt_is_not_echoed_with_every_token() -> None:
 async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
-        backend = backend_of(engine, http_transport=None)
-        backend.http.base_url = server.base_url
+        backend = BACKENDS[kind](server.base_url)
         shown = Shown()
         asked = request_of(max_new_tokens=600, stop_token_ids=())
         task = asyncio.create_task(backend.generate(asked, shown))
@@ -293,8 +293,7 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
 async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
-        backend = backend_of(engine, http_transport=None, timeout_s=3.0)
-        backend.http.base_url = server.base_url
+        backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
         shown = Shown()
         with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
             await backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown)
@@ -308,8 +307,7 @@ async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None
 async def test_an_abort_in_mid_stream_gives_what_there_was(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=20.0)
     async with ScriptedServer(engine) as server:
-        backend = backend_of(engine, http_transport=None)
-        backend.http.base_url = server.base_url
+        backend = BACKENDS[kind](server.base_url)
         shown = Shown()
         task = asyncio.create_task(backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown))
         while len(shown) < 3:

@@ -133,6 +133,8 @@ class Checks:
 
     def _echo(self, request: TokenRequest, raw: msgspec.Raw) -> None:
         """Compare the echo with the text that was sent; it is decoded only when they differ, perhaps in blanks."""
+        if not request.echo and raw == NOTHING:
+            return
         if request.text is not None and request.text.is_echoed_in(memoryview(raw)):
             return
         try:
@@ -160,25 +162,30 @@ class Checks:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        if min(ids, default=0) < 0 or max(ids, default=0) > _INT32_MAX:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high > _INT32_MAX:
+            wrong = low if low < 0 else high
             raise self.violation(f"Law 2: output id {wrong} is no token.")
         if len(said.logprob_ids) != len(ids):
             raise self.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(said.logprob_ids)} ids.")
         self._same_ids("output id {} at offset {} has the logprob of {}", ids, said.logprob_ids)
-        for offset, value in enumerate(logprobs):
-            if value is None:
-                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
+        if None in logprobs:
+            offset = list(logprobs).index(None)
+            raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
         return np.asarray(ids, np.int32), self._logprobs(logprobs)
 
     def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
+        if tuple(expected) == tuple(found):  # the usual case, in no time
+            return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
                 raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
 
     def _logprobs(self, values: Sequence[float | None]) -> Logprobs:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and that is refused below
-            logprobs = np.asarray(values, np.float64).astype(np.float32)
+        exact = np.asarray(values, np.float64)
+        # What float32 cannot hold becomes infinite, and that is refused below.
+        with np.errstate(over="ignore"):
+            logprobs = exact.astype(np.float32)
         try:
             check_logprobs(logprobs)
         except LawViolationError as error:
@@ -194,10 +201,11 @@ class Checks:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        unended = output_ids if finish == Finish.ABORT else output_ids[:-1]
-        early = np.flatnonzero(np.isin(unended[sampling.min_new_tokens :], sampling.stop_token_ids))
-        if len(early) and not sampling.ignore_eos:  # with it, SGLang lets stop ids pass
-            at = sampling.min_new_tokens + int(early[0])
+        last = None if finish == Finish.ABORT else -1  # what was aborted did not end
+        before = output_ids[sampling.min_new_tokens : last].tolist()
+        # With `ignore_eos`, SGLang lets stop ids pass.
+        if not sampling.ignore_eos and not (stops := frozenset(sampling.stop_token_ids)).isdisjoint(before):
+            at = sampling.min_new_tokens + next(i for i, token in enumerate(before) if token in stops)
             raise self.violation(
                 f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import re
 import time
 import uuid
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from tito_core.backend.answer import Checks
+from tito_core.backend.clients import LoopEndingError
 from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
@@ -23,10 +25,12 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import IdText
+from tito_core.backend.outstanding import Call, Outstanding
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
+from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming, StreamReader
-from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -61,7 +65,7 @@ class HttpBackend(ABC):
     """Base of a backend over HTTP.
 
     Args:
-        base_url: Such as "http://localhost:8000".
+        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         model: Name of the model; the server's first one when None.
         api_key: See `EngineHttp`.
         timeout_s: Longest wait for an answer, in seconds.
@@ -95,6 +99,8 @@ class HttpBackend(ABC):
         self._model = model
         self._info: EngineInfo | None = None
         self._aborting: set[asyncio.Task[None]] = set()
+        # The backend weakly: in a reference cycle its sockets would be collected before they could be closed.
+        self._outstanding = Outstanding(functools.partial(_abort_without_loop, weakref.ref(self)))
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is; later calls give the first answer."""
@@ -144,8 +150,12 @@ class HttpBackend(ABC):
         """Give (id, raw logprob) for each token of a prompt as the engine says them, None for what it leaves out."""
 
     @abstractmethod
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        """Give the call that stops a generation on the engine."""
+
     async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine."""
+        """Stop a generation on the engine; an unknown id does nothing."""
+        await self.http.send_once(self._abort_call(request_id))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -199,14 +209,17 @@ class HttpBackend(ABC):
             if streaming is not None:
                 url = self.http.base_url + asked.path
                 reader = StreamReader(streaming, self.name, url, request_id, self.http.hide_key)
+            self._outstanding.add(running)
             try:
                 if reader is not None:
                     value = await self.http.reading(asked, reader, request_id=request_id)
                 else:
                     value = self.decode(await self.http.send_once(asked, request_id=request_id), kind, request_id)
             except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
-                with contextlib.suppress(RuntimeError):
+                try:
                     self._abort_quietly(running, asyncio.get_running_loop())
+                except RuntimeError:
+                    self._outstanding.abort_without_loop(running)
                 raise
             except BaseException as lost:
                 if isinstance(lost, BackendError):
@@ -214,7 +227,10 @@ class HttpBackend(ABC):
                 if _may_still_run(lost):
                     # A second cancellation goes through at once.
                     await asyncio.shield(self._abort_quietly(running, asyncio.get_running_loop()))
+                else:
+                    self._outstanding.discard(running)
                 raise
+            self._outstanding.discard(running)
             return Answer(value, time.perf_counter() - started, running)
 
         return await self.http.retrying(one_try)
@@ -270,14 +286,26 @@ class HttpBackend(ABC):
 
         # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
         async def stop() -> None:
-            with contextlib.suppress(Exception):
+            try:
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await self.abort(request_id)
+            except (GeneratorExit, LoopEndingError) as ending:
+                self._outstanding.abort_without_loop(request_id)
+                if isinstance(ending, GeneratorExit):
+                    raise
+            except Exception:
+                pass
+            self._outstanding.discard(request_id)
 
         abort = loop.create_task(stop())
         self._aborting.add(abort)
         abort.add_done_callback(self._aborting.discard)
         return abort
+
+
+def _abort_without_loop(backend: weakref.ref[HttpBackend], running: str) -> Call | None:
+    there = backend()
+    return None if there is None else there.http.without_loop(there._abort_call(running))
 
 
 def _may_still_run(lost: BaseException) -> bool:

@@ -60,6 +60,7 @@ class TokenRequest:
         wanted: What is asked for beside sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens: what is wanted of the prompt is wanted of these.
         lenient: Whether what is wanted may be missing from the answer, since it is being found out what a server gives.
+        echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
     """
 
     input_ids: TokenIds
@@ -70,6 +71,7 @@ class TokenRequest:
     wanted: Wanted = NOTHING_WANTED
     delta_start: int = 0
     lenient: bool = False
+    echo: bool = True
 
     @property
     def first_scored(self) -> int:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+REMEMBERED = 256
+"""Ends of prompts of which it is remembered whether they leave reasoning open; a template writes few."""
+
+
 class CallFormat(Protocol):
     """How a family writes tool calls. Stateless."""
 
@@ -67,6 +71,7 @@ class TurnParser:
         # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
+        self._openings: dict[tuple[int, ...], bool] = {}
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
@@ -99,9 +104,19 @@ class TurnParser:
         if self.reasoning is None:
             return False
         header = max((i + 1 for i, token in enumerate(prompt_tail) if token in self.markup.special), default=0)
-        tail = Completion(self.markup, DecodedIds(self.markup.decode, prompt_tail[header:]), False)
+        after = tuple(prompt_tail[header:])
+        known = self._openings.get(after)
+        if known is None:
+            known = self._reads_open(after, self.reasoning)
+            if len(self._openings) >= REMEMBERED:
+                self._openings.clear()
+            self._openings[after] = known
+        return known
+
+    def _reads_open(self, ids: Sequence[int], reasoning: ReasoningTags) -> bool:
+        tail = Completion(self.markup, DecodedIds(self.markup.decode, ids), False)
         opened, at = False, 0
-        while (mark := tail.next(at, {self.reasoning.close if opened else self.reasoning.open})) is not None:
+        while (mark := tail.next(at, {reasoning.close if opened else reasoning.open})) is not None:
             opened, at = not opened, mark.stop
         return opened
 
