@@ -18,7 +18,8 @@ from tito_conformance.moves import Move
 from tito_conformance.player import Player
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Connected, Target, connect
-from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.errors import BackendError
+from tito_core.ledger import LawViolationError
 from tito_core.parsing.grammar import NoCallGrammarError
 
 Progress = Callable[[int], None]
@@ -121,15 +122,17 @@ async def _whole(outcome: Outcome, moves: list[Move]) -> None:
 def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
     try:
         runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
-    except (BrokenLawError, ProtocolViolationError) as error:
+    except (BrokenLawError, BackendError) as error:
         broken = _as_law(error)
-        assert isinstance(broken, BrokenLawError)  # of either
+        if not isinstance(broken, BrokenLawError):
+            raise
         outcome.broken = broken
 
 
 def _as_law(error: Exception) -> BrokenLawError | Exception:
-    """Give what the client refused in a server's answer as the law that it breaks."""
-    return BrokenLawError("refused", str(error)) if isinstance(error, ProtocolViolationError) else error
+    """Give what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
+    refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
+    return BrokenLawError("refused", str(error)) if refused else error
 
 
 def _drawn(running: Run) -> None:
