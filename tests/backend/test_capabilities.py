@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
-from tito_core.backend import BackendError, Capabilities, EngineInfo, SamplingParams, UnsupportedByServerError, Wanted
+from tito_core.backend import (
+    BackendError,
+    Capabilities,
+    EngineInfo,
+    SamplingParams,
+    TokenRequest,
+    TokenResponse,
+    UnsupportedByServerError,
+    Wanted,
+)
 from tito_core.backend.semantics import measure
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS
 from tito_core.settings import Settings
@@ -190,3 +199,29 @@ def test_nothing_that_can_be_wanted_kills_a_server(
     with contextlib.suppress(BackendError):
         asyncio.run(backend_of(engine).generate(request))
     assert not engine.state.dead
+
+
+class Plain:
+    """A backend of somebody else's, which knows nothing of what may be wanted."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._backend = backend_of(engine_of(kind))
+        self.name, self.score = self._backend.name, self._backend.score
+        self.abort, self.aclose = self._backend.abort, self._backend.aclose
+
+    async def connect(self) -> EngineInfo:
+        return replace(await self._backend.connect(), capabilities=Capabilities())
+
+    async def generate(self, request: TokenRequest) -> TokenResponse:
+        return await self._backend.generate(replace(request, wanted=Wanted()))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> None:
+    backend = Plain(kind)
+    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    assert info.processed_logprobs is (kind == "sglang")
+    assert info.truncated_logprobs is None
+    for wanted in ({"top_logprobs": 1}, {"prompt_logprobs": True}, {"routed_experts": True}, {"sampling_mask": True}):
+        with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
+            Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)
