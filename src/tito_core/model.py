@@ -23,6 +23,7 @@ from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.history import as_shown, remember
@@ -67,6 +68,8 @@ class TITOModel(Model):
         thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
             was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
         store: A file, or its path, that takes every turn as it is committed.
+        wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
+            `Wanted`. It comes as optional columns of the trajectory.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
 
@@ -91,6 +94,7 @@ class TITOModel(Model):
         malformed_calls: MalformedCalls = "feedback",
         thinking: Literal["keep", "as-template"] = "keep",
         store: LedgerFile | str | PathLike[str] | None = None,
+        wanted: Wanted | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         chosen = settings.Settings.of(  # before the server is asked: bad input gets its error first
@@ -99,6 +103,7 @@ class TITOModel(Model):
             history=history,
             malformed_calls=malformed_calls,
             thinking=thinking,
+            wanted=wanted,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -124,7 +129,7 @@ class TITOModel(Model):
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
         self.policy = policy
-        self._settings = chosen.within(policy.info.max_model_len)
+        self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
 
     @property
@@ -227,6 +232,7 @@ class TITOModel(Model):
                 context_limit=self._settings.context_limit,
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
+                wanted=self._settings.wanted,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
         except turns.CancelledBySignal:

@@ -7,14 +7,14 @@ import json
 import logging
 import threading
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import measure_processing
+from tito_core.backend.semantics import measure
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -117,8 +117,7 @@ class Policy:
         )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
-        info = await engine.connect()
-        info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
+        info = await measure(engine, await engine.connect(), probe.ids)
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
@@ -126,7 +125,7 @@ class Policy:
 
         Args:
             ledger: See `TITOModel`, which also says what the others mean.
-            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`.
+            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`, `wanted`.
         """
         from tito_core.model import TITOModel
 
