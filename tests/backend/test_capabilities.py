@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
-from tito_core.backend import Capabilities, EngineInfo, SamplingParams, UnsupportedByServerError, Wanted
+from tito_core.backend import (
+    BackendError,
+    Capabilities,
+    EngineInfo,
+    SamplingParams,
+    TokenRequest,
+    TokenResponse,
+    UnsupportedByServerError,
+    Wanted,
+)
 from tito_core.backend.semantics import measure
+from tito_core.backend.wanted import MOST_TOP_LOGPROBS
 from tito_core.settings import Settings
+from tito_core.testing import Completion
 
 
 async def found(kind: Kind, **options: Any) -> Capabilities:
@@ -152,3 +167,61 @@ def test_what_nobody_can_want_is_refused_where_it_is_written(given_wanted: dict[
 def test_it_is_not_asked_for_past_wanted(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"extra may not hold '{name}': ask for it by wanted="):
         SamplingParams(extra={name: 1})
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@given(
+    wanted=st.builds(
+        Wanted,
+        top_logprobs=st.one_of(st.integers(0, 30), st.integers(VOCAB - 3, MOST_TOP_LOGPROBS)),
+        prompt_logprobs=st.booleans(),
+        routed_experts=st.one_of(st.booleans(), st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        sampling_mask=st.booleans(),
+        priority=st.one_of(st.none(), st.integers(-(2**31) + 1, 2**31 - 1)),
+        cache_salt=st.one_of(st.none(), st.text("salt ✓\n", min_size=1, max_size=128)),
+    ),
+    sampling=st.fixed_dictionaries(
+        {},
+        optional={
+            "top_k": st.integers(1, 5000),
+            "temperature": st.sampled_from([0.0, 1.0]),
+            "grammar": st.just({"kind": "regex", "value": "a"}),
+        },
+    ),
+    start=st.integers(0, len(PROMPT)),
+)
+@settings(deadline=None, max_examples=40)
+def test_nothing_that_can_be_wanted_kills_a_server(
+    kind: Kind, wanted: Wanted, sampling: dict[str, Any], start: int
+) -> None:
+    engine = engine_of(kind, lambda _: Completion([5] * 8))
+    request = replace(request_of(**sampling), wanted=wanted, delta_start=start)
+    with contextlib.suppress(BackendError):
+        asyncio.run(backend_of(engine).generate(request))
+    assert not engine.state.dead
+
+
+class Plain:
+    """A backend of somebody else's, which knows nothing of what may be wanted."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._backend = backend_of(engine_of(kind))
+        self.name, self.score = self._backend.name, self._backend.score
+        self.abort, self.aclose = self._backend.abort, self._backend.aclose
+
+    async def connect(self) -> EngineInfo:
+        return replace(await self._backend.connect(), capabilities=Capabilities())
+
+    async def generate(self, request: TokenRequest) -> TokenResponse:
+        return await self._backend.generate(replace(request, wanted=Wanted()))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> None:
+    backend = Plain(kind)
+    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    assert info.processed_logprobs is (kind == "sglang")
+    assert info.truncated_logprobs is None
+    for wanted in ({"top_logprobs": 1}, {"prompt_logprobs": True}, {"routed_experts": True}, {"sampling_mask": True}):
+        with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
+            Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)

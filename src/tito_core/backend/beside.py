@@ -67,6 +67,8 @@ class BesideChecks:
             ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
         """
         wanted, found = self.request.wanted, dict[str, Column]()
+        if not len(self.ids):  # aborted before its first token
+            return NO_COLUMNS
         if wanted.top_logprobs and self._is_there("top_logprobs", said.top):
             found |= self._top(self._decoded(said), wanted.top_logprobs)
         if wanted.prompt_logprobs and self._is_there("prompt_logprobs", said.prompt):
