@@ -4,41 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
 from strands.types.content import Messages, SystemContentBlock
-from strands.types.exceptions import (
-    ContextWindowOverflowException,
-    ModelThrottledException,
-    StructuredOutputException,
-)
+from strands.types.exceptions import StructuredOutputException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import generating, settings, turns
+from tito_core import settings
 from tito_core.asked import Asked
 from tito_core.backend.aborts import MAX_RESUMES, OnAbort
-from tito_core.backend.errors import ContextLengthError, ThrottledError
-from tito_core.backend.protocol import Backend, TokenChunk, TokenResponse
+from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
-from tito_core.history import as_shown, remember
-from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.malformed import MalformedCallError, MalformedCalls
+from tito_core.malformed import MalformedCalls
 from tito_core.parse_report import ParseReport
 from tito_core.policy import Policy
 from tito_core.recording import Recording
-from tito_core.showing import Showing
 from tito_core.store import LedgerFile
-from tito_core.view import events, stop_reason
+from tito_core.streamed_turn import one_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -222,7 +213,7 @@ class TITOModel(Model):
         """
         return self._recording.next()
 
-    async def stream(
+    def stream(
         self,
         messages: Messages,
         tool_specs: list[ToolSpec] | None = None,
@@ -246,54 +237,17 @@ class TITOModel(Model):
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
-        settings.refuse_reserved_name(tool_specs)
-        ledger = self._recording.begin(model_state)
-        system = settings.system_text(system_prompt, system_prompt_content)
-        try:
-            prepared = turns.prepare(
-                self.policy,
-                ledger,
-                messages,
-                system,
-                tool_specs,
-                model_state,
-                self._settings.sampling,
-                asked=Asked(tool_choice, structured_output_model),
-                context_limit=self._settings.context_limit,
-                may_branch=self._settings.may_branch,
-                keeps_thinking=self._settings.keeps_thinking,
-                max_total_tokens=self._settings.max_total_tokens,
-                wanted=self._settings.wanted,
-                echoes_every_turn=self._settings.echoes_every_turn,
-            )
-            showing = Showing(self.policy.parser, turns.tail(prepared.request.input_ids))
-            coming = generating.answer(self.policy.backend, prepared.request, cancel_signal, self._settings)
-            async with aclosing(coming):
-                async for came in coming:
-                    for event in showing.events(came) if isinstance(came, TokenChunk) else ():
-                        yield event
-            assert isinstance(came, TokenResponse)
-            response = came
-        except generating.CancelledBySignal:
-            return  # without messageStop, which is how Strands recognises a provider that was cancelled
-        except ContextLengthError as error:
-            raise ContextWindowOverflowException(str(error)) from error
-        except ThrottledError as error:
-            raise ModelThrottledException(str(error)) from error
-        with ledger.call_ids.of_a_turn() as next_call_id:
-            read = turns.read(self.policy, prepared, response, next_call_id, self._settings.malformed_calls)
-            check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
-            refused = read.malformed if self._settings.malformed_calls == "raise" else ()
-            reason = stop_reason(read.message, response)
-            for event in () if refused else events(read.message, reason, response, read.arguments, showing.blocks):
-                yield event
-            # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-            turn = self._recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))
-            if prepared.request.text is not None:
-                self.policy.prompts.keep(ledger, turn.index, prepared.request.text, response.output_ids)
-        remember(model_state, ledger, turn.index)
-        if refused:
-            raise MalformedCallError(refused, turn.index, read.message)
+        return one_turn(
+            self.policy,
+            self._recording,
+            self._settings,
+            messages,
+            settings.system_text(system_prompt, system_prompt_content),
+            tool_specs,
+            Asked(tool_choice, structured_output_model),
+            model_state,
+            cancel_signal,
+        )
 
     async def count_tokens(
         self,
