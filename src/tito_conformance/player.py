@@ -191,6 +191,7 @@ class Player:
     def _keep(self, life: Life, answer: Answer, index: int) -> None:
         life.messages.append(answer.message)
         self.parents.add(index, life.history())
+        self.tally.turns += 1
         if not answer.message["content"]:  # Strands stores a blank text in its place
             life.messages.pop()
 

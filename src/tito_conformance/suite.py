@@ -38,7 +38,6 @@ class Outcome:
         moves: The smallest conversation that shows it; empty when a fixed question showed it.
         error: Something else that ended the run, as a sentence.
         conversations: How many were played.
-        turns: How many turns they made.
         seconds: How long it took.
     """
 
@@ -49,9 +48,13 @@ class Outcome:
     moves: tuple[Move, ...] = ()
     error: str | None = None
     conversations: int = 0
-    turns: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+
+    @property
+    def turns(self) -> int:
+        """How many turns were played, those of smaller conversations that were tried included."""
+        return self.tally.turns
 
     @property
     def sound(self) -> bool:
@@ -194,7 +197,6 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
             if connected.log is not None:
                 del connected.log.exchanges[self.first :]
             outcome.conversations += 1
-            outcome.turns += len(self.player.model.ledger)
             running.progress(outcome.conversations)
 
         def _held(self, work: Any) -> None:
