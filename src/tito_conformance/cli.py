@@ -27,6 +27,7 @@ def conformance(
     tolerance: Annotated[
         float, typer.Option(help="Nats between a reported logprob and the server's own score.")
     ] = 0.05,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Hold the server to the seed of a request.")] = False,
     replay: Annotated[Path | None, typer.Option(help="Play one conversation of a report.", dir_okay=False)] = None,
 ) -> None:
     """Hold a server to every law, by playing agents on it. It changes nothing on the server.
@@ -44,7 +45,9 @@ def conformance(
     if profile not in PROFILES:
         raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
     options: dict[str, Any] = {"model": model} if model else {}
-    target = Target(backend, base_url, tokenizer, parser, options=options, tolerance_nats=tolerance, seed=seed)
+    target = Target(
+        backend, base_url, tokenizer, parser, options=options, tolerance_nats=tolerance, seed=seed, seeds=seeds
+    )
     if replay is not None:
         outcome = suite.replay(target, PROFILES[profile], read_moves(replay))
     else:

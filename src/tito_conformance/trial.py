@@ -45,7 +45,9 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
         seed: What is drawn is drawn from it.
     """
     backend = "sglang" if wire == "sglang" else "vllm"
-    target = Target(backend, "http://scripted", tokenizer, transport=planted(defect, wire, tokenizer, end), seed=seed)
+    target = Target(
+        backend, "http://scripted", tokenizer, transport=planted(defect, wire, tokenizer, end), seed=seed, seeds=True
+    )
     with defect.client():
         try:
             outcome = suite.run(target, profile, shrink=False)

@@ -142,5 +142,7 @@ def test_a_third_backend_is_proven_by_the_plugin(
     assert ("test_the_law_holds[rescored]" in done.stdout) == shift, done.stdout[-3000:]
 
 
-def test_the_third_backend_is_short() -> None:
-    assert len((HERE / "toy" / "toy_backend.py").read_text().splitlines()) < 120
+def test_the_third_backend_is_short_and_the_guide_shows_it() -> None:
+    code = (HERE / "toy" / "toy_backend.py").read_text()
+    assert len(code.splitlines()) < 120
+    assert f"```python\n{code}```" in (HERE.parents[1] / "docs" / "conformance.md").read_text()
