@@ -94,6 +94,24 @@ PROOFS = {
         for engine, title in (("vllm", "vLLM"), ("sglang", "SGLang"))
         for model in ("smollm2", "qwen3-tiny")
     },
+    "faults": Proof(
+        "Rollouts through a proxy that breaks a third of all requests (a reset or an orderly close at each class of "
+        "bytes of request and answer, late answers, slow drips, 429 with Retry-After, storms of 503, halved bodies, "
+        "silence), on both wires, some cancelled meanwhile: every turn is what the server says it saw and said, every "
+        "error has a type, no try beyond the policy's, and no task, connection or running request is left.",
+        "rollouts on each wire",
+        2_000,
+        500,
+        (
+            "src/tito_core/backend",
+            "src/tito_sglang",
+            "src/tito_vllm",
+            "tests/support/proxy.py",
+            "tests/model/test_fault_proxy.py",
+        ),
+        lambda count, seed: f"TITO_ROLLOUTS={count} TITO_SEED={seed} {PYTEST} -s tests/model/test_fault_proxy.py",
+        r"(\d+) rollouts",
+    ),
     "ids": Proof(
         "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
         "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "

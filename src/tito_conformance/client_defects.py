@@ -132,7 +132,7 @@ def _content_spells() -> Iterator[None]:
     """Let messages spell control tokens, as the tokenizer itself would."""
     original = Policy.connect_async.__func__  # type: ignore[attr-defined]
 
-    async def connect(cls: Any, **settings: Any) -> Any:
+    async def connect(cls: Any, /, **settings: Any) -> Any:
         return await original(cls, **{**settings, "content_tokens": "as-template"})
 
     with mock.patch.object(Policy, "connect_async", classmethod(connect)):

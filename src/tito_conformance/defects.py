@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tito_conformance.answer_views import View, view_of
-from tito_core.testing import Completion, Fault, Script, ScriptedRequest
+from tito_conformance.scripted_policy import ConformancePolicy
+from tito_conformance.wire_log import TransportFactory
+from tito_core.testing import Completion, Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
@@ -45,7 +47,8 @@ class Defect:
         edit = self.edit
 
         def of_request(number: int, request: ScriptedRequest) -> Fault | None:
-            if request.scoring or request.max_new_tokens == 0 or number < 1:  # the first is the measurement at connect
+            measured = request.ignore_eos and request.temperature == 2.0  # at connect
+            if request.scoring or request.max_new_tokens == 0 or measured:
                 return None
 
             def change(answer: Any) -> None:
@@ -265,7 +268,10 @@ class _Wrapped:
         self.score, self.top = script.score, script.top
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        completion: Completion = self.script(self.heard(request))
+        other = self.heard(request)
+        completion: Completion = self.script(other)
+        if completion.finish is None and completion.output_ids and completion.output_ids[-1] in other.stop_ids:
+            return replace(completion, finish="stop", stop=completion.output_ids[-1])  # though the request says go on
         return completion
 
 
@@ -285,7 +291,7 @@ class _Other(_Wrapped):
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         other = self.heard(request)
-        said = self.script(other)
+        said: Completion = self.script(other)
         if said.logprobs is not None or not len(said.output_ids):
             return said
         ids = (*other.prompt_ids, *said.output_ids)
@@ -322,6 +328,32 @@ POLICIES = (
     Defect("alone-otherwise", 4, "Some answers are to another prompt.", wrap=_crowded),
 )
 """Defects of what the policy says."""
+
+
+def planted(defect: Defect, wire: str, tokenizer: Any, end: int) -> TransportFactory:
+    """Give a scripted engine with the defect in its answers or its policy, as a transport.
+
+    Args:
+        defect: What is wrong; `SOUND` for nothing.
+        wire: One of `SERVERS`.
+        tokenizer: The model's.
+        end: Id that ends a turn.
+    """
+    policy: Any = ConformancePolicy(tokenizer, end)
+    engine = scripted_engine(
+        "sglang" if wire == "sglang" else "vllm",
+        policy if defect.wrap is None else defect.wrap(policy),
+        vocab_size=len(tokenizer),
+        eos_ids=[end],
+        decode=lambda ids: str(tokenizer.decode(list(ids))),
+        scale_out=wire == "vllm",
+        fault=defect.fault(wire),
+    )
+    return lambda: InProcessTransport(engine)
+
+
+SOUND = Defect("none", 0, "Nothing is wrong.")
+"""A server without a defect, which the suite must pass."""
 
 
 def all_defects() -> Iterator[tuple[Defect, str]]:

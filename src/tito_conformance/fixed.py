@@ -36,7 +36,10 @@ async def ask(connected: Connected, tally: Tally, repeats: int) -> None:
         first = await _greedy(connected, prompt)
         await _obeyed(connected, tally, prompt, first, question)
         one, other = [await _sampled(connected, prompt, temperature=1.0, seed=11) for _ in range(2)]
-        _alike(tally, "seeded", one, other, question)
+        if connected.target.seeds or np.array_equal(one.output_ids, other.output_ids):
+            _alike(tally, "seeded", one, other, question)
+        else:
+            tally.skip("seeded", "The server does not keep to seeds; --seeds holds it to them.")
         _alike(tally, "repeatable", first, await _greedy(connected, prompt), question)
         watched, *_ = await asyncio.gather(
             _greedy(connected, prompt), *(_greedy(connected, prompt[: len(prompt) - 1 - n % 3]) for n in range(CROWD))

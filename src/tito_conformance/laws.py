@@ -93,11 +93,12 @@ class BrokenLawError(AssertionError):
 
 @dataclass
 class Tally:
-    """How often each check was made, and what could not be checked, with why."""
+    """How often each check was made, what could not be checked, with why, and how many turns were played."""
 
     passed: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     not_applicable: dict[str, Counter[str]] = field(default_factory=dict)
+    turns: int = 0
 
     def hold(self, check: str, sound: bool, problem: str, cases: int = 1) -> None:
         """Count a check; raise what is broken."""

@@ -219,7 +219,8 @@ def _one(turn: Told, before: list[int], said: Heard, stop_ids: set[int]) -> Iter
             f"{said.cached_tokens} tokens of {len(said.prompt)} were cached; the ledger has {turn.cached_tokens}.",
         )
     yield from _finish(turn, said, stop_ids)
-    spans = said.versions or [(0, len(said.output), None)]
+    unsaid: list[tuple[int, int, str | None]] = [(0, len(said.output), None)]
+    spans = list(said.versions or ()) or unsaid
     if [tuple(span) for span in spans] != [tuple(span) for span in turn.versions]:
         yield "versions", f"the answer's weight versions are {spans}, the ledger's {turn.versions}."
     ends = [0, *(stop for _, stop, _ in spans)]

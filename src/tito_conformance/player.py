@@ -21,6 +21,7 @@ from tito_conformance.parents import Parents
 from tito_conformance.rendering import Renderer, apart
 from tito_conformance.target import Connected
 from tito_core.asked import UnsupportedToolChoiceError
+from tito_core.backend.errors import BadRequestError
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger import Finish, Turn
 from tito_core.model import TITOModel
@@ -173,8 +174,8 @@ class Player:
             return
         where = f"turn {turn.index}: the prompt's new part {spelled[-200:]!r}"
         end = whole if before is None else whole[-len(spelled) :]
-        own, other = apart(spelled, end)
-        self.tally.hold("rendering", end == spelled, f"{where} says {own!r} where the template says {other!r}.")
+        mine, others = apart(spelled, end)
+        self.tally.hold("rendering", end == spelled, f"{where} says {mine!r} where the template says {others!r}.")
         stem = whole[: len(whole) - len(spelled)]
         closer = self.connected.policy.template.closer_id
         closed = ""
@@ -190,6 +191,7 @@ class Player:
     def _keep(self, life: Life, answer: Answer, index: int) -> None:
         life.messages.append(answer.message)
         self.parents.add(index, life.history())
+        self.tally.turns += 1
         if not answer.message["content"]:  # Strands stores a blank text in its place
             life.messages.pop()
 
@@ -200,8 +202,8 @@ class Player:
         self._set(max_new_tokens=FORCED_TOKENS, temperature=1.0)
         try:
             answer = await self._turn(life, tool_choice=choice)
-        except UnsupportedToolChoiceError as error:
-            self.tally.skip("forced", str(error))
+        except (UnsupportedToolChoiceError, BadRequestError) as error:
+            self.tally.skip("forced", _first_line(error))
             life.messages.pop()
             return
         draft = self.model.ledger[-1].draft
@@ -224,7 +226,12 @@ class Player:
     async def _shaped(self, life: Life, move: m.Shape) -> None:
         life.hear(move.text)
         self._set(max_new_tokens=FORCED_TOKENS, temperature=1.0)
-        answer = await self._turn(life, structured_output_model=Shaped)
+        try:
+            answer = await self._turn(life, structured_output_model=Shaped)
+        except BadRequestError as error:
+            self.tally.skip("shaped", _first_line(error))
+            life.messages.pop()
+            return
         if answer is None or self.model.ledger[-1].draft.finish == Finish.LENGTH:
             self.tally.skip("shaped", "The answer was longer than the tokens allowed.")
             return
@@ -273,6 +280,10 @@ class Player:
 
 def _uses(message: Any) -> list[Any]:
     return [block["toolUse"] for block in message["content"] if "toolUse" in block]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:

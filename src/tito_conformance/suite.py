@@ -18,7 +18,8 @@ from tito_conformance.moves import Move
 from tito_conformance.player import Player
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Connected, Target, connect
-from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.errors import BackendError
+from tito_core.ledger import LawViolationError
 from tito_core.parsing.grammar import NoCallGrammarError
 
 Progress = Callable[[int], None]
@@ -37,7 +38,6 @@ class Outcome:
         moves: The smallest conversation that shows it; empty when a fixed question showed it.
         error: Something else that ended the run, as a sentence.
         conversations: How many were played.
-        turns: How many turns they made.
         seconds: How long it took.
     """
 
@@ -48,9 +48,13 @@ class Outcome:
     moves: tuple[Move, ...] = ()
     error: str | None = None
     conversations: int = 0
-    turns: int = 0
     seconds: float = 0.0
     interrupted: bool = False
+
+    @property
+    def turns(self) -> int:
+        """How many turns were played, those of smaller conversations that were tried included."""
+        return self.tally.turns
 
     @property
     def sound(self) -> bool:
@@ -121,15 +125,17 @@ async def _whole(outcome: Outcome, moves: list[Move]) -> None:
 def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
     try:
         runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
-    except (BrokenLawError, ProtocolViolationError) as error:
+    except (BrokenLawError, BackendError) as error:
         broken = _as_law(error)
-        assert isinstance(broken, BrokenLawError)  # of either
+        if not isinstance(broken, BrokenLawError):
+            raise
         outcome.broken = broken
 
 
 def _as_law(error: Exception) -> BrokenLawError | Exception:
-    """Give what the client refused in a server's answer as the law that it breaks."""
-    return BrokenLawError("refused", str(error)) if isinstance(error, ProtocolViolationError) else error
+    """Give what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
+    refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
+    return BrokenLawError("refused", str(error)) if refused else error
 
 
 def _drawn(running: Run) -> None:
@@ -191,7 +197,6 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
             if connected.log is not None:
                 del connected.log.exchanges[self.first :]
             outcome.conversations += 1
-            outcome.turns += len(self.player.model.ledger)
             running.progress(outcome.conversations)
 
         def _held(self, work: Any) -> None:

@@ -29,6 +29,7 @@ class Target:
         options: For the backend, such as `model`, `api_key` and `timeout_s`.
         tolerance_nats: How far a score may lie from a reported logprob.
         seed: What is drawn is drawn from it.
+        seeds: Whether the server must keep to a request's seed. SGLang does so only in its deterministic mode.
     """
 
     backend: str
@@ -39,6 +40,7 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict)
     tolerance_nats: float = 0.05
     seed: int = 0
+    seeds: bool = False
 
 
 @dataclass

@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
+from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import measure_processing
+from tito_core.backend.semantics import measure
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -25,6 +26,7 @@ from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, con
 from tito_core.prompts import Prompts
 from tito_core.settings import Choices
 from tito_core.store import LedgerFile
+from tito_core.terms import Terms
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +51,7 @@ class Policy:
         stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
         store: The file that every rollout's turns are appended to as they are committed, or None.
         prompts: The text of what is sent, by ledger and turn.
+        terms: What is recorded of sampling parameters, worked out once.
     """
 
     backend: Backend
@@ -60,6 +63,7 @@ class Policy:
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: Prompts = field(default_factory=Prompts)
+    terms: Terms = field(default_factory=Terms)
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -71,7 +75,7 @@ class Policy:
         cls,
         *,
         backend: str | Backend,
-        base_url: str = "",
+        base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
         parser: str = AUTO,
         template_arguments: Mapping[str, Any] | None = None,
@@ -84,7 +88,8 @@ class Policy:
 
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
-            base_url: Address of the server, such as "http://localhost:8000".
+            base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
+                the addresses of equal servers, over which rollouts are spread.
             tokenizer: Name or folder of the model's tokenizer, or the object.
             parser: Name of the tool-call format; "auto" takes the one that the chat template shows, and the choice is
                 logged and kept as `policy.detected`.
@@ -117,8 +122,8 @@ class Policy:
         )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
-        info = await engine.connect()
-        info = replace(info, processed_logprobs=await measure_processing(engine, info, probe.ids))
+        asked = await engine.connect()
+        info = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
@@ -126,7 +131,8 @@ class Policy:
 
         Args:
             ledger: See `TITOModel`, which also says what the others mean.
-            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`.
+            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`, `verify_echo`,
+                `wanted`, `on_abort`, `max_resumes`, `turn_timeout_s`, `max_total_tokens`, `stream`.
         """
         from tito_core.model import TITOModel
 
@@ -147,10 +153,15 @@ class Policy:
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
-        if given.ignore_eos:
-            return given
-        stops = sorted({*given.stop_token_ids, *self.stop_token_ids})
-        return given.model_copy(update={"stop_token_ids": tuple(stops)})
+        return self.terms.stopped(given, self.stop_token_ids)
+
+
+def _measured(info: EngineInfo) -> dict[str, object]:
+    return {
+        "what logprobs include": info.processed_logprobs,
+        "whether logprobs are truncated": info.truncated_logprobs,
+        "what can be had beside": info.capabilities,
+    }
 
 
 def summary(certificate: Certificate) -> dict[str, Any]:

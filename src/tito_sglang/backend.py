@@ -11,10 +11,11 @@ from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import wire
+from tito_sglang import stream, wire
 from tito_sglang.admin import SGLangAdmin
 
 
@@ -27,8 +28,9 @@ class SGLangBackend(SGLangAdmin):
         model = await self.served_model()
         loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
         length = wire.usable_length(model.max_model_len, loads)
-        weights = await self.weight_version()
-        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=await self._vocab_size())
+        weights, vocab_size = await self.weight_version(), await self._vocab_size()
+        can = wire.capabilities(await self.get_if_there("/server_info", wire.ServerInfo), vocab_size)
+        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=vocab_size, capabilities=can)
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
@@ -38,28 +40,35 @@ class SGLangBackend(SGLangAdmin):
             raise refused
         return None if refused is None else wire.vocab_size_in(refused.body)
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
-        fields = {
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse:
+        fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
-            "logprob_start_len": -1,
-            "return_prompt_token_ids": True,
+            **wire.wanted_fields(request),
+            **info.capabilities.service(request.wanted),
+            "return_prompt_token_ids": request.echo,
         }
-        answer = await self._ask(request.request_id, fields, prompt, request.session_id)
+        if on_chunk is not None:
+            fields["sampling_params"]["stream_interval"] = stream.interval(request)
+        answer = await self._ask(request.request_id, fields, prompt, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
+        logprobs, tokens, _ = zip(*entries, strict=True) if entries else ((), (), ())
         said = Reported(
             finish=reason.type,
             stop=reason.matched,
             output_ids=answer.value.output_ids,
-            logprobs=None if entries is None else [logprob for logprob, _, _ in entries],
-            logprob_ids=[token for _, token, _ in entries or ()],
+            logprobs=None if entries is None else logprobs,
+            logprob_ids=tokens,
             echoed=answer.value.prompt_token_ids,
             prompt_tokens=meta.prompt_tokens,
             completion_tokens=meta.completion_tokens,
             cached_tokens=meta.cached_tokens,
             spans=[(span.start, span.end, span.version) for span in meta.weight_versions],
             message=reason.message,
+            beside=wire.beside(meta, request),
         )
         checks = Checks(self.name, request.request_id)
         return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
@@ -73,16 +82,20 @@ class SGLangBackend(SGLangAdmin):
         return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
 
     async def _ask(
-        self, request_id: str, fields: dict[str, Any], prompt: IdText, session: str | None = None
+        self,
+        request_id: str,
+        fields: dict[str, Any],
+        prompt: IdText,
+        session: str | None = None,
+        on_chunk: OnChunk | None = None,
     ) -> Answer[wire.Generation]:
         headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
 
         def prepare(running: str) -> HttpRequest:
-            complete = {**fields, "return_logprob": True, "stream": False, "rid": running}
+            complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
-        return await self.exchange(request_id, prepare, wire.Generation)
+        return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
 
-    async def abort(self, request_id: str) -> None:
-        """Abort by id; an unknown id is answered 200 and does nothing."""
-        await self.http.send_once(HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id})))
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -12,10 +12,12 @@ from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
+from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import wire
+from tito_vllm import stream, wire
 from tito_vllm.admin import VLLMAdmin
 
 C = TypeVar("C", wire.Choice, wire.Generated)
@@ -30,14 +32,26 @@ class VLLMBackend(VLLMAdmin):
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
         version = await self.get_if_there("/version", wire.Version)
+        is_open = await self._is_open(model.id)
         return EngineInfo(
             self.name,
             model.id,
             model.max_model_len,
             version.version if version else None,
             await self.weight_version(),
-            endpoints=(_GENERATE, _COMPLETIONS) if await self._is_open(model.id) else (_COMPLETIONS,),
+            endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
+            capabilities=await self._capabilities(model.id, is_open),
         )
+
+    async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
+        """Learn how many top logprobs the server gives, from how it refuses too many of them."""
+        many = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
+        if is_open:
+            probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": many}
+        else:
+            probe = {"model": model, "prompt": [0], **many}
+        refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
+        return wire.capabilities(refused.body if refused is not None else "", one_more=is_open)
 
     async def _is_open(self, model: str) -> bool:
         """Tell whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
@@ -50,25 +64,38 @@ class VLLMBackend(VLLMAdmin):
             raise refused
         return refused is None or refused.status not in (403, 404, 405)
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
-        ask = self._generated if info.endpoints[0] == _GENERATE else self._completed
-        said, answer = await ask(info, request, prompt)
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse:
+        generates = info.endpoints[0] == _GENERATE
+        if stream.lacks(request.wanted, generates=generates):
+            on_chunk = None
+        ask = self._generated if generates else self._completed
+        said, answer = await ask(info, request, prompt, on_chunk)
         checks = Checks(self.name, request.request_id)
         return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
 
     async def _generated(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> tuple[Reported, Answer[wire.Generation]]:
         """Ask the endpoint made for tokens, the only one that tells weight versions."""
         fields = {
             "model": info.model,
-            "sampling_params": {**wire.sampling_fields(request.sampling), "n": 1, "logprobs": 0},
-            "stream": False,
-            "return_token_ids": True,
+            "sampling_params": {
+                **wire.sampling_fields(request.sampling),
+                **wire.wanted_fields(request, one_more=True),
+                "n": 1,
+            },
+            **info.capabilities.service(request.wanted),
+            **stream.fields(on_chunk),
+            "return_token_ids": request.echo,
         }
         body = prompt.body(fields, "token_ids")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_GENERATE, body, running, request.session_id), wire.Generation
+            request.request_id,
+            lambda running: _post(_GENERATE, body, running, request.session_id),
+            wire.Generation,
+            streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -81,25 +108,30 @@ class VLLMBackend(VLLMAdmin):
             logprob_ids=[entry.id for entry in content or ()],
             echoed=answer.value.prompt_token_ids,
             spans=spans,
+            beside=wire.beside(choice, choice.logprobs, answer.value.prompt_logprobs, request),
             **_usage(answer.value.usage),
         ), answer
 
     async def _completed(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> tuple[Reported, Answer[wire.Completion]]:
         """Ask the OpenAI endpoint, which every server has; it does not tell weight versions."""
         fields = {
             **wire.sampling_fields(request.sampling),
             "model": info.model,
             "n": 1,
-            "stream": False,
-            "logprobs": 0,
+            **stream.fields(on_chunk),
+            **wire.wanted_fields(request, one_more=False),
+            **info.capabilities.service(request.wanted),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
         body = prompt.body(fields, "prompt")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_COMPLETIONS, body, running, request.session_id), wire.Completion
+            request.request_id,
+            lambda running: _post(_COMPLETIONS, body, running, request.session_id),
+            wire.Completion,
+            streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs
@@ -110,6 +142,7 @@ class VLLMBackend(VLLMAdmin):
             logprobs=logprobs.token_logprobs if logprobs else None,
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
             echoed=choice.prompt_token_ids,
+            beside=wire.beside(choice, logprobs, choice.prompt_logprobs, request),
             **_usage(answer.value.usage),
         ), answer
 
@@ -123,9 +156,8 @@ class VLLMBackend(VLLMAdmin):
         self, info: EngineInfo, ids: TokenIds, request_id: str
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
-        body = msgspec.json.encode(
-            {"model": info.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        )
+        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
+        body = msgspec.json.encode({"model": info.model, "prompt": ids.tolist(), **sampling, "prompt_logprobs": 0})
         answer = await self.exchange(request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion)
         entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
         return [wire.score_of(entry) for entry in entries]
@@ -136,9 +168,12 @@ class VLLMBackend(VLLMAdmin):
         Only a server with `--enable-scale-out` has the call. For others a closed connection is the abort, and of a
         lost request it has been closed by now.
         """
-        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         with contextlib.suppress(AuthenticationError, BadRequestError):
-            await self.http.send_once(HttpRequest("/inference/v1/abort_requests", body))
+            await super().abort(request_id)
+
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
+        return HttpRequest("/inference/v1/abort_requests", body)
 
 
 def _post(path: str, body: bytes, running: str, session: str | None = None) -> HttpRequest:
@@ -147,12 +182,14 @@ def _post(path: str, body: bytes, running: str, session: str | None = None) -> H
 
 
 class _Usage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     cached_tokens: int | None
 
 
-def _usage(usage: wire.Usage) -> _Usage:
+def _usage(usage: wire.Usage | None) -> _Usage:
+    if usage is None:
+        return {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None}
     details = usage.prompt_tokens_details
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -22,7 +22,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.transport import LONGEST_WAIT_S
+from tito_core.backend.retries import LONGEST_WAIT_S
 from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, InProcessTransport, always, first
 
 

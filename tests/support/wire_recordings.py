@@ -78,7 +78,7 @@ def _read(path: Path, kind: str) -> Recording:
     raw = json.loads(path.read_text())
     request = raw.get("request") or UNRECORDED[path.stem]
     if kind == "vllm":
-        body, response = _expanded(request["body"]), raw.get("response", raw)
+        body, response = expanded(request["body"]), raw.get("response", raw)
         body = body.encode() if isinstance(body, str) else body
         response = response["_sse"][:-1] if isinstance(response, dict) and "_sse" in response else response
     else:
@@ -99,14 +99,14 @@ def _read(path: Path, kind: str) -> Recording:
     )
 
 
-def _expanded(value: Any) -> Any:
+def expanded(value: Any) -> Any:
     """Lists that were cut when they were recorded ("...trimmed 12 more"), filled up with their last element."""
     if isinstance(value, dict):
-        return {key: _expanded(item) for key, item in value.items()}
+        return {key: expanded(item) for key, item in value.items()}
     if not isinstance(value, list):
         return value
     shown, more = trimmed(value)
-    return [*shown, *[shown[-1]] * more] if more else [_expanded(item) for item in shown]
+    return [*shown, *[shown[-1]] * more] if more else [expanded(item) for item in shown]
 
 
 def trimmed(value: list[Any]) -> tuple[list[Any], int]:
@@ -168,9 +168,9 @@ class Recorded:
         whole: dict[int, dict[str, Any]] = {}
         for choice in (c for event in events for c in event["choices"]):
             seen = whole.setdefault(choice["index"], {"ids": [], "logprobs": [], "tops": [], "text": ""})
-            tokens = _expanded((choice.get("logprobs") or {}).get("tokens") or [])
+            tokens = expanded((choice.get("logprobs") or {}).get("tokens") or [])
             ids = choice.get("token_ids") or [self._id_of(text) for text in tokens[self._echoed :]]
-            seen["ids"] += _expanded(ids)
+            seen["ids"] += expanded(ids)
             seen["text"] += choice.get("text") or ""
             if len(events) > 1:
                 self.known[tuple(seen["ids"])] = seen["text"]
@@ -198,19 +198,19 @@ class Recorded:
 
     def _read_logprobs(self, choice: dict[str, Any], seen: dict[str, Any]) -> None:
         found, echoed = choice.get("logprobs") or {}, self._echoed
-        ids = _expanded(choice.get("token_ids") or [])
+        ids = expanded(choice.get("token_ids") or [])
         if "content" in found:
-            content = _expanded(found["content"])
+            content = expanded(found["content"])
             seen["logprobs"] += [entry["logprob"] for entry in content]
             seen["tops"] += [[(t["token_id"], t["logprob"]) for t in e["top_logprobs"]] for e in content]
         elif found:
             for token, text in zip(self.recording.fields["prompt"], found["tokens"], strict=False):
                 if echoed:
                     self.texts[token] = text
-            for token, text in zip(ids, _expanded(found["tokens"])[echoed:], strict=False):
+            for token, text in zip(ids, expanded(found["tokens"])[echoed:], strict=False):
                 self.texts[token] = text
-            seen["logprobs"] += _expanded(found["token_logprobs"])[echoed:]
-            for top in _expanded(found["top_logprobs"])[echoed:]:
+            seen["logprobs"] += expanded(found["token_logprobs"])[echoed:]
+            for top in expanded(found["top_logprobs"])[echoed:]:
                 pairs = [(self._id_of(text), value) for text, value in top.items()]
                 seen["tops"].append(pairs[len(pairs) - self.recording.fields["logprobs"] :])
 
@@ -270,4 +270,13 @@ class Recorded:
                 [(s["version"], s["start"], s["end"]) for s in meta["weight_versions"]],
                 meta.get("cached_tokens"),
                 meta.get("routed_experts"),
+                support=_support(meta),
             )
+
+
+def _support(meta: dict[str, Any]) -> list[list[tuple[int, float]]] | None:
+    """The ids that were left to choose from, with logprobs of all or of the sampled one."""
+    if "output_token_sampling_mask" not in meta:
+        return None
+    rows = zip(meta["output_token_sampling_mask"], meta["output_token_sampling_logprobs"], strict=True)
+    return [list(zip(ids, of if isinstance(of, list) else [of] * len(ids), strict=True)) for ids, of in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import httpx
 
@@ -10,6 +11,41 @@ from tito_core.backend.errors import AuthenticationError, EngineConnectionError
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _HIGHEST_PORT = 65535
+_UNIX = "unix://"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens.
+
+    Attributes:
+        shown: What the user wrote, without a slash at its end.
+        root: What requests' paths are put after, an http(s) address.
+        socket: Path of a Unix socket, or None for a host and port.
+    """
+
+    shown: str
+    root: str
+    socket: str | None = None
+
+    @classmethod
+    def of(cls, base_url: str, *, backend: str) -> Address:
+        """Check an address: "http://host:8000", "https://host/prefix", or "unix:///run/server.sock".
+
+        Raises:
+            EngineConnectionError: It is none of these.
+        """
+        given = base_url.strip() if isinstance(base_url, str) else base_url
+        if isinstance(given, str) and given.startswith(_UNIX):
+            path = given.removeprefix(_UNIX)
+            if not path.startswith("/") or path.endswith("/") or "\0" in path:
+                raise EngineConnectionError(
+                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+                    backend=backend,
+                )
+            return cls(given, "http://localhost", path)
+        root = server_address(base_url, backend=backend)
+        return cls(root, root)
 
 
 def server_address(base_url: str, *, backend: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
-from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.beside import Beside, BesideChecks
+from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs, check_versions
@@ -36,6 +37,7 @@ class Reported:
         cached_tokens: Prompt tokens from the prefix cache, or None.
         spans: Weight-version spans (start, stop, version); empty where it does not say.
         message: Its sentence on an abort.
+        beside: What it said of what was wanted beside.
     """
 
     finish: str | None
@@ -45,10 +47,11 @@ class Reported:
     logprob_ids: Sequence[int | str]
     echoed: msgspec.Raw
     prompt_tokens: int | None
-    completion_tokens: int
+    completion_tokens: int | None
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,14 @@ class Checks:
             running_id: The id under which the engine ran it.
 
         Raises:
-            GenerationAbortedError: The engine aborted; partial tokens are discarded.
             ProtocolViolationError: Something does not agree; the sentence holds both values.
         """
         finish = self._finish(said)
-        self._echo(request, said.echoed)
-        ids, logprobs = self._output(said, request)
-        self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        never_ran = finish == Finish.ABORT and not said.output_ids  # one that SGLang aborts in its queue tells nothing
+        if not never_ran:
+            self._echo(request, said.echoed)
+            self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        ids, logprobs = self._output(said, request, at_least=0 if never_ran else 1)
         self._count("completion_tokens", said.completion_tokens, len(ids))
         stop = said.stop if finish == Finish.STOP else None
         self._end(finish, ids, stop, request)
@@ -88,6 +92,8 @@ class Checks:
             latency_s=latency_s,
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
+            message=said.message if finish == Finish.ABORT else None,
+            columns=NO_COLUMNS if never_ran else BesideChecks(self, request, ids, logprobs).columns(said.beside),
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
@@ -118,21 +124,17 @@ class Checks:
         return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
 
     def _finish(self, said: Reported) -> Finish:
-        if said.finish in (Finish.STOP, Finish.LENGTH):
+        if said.finish in tuple(Finish):
             return Finish(said.finish)
-        if said.finish == "abort":
-            raise GenerationAbortedError(
-                f"{self.backend} aborted the generation{f' ({said.message})' if said.message else ''}; its partial "
-                "tokens were discarded and the ledger is as before. Run the turn again.",
-                backend=self.backend,
-                request_id=self.request_id,
-            )
         raise self.violation(
-            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length'."
+            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length', or in "
+            "'abort'."
         )
 
     def _echo(self, request: TokenRequest, raw: msgspec.Raw) -> None:
         """Compare the echo with the text that was sent; it is decoded only when they differ, perhaps in blanks."""
+        if not request.echo and raw == NOTHING:
+            return
         if request.text is not None and request.text.is_echoed_in(memoryview(raw)):
             return
         try:
@@ -149,36 +151,41 @@ class Checks:
             raise self.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(echoed)}.")
         self._same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), echoed)
 
-    def _output(self, said: Reported, request: TokenRequest) -> tuple[TokenIds, Logprobs]:
+    def _output(self, said: Reported, request: TokenRequest, *, at_least: int) -> tuple[TokenIds, Logprobs]:
         ids, logprobs, limit = said.output_ids, said.logprobs, request.sampling.max_new_tokens
         if ids is None or logprobs is None:
             missing = "output ids" if ids is None else "logprobs"
             raise self.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
         if len(ids) != len(logprobs):
             raise self.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
-        if not ids:
+        if len(ids) < at_least:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        if min(ids) < 0 or max(ids) > _INT32_MAX:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high > _INT32_MAX:
+            wrong = low if low < 0 else high
             raise self.violation(f"Law 2: output id {wrong} is no token.")
         if len(said.logprob_ids) != len(ids):
             raise self.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(said.logprob_ids)} ids.")
         self._same_ids("output id {} at offset {} has the logprob of {}", ids, said.logprob_ids)
-        for offset, value in enumerate(logprobs):
-            if value is None:
-                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
+        if None in logprobs:
+            offset = list(logprobs).index(None)
+            raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
         return np.asarray(ids, np.int32), self._logprobs(logprobs)
 
     def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
+        if tuple(expected) == tuple(found):  # the usual case, in no time
+            return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
                 raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
 
     def _logprobs(self, values: Sequence[float | None]) -> Logprobs:
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and that is refused below
-            logprobs = np.asarray(values, np.float64).astype(np.float32)
+        exact = np.asarray(values, np.float64)
+        # What float32 cannot hold becomes infinite, and that is refused below.
+        with np.errstate(over="ignore"):
+            logprobs = exact.astype(np.float32)
         try:
             check_logprobs(logprobs)
         except LawViolationError as error:
@@ -194,9 +201,11 @@ class Checks:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        early = np.flatnonzero(np.isin(output_ids[sampling.min_new_tokens : -1], sampling.stop_token_ids))
-        if len(early) and not sampling.ignore_eos:  # with it, SGLang lets stop ids pass
-            at = sampling.min_new_tokens + int(early[0])
+        last = None if finish == Finish.ABORT else -1  # what was aborted did not end
+        before = output_ids[sampling.min_new_tokens : last].tolist()
+        # With `ignore_eos`, SGLang lets stop ids pass.
+        if not sampling.ignore_eos and not (stops := frozenset(sampling.stop_token_ids)).isdisjoint(before):
+            at = sampling.min_new_tokens + next(i for i, token in enumerate(before) if token in stops)
             raise self.violation(
                 f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import re
 import time
 import uuid
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,18 +16,21 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from tito_core.backend.answer import Checks
+from tito_core.backend.clients import LoopEndingError
 from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
     BadRequestError,
-    EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.outstanding import Call, Outstanding
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.transport import Attempt, EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory, Sleep
+from tito_core.backend.retries import Attempt, Sleep
+from tito_core.backend.streaming import Streaming, StreamReader
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -61,7 +65,7 @@ class HttpBackend(ABC):
     """Base of a backend over HTTP.
 
     Args:
-        base_url: Such as "http://localhost:8000".
+        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         model: Name of the model; the server's first one when None.
         api_key: See `EngineHttp`.
         timeout_s: Longest wait for an answer, in seconds.
@@ -95,6 +99,8 @@ class HttpBackend(ABC):
         self._model = model
         self._info: EngineInfo | None = None
         self._aborting: set[asyncio.Task[None]] = set()
+        # The backend weakly: in a reference cycle its sockets would be collected before they could be closed.
+        self._outstanding = Outstanding(functools.partial(_abort_without_loop, weakref.ref(self)))
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is; later calls give the first answer."""
@@ -102,11 +108,13 @@ class HttpBackend(ABC):
             self._info = await self._discover()
         return self._info
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
         """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
         info = await self.connect()
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         check_sampling(request.sampling, info.vocab_size, backend=self.name)
+        if not request.lenient:
+            info.capabilities.check(request.wanted, request.sampling, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
         text = IdText.of(ids) if request.text is None else request.text
         if not text.is_of(ids):
@@ -117,7 +125,7 @@ class HttpBackend(ABC):
                 request_id=request.request_id,
             )
         checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
-        return await self._generate(info, checked, text)
+        return await self._generate(info, checked, text, on_chunk)
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
@@ -131,7 +139,9 @@ class HttpBackend(ABC):
     async def _discover(self) -> EngineInfo: ...
 
     @abstractmethod
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse: ...
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse: ...
 
     @abstractmethod
     async def _scored(
@@ -140,8 +150,12 @@ class HttpBackend(ABC):
         """Give (id, raw logprob) for each token of a prompt as the engine says them, None for what it leaves out."""
 
     @abstractmethod
+    def _abort_call(self, request_id: str) -> HttpRequest:
+        """Give the call that stops a generation on the engine."""
+
     async def abort(self, request_id: str) -> None:
-        """Stop a generation on the engine."""
+        """Stop a generation on the engine; an unknown id does nothing."""
+        await self.http.send_once(self._abort_call(request_id))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
@@ -172,29 +186,52 @@ class HttpBackend(ABC):
             return error.with_traceback(None)
         return None
 
-    async def exchange(self, request_id: str, prepare: Callable[[str], HttpRequest], kind: type[T]) -> Answer[T]:
+    async def exchange(
+        self,
+        request_id: str,
+        prepare: Callable[[str], HttpRequest],
+        kind: type[T],
+        streaming: Streaming[T] | None = None,
+    ) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
         Args:
             request_id: Ours.
             prepare: Builds the request for one try from that try's own id.
             kind: Type of the answer.
+            streaming: How it streams; None where it comes in one body.
         """
 
         async def one_try(attempt: Attempt) -> Answer[T]:
             running, started = attempt.name(request_id), time.perf_counter()
+            asked = prepare(running)
+            reader = None
+            if streaming is not None:
+                url = self.http.base_url + asked.path
+                reader = StreamReader(streaming, self.name, url, request_id, self.http.hide_key)
+            self._outstanding.add(running)
             try:
-                raw = await self.http.send_once(prepare(running), request_id=request_id)
+                if reader is not None:
+                    value = await self.http.reading(asked, reader, request_id=request_id)
+                else:
+                    value = self.decode(await self.http.send_once(asked, request_id=request_id), kind, request_id)
             except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
-                with contextlib.suppress(RuntimeError):
+                try:
                     self._abort_quietly(running, asyncio.get_running_loop())
+                except RuntimeError:
+                    self._outstanding.abort_without_loop(running)
                 raise
             except BaseException as lost:
+                if isinstance(lost, BackendError):
+                    lost.shown = reader is not None and reader.shown
                 if _may_still_run(lost):
                     # A second cancellation goes through at once.
                     await asyncio.shield(self._abort_quietly(running, asyncio.get_running_loop()))
+                else:
+                    self._outstanding.discard(running)
                 raise
-            return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
+            self._outstanding.discard(running)
+            return Answer(value, time.perf_counter() - started, running)
 
         return await self.http.retrying(one_try)
 
@@ -249,9 +286,16 @@ class HttpBackend(ABC):
 
         # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
         async def stop() -> None:
-            with contextlib.suppress(Exception):
+            try:
                 async with asyncio.timeout(ABORT_WITHIN_S):
                     await self.abort(request_id)
+            except (GeneratorExit, LoopEndingError) as ending:
+                self._outstanding.abort_without_loop(request_id)
+                if isinstance(ending, GeneratorExit):
+                    raise
+            except Exception:
+                pass
+            self._outstanding.discard(request_id)
 
         abort = loop.create_task(stop())
         self._aborting.add(abort)
@@ -259,8 +303,11 @@ class HttpBackend(ABC):
         return abort
 
 
+def _abort_without_loop(backend: weakref.ref[HttpBackend], running: str) -> Call | None:
+    there = backend()
+    return None if there is None else there.http.without_loop(there._abort_call(running))
+
+
 def _may_still_run(lost: BaseException) -> bool:
     """Tell whether the engine may be at work on a request that ended so, which no answer did."""
-    if isinstance(lost, EngineConnectionError):
-        return lost.sent
-    return not isinstance(lost, BackendError) or isinstance(lost, EngineTimeoutError)
+    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

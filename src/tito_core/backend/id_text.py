@@ -72,5 +72,5 @@ class IdText:
         return pieces
 
 
-def _packed(ids: TokenIds) -> bytes:
-    return np.asarray(ids, "<i4").tobytes()
+def _packed(ids: TokenIds) -> memoryview:
+    return np.ascontiguousarray(ids, "<i4").data

@@ -9,48 +9,25 @@ import asyncio
 import functools
 import math
 import re
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    stop_after_attempt,
-    wait_exponential,
-    wait_random,
-)
 
 from tito_core.backend import address
-from tito_core.backend.clients import LoopClients
-from tito_core.backend.errors import EngineConnectionError, EngineTimeoutError, ServerError, ThrottledError
+from tito_core.backend.clients import LoopTransports
+from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
+from tito_core.backend.outstanding import Call
+from tito_core.backend.pool import Pool, tls
+from tito_core.backend.retries import Attempt, Retries, Sleep
 
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
-Sleep = Callable[[float], Awaitable[None]]
-LONGEST_WAIT_S = 60.0
-"""Bound on what a server's `Retry-After` can make us wait, in seconds."""
 PIECE_BYTES = 2**18
 """A larger body is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
-KEEP_ALIVE_S = 3.0
-"""How long an idle connection is kept. Both engines close theirs after 5 s, and a request must not meet that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try of a request: its number from 0, which a backend works into the request id."""
-
-    number: int
-
-    def name(self, request_id: str) -> str:
-        """Give the id of this try. SGLang refuses an id that is still running, so a retry needs its own."""
-        return request_id if not self.number else f"{request_id}-retry{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +52,7 @@ class EngineHttp:
 
     Args:
         backend: Name for errors.
-        base_url: Such as "http://localhost:8000".
+        base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
         timeout_s: Longest wait for a whole answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
@@ -98,16 +75,16 @@ class EngineHttp:
     ) -> None:
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
-        if max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, got {max_attempts}.")
         self.backend = backend
-        self.base_url = address.server_address(base_url, backend=backend)
+        where = address.Address.of(base_url, backend=backend)
+        self.base_url = where.shown
+        self._where = where
         self.timeout_s = timeout_s
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
-        self._max_attempts = max_attempts
+        self._retries = Retries(max_attempts, sleep)
         self._api_key = address.api_key(api_key, backend=backend)
-        self._clients = LoopClients(http_transport or _aiohttp_transport)
-        self._sleep = sleep
+        self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket))
+        self._urls: dict[str, httpx.URL] = {}
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Do work, again while it fails in a way that may pass.
@@ -115,17 +92,7 @@ class EngineHttp:
         Raises:
             BackendError: What the last try raised.
         """
-        tries = AsyncRetrying(
-            retry=retry_if_exception_type((EngineConnectionError, ThrottledError, ServerError)),
-            stop=stop_after_attempt(self._max_attempts),
-            wait=_wait,
-            sleep=self._sleep,
-            reraise=True,
-        )
-        async for attempt in tries:
-            with attempt:
-                return await work(Attempt(attempt.retry_state.attempt_number - 1))
-        raise AssertionError("tenacity re-raises the last error")
+        return await self._retries(work)
 
     async def send(self, request: HttpRequest, *, method: str = "POST") -> HttpAnswer:
         """Send one request with retries; give the 200."""
@@ -134,44 +101,81 @@ class EngineHttp:
     async def send_once(
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
     ) -> HttpAnswer:
-        """Send one request without retries; give the 200.
+        """Send one request without retries; give the 200, whole. The errors are those of `reading`."""
+        return await self.reading(request, _whole, method=method, request_id=request_id)
+
+    async def reading(
+        self,
+        request: HttpRequest,
+        read: Callable[[httpx.Response], Awaitable[T]],
+        *,
+        method: str = "POST",
+        request_id: str | None = None,
+    ) -> T:
+        """Send one request without retries, and read the body of its 200 in the time that is allowed for all of it.
 
         Raises:
             BackendError: The subclass tells what happened.
         """
-        client = await self._clients.current()
-        url = self.base_url + request.path
-        headers = {"Content-Type": "application/json", **request.headers}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        content: bytes | AsyncIterator[bytes] | None = request.body
-        if request.body is not None and len(request.body) > PIECE_BYTES:
-            content, headers["Content-Length"] = _pieces(request.body), str(len(request.body))
-        timeout = httpx.Timeout(None, connect=self.connect_timeout_s)
+        pool = await self._pools.current()
+        url, shown = self._url(request.path), self.base_url + request.path
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
-                response = await client.request(method, url, content=content, headers=headers, timeout=timeout)
+                response = await pool.handle_async_request(self._made(request, method, url))
+                try:
+                    if response.status_code == 200:
+                        return await read(response)
+                    await response.aread()
+                finally:
+                    await response.aclose()
         except TimeoutError:
             raise EngineTimeoutError(
-                f"{self.backend} at {url} did not answer within {self.timeout_s:g} s. The request was given up and "
+                f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
                 "the server told to abort it; raise timeout_s if answers take longer.",
                 backend=self.backend,
                 request_id=request_id,
             ) from None
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
             raise error_from_failure(
-                self.backend, failure, url=url, connect_timeout_s=self.connect_timeout_s, request_id=request_id
+                self.backend,
+                failure,
+                url=shown,
+                connect_timeout_s=self.connect_timeout_s,
+                request_id=request_id,
             ) from failure
-        if response.status_code == 200:
-            return HttpAnswer(response.content, response.headers.get("content-type", ""))
         raise error_from_status(
             self.backend,
             response.status_code,
             self.hide_key(response.text),
             response.headers,
-            url=url,
+            url=shown,
             request_id=request_id,
         )
+
+    def _url(self, path: str) -> httpx.URL:
+        url = self._urls.get(path)
+        if url is None:  # few different ones: they are a backend's own
+            url = self._urls[path] = httpx.URL(self._where.root + path)
+        return url
+
+    def _made(self, request: HttpRequest, method: str, url: httpx.URL) -> httpx.Request:
+        headers = self._headers(request)
+        content: bytes | AsyncIterator[bytes] | None = request.body
+        if request.body is not None and len(request.body) > PIECE_BYTES:
+            content, headers["Content-Length"] = _pieces(request.body), str(len(request.body))
+        timeout = {"connect": self.connect_timeout_s, "read": None, "write": None, "pool": None}
+        return httpx.Request(method, url, headers=headers, content=content, extensions={"timeout": timeout})
+
+    def _headers(self, request: HttpRequest) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", **request.headers}
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        return headers
+
+    def without_loop(self, request: HttpRequest) -> Call:
+        """Give a POST as a call that needs no event loop, for the end of one."""
+        where = self._where
+        return Call(where.root, where.socket, request.path, request.body or b"", self._headers(request), tls)
 
     def hide_key(self, text: str) -> str:
         """Take the API key out of what a server said."""
@@ -181,30 +185,13 @@ class EngineHttp:
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
-        await self._clients.aclose()
+        await self._pools.aclose()
+
+
+async def _whole(response: httpx.Response) -> HttpAnswer:
+    return HttpAnswer(await response.aread(), response.headers.get("content-type", ""))
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), PIECE_BYTES):
         yield body[start : start + PIECE_BYTES]
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    return httpx.create_ssl_context(trust_env=False)  # reads the certificates: once, not for every event loop
-
-
-def _aiohttp_transport() -> httpx.AsyncBaseTransport:
-    # For aiohttp 0 is no limit; None would leave its default of 100 connections.
-    limits = httpx.Limits(max_connections=0, keepalive_expiry=KEEP_ALIVE_S)
-    return AiohttpTransport(verify=_tls(), trust_env=False, limits=limits)
-
-
-_backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
-
-
-def _wait(state: RetryCallState) -> float:
-    """Wait what the server asked for (`Retry-After`), else exponentially longer with jitter."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after_s if isinstance(error, ThrottledError) else None
-    return _backoff(state) if asked is None else min(max(asked, 0.0), LONGEST_WAIT_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +59,7 @@ class ContentSafeEncoder:
         added: Ids of the tokenizer's added tokens by their text.
         control_ids: Ids of those that content must not make; the others are ordinary text.
         digest: sha256 of the tokenizer's definition, hex.
+        vocab_size: Number of the tokenizer's ids, added tokens included.
 
     Raises:
         TypeError: The tokenizer has no `tokenizers` backend to copy.
@@ -73,11 +74,13 @@ class ContentSafeEncoder:
             )
         plain = PlainTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.digest = plain.digest
+        self.vocab_size = len(tokenizer)  # asked once: a fast tokenizer counts anew each time
         tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
         self.added = {token.content: index for index, token in tokens.items()}
         self.control_ids = frozenset(tokens)
         self._packed = {index: np.int32(index).tobytes() for index in tokens}
         self._scaffolds: dict[str, Sequence[Control]] = {}
+        self._stretches: dict[str, tuple[bytes, bytes]] = {}
         self._inert = inert
         self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
         self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
@@ -145,24 +148,42 @@ class ContentSafeEncoder:
         if start >= stop:
             return
         stretch = str.__getitem__(text, slice(start, stop))
-        found = self._words.encode(stretch) if self._words is not None else None
-        if found is not None:
-            ids.append(found.ids)
-            starts, stops, count = None, found.stops, len(found.stops)
-        else:
-            if not stretch.isascii():
-                stretch = _HALF_PAIRS.sub("\ufffd", stretch)
-            encoding = self._plain.encode(stretch, add_special_tokens=False)
-            ids.append(np.array(encoding.ids, np.int32).tobytes())
-            starts, stops = _reaches(encoding.offsets, len(stretch))
-            count = len(stops)
         inside = content.between(start, stop)
         if not inside:
-            kinds.append(_SCAFFOLD * count)
-        elif inside[0][0] <= start and inside[0][1] >= stop:
+            known = self._scaffold(stretch)
+            ids.append(known[0])
+            kinds.append(known[1])
+            return
+        packed, count, reaches = self._encoded(stretch)
+        ids.append(packed)
+        if inside[0][0] <= start and inside[0][1] >= stop:
             kinds.append(_PROMPT * count)
         else:
+            starts, stops = reaches()
             kinds.append(_kinds(starts, stops, [(a - start, b - start) for a, b, _ in inside]))
+
+    def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
+        """Give the ids and the provenance of a stretch without content; a template writes few different ones."""
+        known = self._stretches.get(stretch)
+        if known is None:
+            packed, count, _ = self._encoded(stretch)
+            known = packed, _SCAFFOLD * count
+            if len(stretch) <= LONGEST_SCAFFOLD:
+                if len(self._stretches) >= REMEMBERED:
+                    self._stretches.clear()
+                self._stretches[stretch] = known
+        return known
+
+    def _encoded(self, stretch: str) -> tuple[bytes, int, Callable[[], tuple[Places | None, Places]]]:
+        """Give a stretch's ids, packed, their number, and what tells where each begins and ends."""
+        found = self._words.encode(stretch) if self._words is not None else None
+        if found is not None:
+            return found.ids, len(found.stops), lambda: (None, found.stops)
+        if not stretch.isascii():
+            stretch = _HALF_PAIRS.sub("\ufffd", stretch)
+        encoding = self._plain.encode(stretch, add_special_tokens=False)
+        ids = encoding.ids
+        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _reaches(encoding.offsets, len(stretch))
 
 
 class _Content(NamedTuple):

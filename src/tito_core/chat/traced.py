@@ -170,10 +170,11 @@ class Traced(str):
 def concat(pieces: Iterable[str]) -> str:
     """Join pieces and shift their spans; a plain `str` when none carries content."""
     items = list(pieces)
-    at, spans = 0, []
+    at = 0
+    spans: list[Span] = []
     for item in items:
-        if isinstance(item, Traced):
-            spans += [(start + at, stop + at, source) for start, stop, source in item.spans]
+        if type(item) is not str and isinstance(item, Traced):
+            spans += [(start + at, stop + at, source) for start, stop, source in item.spans] if at else item.spans
         at += len(item)
     text = "".join(items)
     return Traced.of(text, spans) if spans else text

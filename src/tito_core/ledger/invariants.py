@@ -15,7 +15,7 @@ from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, is_output
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Draft, MediaSpan, Turn, VersionSpan
+from tito_core.ledger.turn import Draft, MediaSpan, ResponseSpan, Turn, VersionSpan
 
 if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
@@ -98,6 +98,8 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
         )
     output = draft.columns.output
     check_versions(draft.engine.versions, output, turn=turn)
+    if draft.engine.responses:
+        check_responses(draft.engine.responses, output, turn=turn)
     for call in draft.calls:
         if not 0 <= call.start <= call.stop <= output:
             raise LawViolationError(
@@ -106,6 +108,8 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
     if draft.extras:
         for name, column in draft.extras.items():
             check_column(name, column, start=path_length, middle=expected, output=output, turn=turn)
+        if {"top_ids", "top_logprobs"} <= draft.extras.keys():
+            check_top(draft.extras["top_ids"], draft.extras["top_logprobs"], turn=turn)
     if draft.media:
         check_media(draft.media, start=path_length, stop=expected, turn=turn)
 
@@ -140,6 +144,19 @@ def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn:
         )
 
 
+def check_responses(responses: Sequence[ResponseSpan], output_length: int, *, turn: int) -> None:
+    """Check law 4 on a resumed turn: the responses tile its output, so that each token came in one of them."""
+    at = 0
+    for span in responses:
+        if span.start != at or span.stop <= span.start:
+            raise LawViolationError(
+                4, f"turn {turn}: response span {span.start}:{span.stop} should start at output offset {at}."
+            )
+        at = span.stop
+    if at != output_length:
+        raise LawViolationError(4, f"turn {turn}: response spans end at {at}, the output has {output_length} tokens.")
+
+
 def check_column(name: str, column: Column, *, start: int, middle: int, output: int, turn: int) -> None:
     """Check law 2 on an optional column: its rows lie in the path; those of samples are the output's, one each."""
     rows = column.rows
@@ -156,8 +173,17 @@ def check_column(name: str, column: Column, *, start: int, middle: int, output: 
             f"turn {turn}: column {name!r} has rows {column.start}:{column.start + rows}, "
             f"outside the {middle + output} tokens of its path.",
         )
-    if name == "top_logprobs":
-        check_logprobs(np.asarray(column.values.ravel(), np.float32), turn=turn)
+    if name == "top_logprobs":  # NaN where fewer tokens than asked for could be sampled
+        values = np.asarray(column.values.ravel(), np.float32)
+        check_logprobs(np.where(np.isnan(values), np.float32(0), values), turn=turn)
+
+
+def check_top(ids: Column, logprobs: Column, *, turn: int) -> None:
+    """Check law 2 on the likeliest tokens: as many ids as logprobs, and both or neither, as -1 and NaN."""
+    if ids.shape != logprobs.shape or np.any((ids.values == -1) != np.isnan(logprobs.values)):
+        raise LawViolationError(
+            2, f"turn {turn}: top_ids of shape {ids.shape} and top_logprobs of shape {logprobs.shape} do not match."
+        )
 
 
 def check_media(media: Sequence[MediaSpan], *, start: int, stop: int, turn: int) -> None:

@@ -9,10 +9,15 @@ from tito_core.parsing.completion import Completion, JsonSchema, Tools
 from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, chosen
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.preview import Preview
 from tito_core.parsing.reasoning import THINK, ReasoningTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+REMEMBERED = 256
+"""Ends of prompts of which it is remembered whether they leave reasoning open; a template writes few."""
 
 
 class CallFormat(Protocol):
@@ -25,6 +30,10 @@ class CallFormat(Protocol):
     @property
     def anchors(self) -> Sequence[str]:
         """Control tokens that its tags hold; see `Markup`."""
+
+    @property
+    def bare(self) -> str:
+        """The characters that a call without any tag begins with; none where every call has a tag."""
 
     @property
     def opening(self) -> Set[str]:
@@ -62,10 +71,15 @@ class TurnParser:
         # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
+        self._openings: dict[tuple[int, ...], bool] = {}
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
         return TurnSession(self, self._opened(prompt_tail), tools)
+
+    def preview(self, prompt_tail: Sequence[int] = ()) -> Preview:
+        """Begin to show a completion as it comes; `prompt_tail` as for `start`."""
+        return Preview(self, self._opened(prompt_tail))
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
         """Give the grammar for a forced call: of the tool `name`, or of any; see `ToolParser`."""
@@ -90,9 +104,19 @@ class TurnParser:
         if self.reasoning is None:
             return False
         header = max((i + 1 for i, token in enumerate(prompt_tail) if token in self.markup.special), default=0)
-        tail = Completion(self.markup, DecodedIds(self.markup.decode, prompt_tail[header:]), False)
+        after = tuple(prompt_tail[header:])
+        known = self._openings.get(after)
+        if known is None:
+            known = self._reads_open(after, self.reasoning)
+            if len(self._openings) >= REMEMBERED:
+                self._openings.clear()
+            self._openings[after] = known
+        return known
+
+    def _reads_open(self, ids: Sequence[int], reasoning: ReasoningTags) -> bool:
+        tail = Completion(self.markup, DecodedIds(self.markup.decode, ids), False)
         opened, at = False, 0
-        while (mark := tail.next(at, {self.reasoning.close if opened else self.reasoning.open})) is not None:
+        while (mark := tail.next(at, {reasoning.close if opened else reasoning.open})) is not None:
             opened, at = not opened, mark.stop
         return opened
 
@@ -135,6 +159,7 @@ class _Reader:
         self._strays = parser.stray
         self._said = said
         self._blocks: list[str] = []
+        self._late: list[str] = []  # those after text
         self._texts: list[str] = []
         self._closed = True
         self._spoken = False  # calls without a tag are the message, so nothing is said before them
@@ -155,8 +180,9 @@ class _Reader:
                 at = self._stray(mark)
             else:
                 at = self._block(mark.stop)
-        reasoning = "\n".join(filter(None, self._blocks))
-        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed)
+        early, late = ("\n".join(filter(None, blocks)) for blocks in (self._blocks, self._late))
+        reasoning = "\n".join(filter(None, (early, late)))
+        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed, late)
 
     def _stray(self, first: Mark) -> int:
         """Report tags that stand outside any call, up to the next that could begin something, as one malformed call."""
@@ -185,5 +211,6 @@ class _Reader:
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._said.text) if close is None else close.start
-        self._blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
+        blocks = self._late if any(map(str.strip, self._texts)) else self._blocks
+        blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
         return stop if close is None else close.stop

@@ -1,0 +1,166 @@
+"""What benchmarks with peers share: the canned server, and an environment for each peer in the user's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tito_core.engine import models
+from tito_core.engine.locations import cache_dir
+
+HERE = Path(__file__).parent
+PEERS = {
+    "strands_sglang": ("strands-sglang==0.6.2", "3.12"),
+    "strands_sglang_0_4_3": ("strands-sglang==0.4.3", "3.11"),
+    "strands_vllm": ("strands-vllm==0.0.6", "3.12"),
+}
+"""Each peer: what to install, and the Python to do it with."""
+SAMPLED = 300
+PROSE = (
+    "The river rises early in spring, and whoever lives beside it learns to read its colour: grey for meltwater, brown "
+    "for rain in the hills, green when nothing has happened for a week. "
+)
+CALL = '<tool_call>\n{"name": "look", "arguments": {"n": 17}}\n</tool_call>'
+
+
+def answer() -> dict[str, Any]:
+    """Make the one answer: prose, a tool call and the end of the turn, 300 tokens in all."""
+    tokenizer: Any = models.load_tokenizer("smollm2")
+    call = tokenizer.encode(CALL, add_special_tokens=False)
+    prose = tokenizer.encode(PROSE * 20, add_special_tokens=False)[: SAMPLED - len(call) - 1]
+    ids = [*prose, *call, tokenizer.eos_token_id]
+    return {
+        "output_ids": ids,
+        "logprobs": [-0.001 - (number * 7919 % 5003) / 1234.5678 for number in range(len(ids))],
+        "text": tokenizer.decode(ids),
+        "pieces": [tokenizer.decode([token]) for token in ids],
+        "max_model_len": 200_000,
+    }
+
+
+@contextmanager
+def canned_server(cores: set[int] | None = None) -> Iterator[int]:
+    """Run the server in a process of its own, on these cores or any; gives its port."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "answer.json")
+        path.write_text(json.dumps(answer()))
+        command = [sys.executable, str(HERE / "canned_server.py"), str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            try:
+                if cores is not None:
+                    os.sched_setaffinity(server.pid, cores)
+                yield int(server.stdout.readline())
+            finally:
+                server.stdin.close()
+                server.wait()
+
+
+def tokenizer_folder() -> str:
+    """Give the folder from which peers load the tokenizer that we load."""
+    return str(models.ensure_tokenizer("smollm2"))
+
+
+class Client:
+    """A client script in a process of its own, and under its own Python, that answers line by line."""
+
+    def __init__(self, python: Path | str, script: str, *arguments: str, cores: set[int] | None = None) -> None:
+        ours = str(python) == sys.executable
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or ours}
+        environment |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        self._script = script
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [str(python), str(HERE / "clients" / script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        if cores is not None:
+            os.sched_setaffinity(self._process.pid, cores)
+
+    def ask(self, **asked: Any) -> Any:
+        """Send a line and give what is said to it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"{self._script} failed:\n{self._errors.read()[-3000:]}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
+
+
+def peer_python(name: str) -> Path | None:
+    """Give the interpreter of a peer's environment, which is made where it is not there yet; None where it cannot be.
+
+    The reason goes to standard error: a benchmark without a peer is still one.
+    """
+    package, minor = PEERS[name]
+    folder = cache_dir() / "peers" / package.replace("==", "-")
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if ready.exists():
+        return python
+    maker = interpreter(minor)
+    if maker is None:
+        print(f"{package} is left out: no Python {minor} was found.", file=sys.stderr)
+        return None
+    print(f"Installing {package} into {folder} ...", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run([maker, "-m", "venv", str(folder)], check=True, capture_output=True, text=True)
+        # strands-sglang 0.4.3 and strands-vllm take any version of Strands: all get the one that we are tested with.
+        install = [str(python), "-m", "pip", "install", "-q", package, f"strands-agents[openai]=={_strands()}"]
+        subprocess.run(install, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        print(f"{package} is left out: {error.stderr[-500:]}", file=sys.stderr)
+        return None
+    ready.touch()
+    return python
+
+
+def interpreter(minor: str) -> str | None:
+    """Find a Python of this minor version: the running one, on the PATH, under pyenv or under uv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
+    candidates = [
+        sys.executable,
+        shutil.which(f"python{minor}"),
+        *sorted(map(str, pyenv.glob(f"versions/{minor}.*/bin/python{minor}"))),
+        *sorted(map(str, uv.glob(f"cpython-{minor}.*/bin/python{minor}"))),
+    ]
+    ask = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+    for path in filter(None, candidates):
+        said = subprocess.run([path, "-I", "-c", ask], capture_output=True, text=True, check=False)
+        if said.stdout.strip() == minor:
+            return path
+    return None
+
+
+def _strands() -> str:
+    from importlib.metadata import version
+
+    return version("strands-agents")

@@ -1,0 +1,142 @@
+"""Our rollouts at once; what Strands' own loop takes of a turn; the memory of a rollout that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import time
+import tracemalloc
+from typing import Any
+
+from strands.models.model import Model
+
+from conversation import CONTEXTS, SYSTEM, TOOLS, message_of, opening, result, told, turn
+from crowd import Seeded, crowd, looking, through_agent
+from tito_core import Policy
+from tito_core.engine import models
+from tito_core.history import as_shown, opening_of
+
+
+class Canned(Model):
+    """A model that has its answer ready."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self.events = events
+
+    def update_config(self, **_: Any) -> None:
+        """Nothing to change."""
+
+    def get_config(self) -> dict[str, Any]:
+        """Nothing to tell."""
+        return {}
+
+    async def structured_output(self, *_: Any, **__: Any) -> Any:
+        """Not asked for."""
+        raise NotImplementedError
+        yield
+
+    async def stream(self, *_: Any, **__: Any) -> Any:
+        """Give the answer."""
+        for event in self.events:
+            yield event
+
+
+class Seeds:
+    """Rollouts with their context taken in: one asks the server, the others have the same first turn."""
+
+    def __init__(self, policy: Policy, model: Any, messages: list[Any]) -> None:
+        self.policy, self.messages = policy, messages
+        self.draft = model.ledger[0].draft
+        self.history = [opening_of(SYSTEM, TOOLS, policy.template.fingerprint), messages[0]]
+
+    @classmethod
+    async def of(cls, policy: Policy, tokens: int) -> Seeds:
+        """Take a context in."""
+        model, messages = policy.model(sampling={"max_new_tokens": 300}), opening(tokens)
+        await turn(model, messages)
+        return cls(policy, model, messages)
+
+    def __call__(self) -> Seeded:
+        """Make a rollout."""
+        ledger = self.policy.ledger()
+        ledger.commit(self.draft, ledger.walk(self.history), as_shown(self.messages[1]))
+        model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
+        prompt = self.policy.prompts.text(ledger, None, self.draft.prompt_ids)
+        self.policy.prompts.keep(ledger, 0, prompt, self.draft.output_ids)
+        return model, self.messages
+
+
+async def strands_ms(rollouts: int, turns: int) -> float:
+    """Give the CPU milliseconds that Strands takes of a turn around a model that takes none."""
+    call = {"toolUseId": "call_1", "name": "look"}
+    events: list[Any] = [
+        {"messageStart": {"role": "assistant"}},
+        {"contentBlockStart": {"start": {}}},
+        {"contentBlockDelta": {"delta": {"text": "word " * 280}}},
+        {"contentBlockStop": {}},
+        {"contentBlockStart": {"start": {"toolUse": call}}},
+        {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"n": 17}'}}}},
+        {"contentBlockStop": {}},
+        {"messageStop": {"stopReason": "tool_use"}},
+    ]
+    history = opening(2000)
+    answer = message_of(events)
+    history += [answer, result(answer)]
+    await through_agent((Canned(events), history), turns)
+    began = time.process_time()
+    await asyncio.gather(*(through_agent((Canned(events), history), turns) for _ in range(rollouts)))
+    return (time.process_time() - began) * 1e3 / rollouts / turns
+
+
+async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
+    """Give the bytes of a rollout that waits for its next turn, agent and all, and what of them is tokens and body."""
+    from strands import Agent
+
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    agents = []
+    for _ in range(rollouts):
+        model, messages = seeds()
+        agent = Agent(
+            model=model,
+            messages=list(messages[:-1]),
+            tools=[looking(turns)],
+            system_prompt=SYSTEM,
+            callback_handler=None,
+            load_tools_from_directory=False,
+        )
+        await agent.invoke_async(messages[-1]["content"])
+        agents.append(agent)
+    gc.collect()
+    held = (tracemalloc.get_traced_memory()[0] - before) / rollouts
+    tracemalloc.stop()
+    model: Any = agents[0].model
+    ledger = model.ledger
+    # The first turn's columns are shared with the one that was asked.
+    tokens = sum(len(turn.draft.columns.buffer) for turn in list(ledger)[1:])
+    kept = model.policy.prompts.text(ledger, len(ledger) - 1, ledger[0].draft.prompt_ids[:0])
+    body = len(kept.body({"n": 1}, "input_ids"))
+    return {"held": held, "tokens": tokens, "body": body, "idle": held - tokens - body}
+
+
+async def main(port: str) -> None:
+    """Answer {"what": "crowd" | "strands" | "memory", ...}."""
+    tokenizer = models.load_tokenizer("smollm2")
+    policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
+
+    async def answer(asked: Any) -> Any:
+        if asked["what"] == "strands":
+            return await strands_ms(asked["rollouts"], asked["turns"])
+        seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
+        if asked["what"] == "memory":
+            return await memory(seeds, asked["rollouts"], asked["turns"])
+        return await crowd(seeds, asked["way"], asked["rollouts"], asked["turns"])
+
+    await told(answer)
+    await policy.backend.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

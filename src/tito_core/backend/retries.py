@@ -1,0 +1,95 @@
+"""What may pass is tried again: how often, and how long to wait in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
+
+from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[None]]
+LONGEST_WAIT_S = 60.0
+"""Bound on what a server's `Retry-After` can make us wait, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of a request: its number from 0, which a backend works into the request id."""
+
+    number: int
+
+    def name(self, request_id: str) -> str:
+        """Give the id of this try. SGLang refuses an id that is still running, so a retry needs its own."""
+        return request_id if not self.number else f"{request_id}-retry{self.number}"
+
+
+class Retries:
+    """Connection failures, 429, 503 and other 5xx are tried again; never another 4xx, and never a timeout.
+
+    Args:
+        max_attempts: Tries in all.
+        sleep: Waits between them.
+    """
+
+    def __init__(self, max_attempts: int = 4, sleep: Sleep = asyncio.sleep) -> None:
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts must be at least 1, got {max_attempts}.")
+        self.max_attempts = max_attempts
+        self._sleep = sleep
+
+    async def __call__(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
+        """Do work, again while it fails in a way that may pass.
+
+        Raises:
+            BackendError: What the last try raised.
+        """
+        try:
+            return await work(Attempt(0))
+        except BackendError as error:
+            if not may_pass(error):
+                raise
+            first = error
+        tries = AsyncRetrying(  # made only now: most requests never need it
+            retry=retry_if_exception(may_pass),
+            stop=stop_after_attempt(self.max_attempts),
+            wait=_wait,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        try:
+            async for attempt in tries:
+                with attempt:
+                    number = attempt.retry_state.attempt_number - 1
+                    if not number:
+                        raise first
+                    return await work(Attempt(number))
+        finally:
+            del first  # its traceback holds this frame
+        raise AssertionError("tenacity re-raises the last error")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether another try may do better, and may be made."""
+    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
+
+
+_backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)
+
+
+def _wait(state: RetryCallState) -> float:
+    """Wait what the server asked for (`Retry-After`), else exponentially longer with jitter."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after_s if isinstance(error, ThrottledError) else None
+    return _backoff(state) if asked is None else min(max(asked, 0.0), LONGEST_WAIT_S)

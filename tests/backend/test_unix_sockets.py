@@ -1,0 +1,70 @@
+"""A server behind a Unix socket, as `--uds` of vLLM starts one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
+from tito_core.backend import EngineConnectionError, create_backend
+from tito_core.backend.address import Address
+from tito_core.testing import ScriptedEngine
+
+
+@asynccontextmanager
+async def listening(engine: ScriptedEngine, path: Path) -> AsyncIterator[str]:
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        answer = await engine.handle(request.method, request.raw_path, headers, await request.content.read())
+        return web.Response(status=answer.status, headers=dict(answer.headers), body=answer.content)
+
+    runner = web.ServerRunner(web.Server(respond, handler_cancellation=True, access_log=None), shutdown_timeout=0.05)
+    await runner.setup()
+    await web.UnixSite(runner, str(path)).start()
+    try:
+        yield f"unix://{path}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_behind_a_socket_is_as_any_other(kind: Kind, tmp_path: Path) -> None:
+    engine = engine_of(kind)
+    async with listening(engine, tmp_path / "engine.sock") as url:
+        backend = create_backend(kind, url)
+        response = await backend.generate(request_of())
+        assert response.request_id == "r"
+        await backend.abort("of nobody")
+        await backend.aclose()
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_socket_where_nobody_listens_is_named(kind: Kind, tmp_path: Path) -> None:
+    backend = BACKENDS[kind](f"unix://{tmp_path}/none.sock", max_attempts=2, sleep=Waits())
+    with pytest.raises(EngineConnectionError, match=rf"No connection to {kind} at unix://{tmp_path}/none.sock/v1/mod"):
+        await backend.connect()
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("address", ["unix://", "unix://engine.sock", "unix:///run/", "unix:///a\0b"])
+def test_an_address_that_names_no_socket_is_refused(address: str) -> None:
+    with pytest.raises(EngineConnectionError, match="names no Unix socket: give its whole path"):
+        create_backend("vllm", address)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("unix:///run/vllm.sock", ("unix:///run/vllm.sock", "http://localhost", "/run/vllm.sock")),
+        (" http://host:8000/ ", ("http://host:8000", "http://host:8000", None)),
+    ],
+)
+def test_addresses(given: str, expected: tuple[Any, ...]) -> None:
+    found = Address.of(given, backend="vllm")
+    assert (found.shown, found.root, found.socket) == expected

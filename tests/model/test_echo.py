@@ -1,0 +1,69 @@
+"""How often the prompt's echo is asked for, and that law 4 holds either way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.scripted import BACKENDS, Says, model_of
+from tito_core.backend import ProtocolViolationError
+from tito_core.testing import Fault, at
+
+ASKED = {"vllm": "return_token_ids", "sglang": "return_prompt_token_ids"}
+
+
+async def talk(model: Any, messages: list[Any], *texts: str) -> None:
+    for text in texts:
+        messages.append({"role": "user", "content": [{"text": text}]})
+        said = ""
+        async for event in model.stream(messages):
+            said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+        messages.append({"role": "assistant", "content": [{"text": said}]})
+
+
+@pytest.mark.parametrize(("often", "expected"), [("always", [True, True, True]), ("first", [True, False, False])])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_the_echo_is_asked_for_as_often_as_chosen(kind: str, often: Any, expected: list[bool]) -> None:
+    script = Says("One.", "Two.", "Three.")
+    model = model_of(kind, script, verify_echo=often)
+    await talk(model, [], "A?", "B?", "C?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1]
+    assert [request.body[ASKED[kind]] for request in script.requests] == expected
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_new_path_is_echoed_again(kind: str) -> None:
+    script = Says("One.", "Two.", "Three.")
+    model = model_of(kind, script, verify_echo="first")
+    await talk(model, [], "A?", "B?")
+    await talk(model, [], "Another?")
+    assert [turn.parent for turn in model.ledger] == [None, 0, None]
+    assert [request.body[ASKED[kind]] for request in script.requests] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_without_the_echo_the_number_of_prompt_tokens_is_still_compared(kind: str) -> None:
+    def one_more(answer: Any) -> None:
+        counted = answer["usage"] if kind == "vllm" else answer["meta_info"]
+        counted["prompt_tokens"] += 1
+
+    model = model_of(kind, Says("One.", "Two."), verify_echo="first", fault=at({1: Fault(edit=one_more)}))
+    with pytest.raises(ProtocolViolationError, match="Law 4: the server reported prompt_tokens="):
+        await talk(model, [], "A?", "B?")
+    assert len(model.ledger) == 1
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_echo_that_nobody_asked_for_is_compared_all_the_same(kind: str) -> None:
+    def wrong(answer: Any) -> None:
+        answer["prompt_token_ids"] = [1, 2, 3]
+
+    model = model_of(kind, Says("One.", "Two."), verify_echo="first", fault=at({1: Fault(edit=wrong)}))
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .* prompt ids were sent, the server saw 3"):
+        await talk(model, [], "A?", "B?")
+
+
+def test_another_word_is_refused_before_a_server_is_asked() -> None:
+    with pytest.raises(ValueError, match="verify_echo must be 'always' or 'first', not 'never'"):
+        model_of("vllm", Says(""), verify_echo="never")

@@ -1,0 +1,64 @@
+"""A process that ends while an engine is at work for it. Usage: exits.py KIND BASE_URL WAY"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+
+from support.backends import BACKENDS, request_of
+
+KIND, URL, WAY = sys.argv[1:]
+BACKEND = BACKENDS[KIND](URL)
+
+
+async def working() -> asyncio.Task[object]:
+    """Start a generation and wait until the engine is at work on it: it says so on its path for health."""
+    await BACKEND.connect()
+    task: asyncio.Task[object] = asyncio.ensure_future(BACKEND.generate(request_of(request_id="left")))
+    print("asked", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    return task
+
+
+def in_a_thread() -> None:
+    """The main thread ends; a daemon thread's loop just stops."""
+    ready = threading.Event()
+
+    async def forever() -> None:
+        task = await working()
+        ready.set()
+        await task
+
+    threading.Thread(target=lambda: asyncio.run(forever()), daemon=True).start()
+    ready.wait()
+
+
+def loop_dropped() -> None:
+    """A loop is closed with the task in it."""
+    loop = asyncio.new_event_loop()
+    task = loop.run_until_complete(working())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is what this is about
+    del task
+
+
+async def exits() -> None:
+    """`sys.exit` in a coroutine."""
+    await working()
+    sys.exit(3)
+
+
+async def raises() -> None:
+    """An error beside it."""
+    await working()
+    raise RuntimeError("something else")
+
+
+if WAY == "thread":
+    in_a_thread()
+elif WAY == "loop":
+    loop_dropped()
+else:
+    asyncio.run({"exit": exits, "error": raises}[WAY]())
