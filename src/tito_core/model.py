@@ -34,6 +34,7 @@ from tito_core.parse_report import ParseReport
 from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.store import LedgerFile
+from tito_core.turnstile import in_turn
 from tito_core.view import events, stop_reason
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ class TITOModel(Model):
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         settings.refuse_reserved_name(tool_specs)
+        await in_turn()
         ledger = self._recording.begin(model_state)
         system = settings.system_text(system_prompt, system_prompt_content)
         try:
@@ -236,6 +238,7 @@ class TITOModel(Model):
                 echoes_every_turn=self._settings.echoes_every_turn,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
+            await in_turn()
         except turns.CancelledBySignal:
             return  # without messageStop, which is how Strands recognises a provider that was cancelled
         except ContextLengthError as error:
