@@ -12,7 +12,7 @@ from typing import Any
 from strands.models.model import Model
 
 from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, turn
-from crowd import SPECS, Seeded, crowd, through_agent
+from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from tito_core import Policy
 from tito_core.engine import models
 from tito_core.history import as_shown, opening_of
