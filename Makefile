@@ -15,7 +15,7 @@ PROVE_ARGS ?=
 PACKAGE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance prove mutants lint format docs bench lock clean
+.PHONY: help setup demo test conformance prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ prove: $(READY)  ## run the large proofs, going on where they stopped, and write
 mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, and write docs/mutants.md (most of an hour each)
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[mutants]'
 	@$(BIN)/python tools/mutants.py $(if $(PACKAGE),--package $(PACKAGE))
+
+defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes docs/defects.md
+	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
 lint: $(READY)  ## ruff, mypy, import contracts
 	$(BIN)/ruff check .

@@ -20,6 +20,9 @@ settings.load_profile(PROFILE)
 
 EXAMPLES = int(os.environ.get("TITO_EXAMPLES", "0"))
 
+OF_A_MUTANT = 12
+"""Examples of a property for each of thousands of mutants: what lives through these is rarely found by more."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -41,12 +44,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not EXAMPLES:
+    if not EXAMPLES and PROFILE != "mutants":
         return
     for item in items:
         test = getattr(item, "obj", None)
         held_by = getattr(item, "cls", None) if hasattr(getattr(item, "cls", None), "settings") else test
         name = "settings" if held_by is getattr(item, "cls", None) else "_hypothesis_internal_use_settings"
         if isinstance(own := getattr(held_by, name, None), settings):
-            raised = settings(own, max_examples=max(own.max_examples, EXAMPLES))
+            wanted = max(own.max_examples, EXAMPLES) if EXAMPLES else min(own.max_examples, OF_A_MUTANT)
+            raised = settings(own, max_examples=wanted)
             setattr(getattr(held_by, "__func__", held_by), name, raised)

@@ -11,6 +11,7 @@ import pytest
 
 from support.byte_level import byte_level
 from support.scripted import Says, call, engine_of, policy_of, tokenizer
+from tito_core.backend import Wanted
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.ledger import Reason
 from tito_core.parsing import known_tool_parsers, registry
@@ -136,6 +137,20 @@ def test_the_templates_page_shows_a_certificate_and_a_refusal_as_they_are() -> N
     with pytest.raises(TemplateError) as caught:
         ChatTemplate.certify(byte_level(template=source + prompt + "{{ messages|length }}"))
     assert " ".join(refused.split()) == " ".join(f"TemplateError: {caught.value}".split())
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_the_page_on_columns_runs(kind: str, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = snippets("docs/columns.md")
+    with ScriptedServer(engine_of(kind, Says("It is 425."))) as server:
+        exec(at_server(code.replace('"vllm"', f'"{kind}"'), server.base_url, folder), {})
+    printed = capsys.readouterr().out
+    assert printed.endswith("('top_ids', 'top_logprobs', 'prompt_logprobs')\nTrue\nTrue\n")
+
+
+def test_the_page_on_columns_has_all_that_can_be_wanted() -> None:
+    page = (ROOT / "docs/columns.md").read_text(encoding="utf-8") + (ROOT / "docs/backends.md").read_text("utf-8")
+    assert all(page.count(f"`{name}") >= 2 for name in Wanted.model_fields)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])

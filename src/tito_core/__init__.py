@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_core.backend import SamplingParams
+    from tito_core.backend import SamplingParams, Wanted
     from tito_core.branching import HistoryChangedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
     from tito_core.malformed import MalformedCallError
@@ -26,6 +26,7 @@ __all__ = [
     "TITOModel",
     "Trajectory",
     "TurnNotStoredError",
+    "Wanted",
 ]
 
 _HOMES = {
@@ -39,6 +40,7 @@ _HOMES = {
     "TITOModel": "tito_core.model",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.recording",
+    "Wanted": "tito_core.backend",
 }
 
 

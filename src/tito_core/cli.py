@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,8 @@ app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_arg
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
 app.add_typer(template_app, name="template", help="Certify chat templates.")
 console = Console()
+COMMANDS = "tito.commands"
+"""Entry-point group of further commands, such as `tito conformance`."""
 
 File = Annotated[Path, typer.Argument(help="A file of rollouts, as the demo writes it.", exists=True, dir_okay=False)]
 
@@ -84,6 +87,8 @@ async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:
 
 def main() -> None:
     """Run the command; errors for people are one sentence and exit status 1."""
+    for point in entry_points(group=COMMANDS):
+        app.command(point.name)(point.load())
     try:
         app()
     except (*EXPECTED_ERRORS, store.SchemaError) as error:

@@ -23,6 +23,7 @@ from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.history import as_shown, remember
@@ -72,6 +73,8 @@ class TITOModel(Model):
             sent: on "always" every turn, or on the "first" of each path only, which saves a long context's bytes.
             The number of prompt tokens that the server counted is compared on every turn (law 4).
         store: A file, or its path, that takes every turn as it is committed.
+        wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
+            `Wanted`. It comes as optional columns of the trajectory.
         **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
     """
 
@@ -97,6 +100,7 @@ class TITOModel(Model):
         thinking: Literal["keep", "as-template"] = "keep",
         verify_echo: Literal["always", "first"] = "always",
         store: LedgerFile | str | PathLike[str] | None = None,
+        wanted: Wanted | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         chosen = settings.Settings.of(  # before the server is asked: bad input gets its error first
@@ -106,6 +110,7 @@ class TITOModel(Model):
             malformed_calls=malformed_calls,
             thinking=thinking,
             verify_echo=verify_echo,
+            wanted=wanted,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -131,7 +136,7 @@ class TITOModel(Model):
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
         self.policy = policy
-        self._settings = chosen.within(policy.info.max_model_len)
+        self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
 
     @property
@@ -236,6 +241,7 @@ class TITOModel(Model):
                 may_branch=self._settings.may_branch,
                 keeps_thinking=self._settings.keeps_thinking,
                 echoes_every_turn=self._settings.echoes_every_turn,
+                wanted=self._settings.wanted,
             )
             response = await turns.generate(self.policy, prepared.request, cancel_signal)
             await in_turn()

@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -15,7 +15,7 @@ from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import measure_processing
+from tito_core.backend.semantics import measure
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -122,11 +122,8 @@ class Policy:
         )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
-        info = await engine.connect()
-        processed = await agreed(
-            engine, "what logprobs include", lambda server: measure_processing(server, info, probe.ids)
-        )
-        info = replace(info, processed_logprobs=processed)
+        connected = await engine.connect()
+        info = await agreed(engine, lambda server: measure(server, connected, probe.ids))
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
@@ -134,7 +131,7 @@ class Policy:
 
         Args:
             ledger: See `TITOModel`, which also says what the others mean.
-            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`,
+            **choices: `sampling`, `context_window_limit`, `history`, `malformed_calls`, `thinking`, `wanted`,
                 `verify_echo`.
         """
         from tito_core.model import TITOModel

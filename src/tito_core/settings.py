@@ -13,6 +13,7 @@ from strands.types.tools import ToolSpec
 from tito_core import malformed
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.malformed import MalformedCalls
 
@@ -42,6 +43,7 @@ class Choices(TypedDict, total=False):
     malformed_calls: MalformedCalls
     thinking: Literal["keep", "as-template"]
     verify_echo: Literal["always", "first"]
+    wanted: Wanted | Mapping[str, Any] | None
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -59,6 +61,7 @@ class Settings:
         malformed_calls: What becomes of malformed calls.
         keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
         echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
+        wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
     """
 
     sampling: SamplingParams
@@ -67,6 +70,7 @@ class Settings:
     malformed_calls: MalformedCalls = "feedback"
     keeps_thinking: bool = True
     echoes_every_turn: bool = True
+    wanted: Wanted = NOTHING_WANTED
 
     @classmethod
     def of(
@@ -78,6 +82,7 @@ class Settings:
         malformed_calls: str = "feedback",
         thinking: str = "keep",
         verify_echo: str = "always",
+        wanted: Wanted | Mapping[str, Any] | None = None,
     ) -> Settings:
         """Check what a user wrote.
 
@@ -91,11 +96,17 @@ class Settings:
             malformed.checked(malformed_calls),
             keeps_thinking(thinking),
             echoes_every_turn(verify_echo),
+            Wanted.of(wanted),
         )
 
-    def within(self, served: int | None) -> Settings:
-        """Give them for a server of this context length."""
-        return replace(self, context_limit=context_limit(self.context_limit, served))
+    def at(self, info: EngineInfo) -> Settings:
+        """Give them for a server: at most its context length.
+
+        Raises:
+            UnsupportedByServerError: It cannot give what is wanted; the sentence names the option to start it with.
+        """
+        info.capabilities.check(self.wanted, self.sampling, backend=info.backend)
+        return replace(self, context_limit=context_limit(self.context_limit, info.max_model_len))
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
         """Give them as Strands' tracer reads them."""
@@ -116,13 +127,16 @@ class Settings:
         for fixed in ("model_id", "backend"):
             if fixed in changes:
                 raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
+        if "wanted" in changes:
+            raise ValueError("wanted is the same in each turn of a rollout: make another model.")
         base = sampling_params(changes.get("sampling", self.sampling))
         named = {key: value for key, value in changes.items() if key not in ("sampling", "context_window_limit")}
-        return replace(
+        changed = replace(
             self,
             sampling=sampling_params({**base.model_dump(), **named}),
-            context_limit=context_limit(changes.get("context_window_limit", self.context_limit), info.max_model_len),
+            context_limit=changes.get("context_window_limit", self.context_limit),
         )
+        return changed.at(info)
 
 
 def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:

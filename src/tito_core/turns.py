@@ -18,6 +18,7 @@ from tito_core.asked import Asked
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
+from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.cancelling import done_or_set
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
@@ -71,6 +72,7 @@ def prepare(
     may_branch: bool,
     keeps_thinking: bool = True,
     echoes_every_turn: bool = True,
+    wanted: Wanted = NOTHING_WANTED,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
@@ -99,11 +101,17 @@ def prepare(
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
     room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    wanted = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
-    complete = policy.sampling(wanted).within(room)
-    text = policy.prompts.text(ledger, place.parent, delta.ids)
-    echo = echoes_every_turn or place.parent is None
-    request = TokenRequest(input_ids, complete, uuid.uuid4().hex, ledger.uuid, text, echo=echo)
+    shaped = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
+    request = TokenRequest(
+        input_ids,
+        policy.sampling(shaped).within(room),
+        uuid.uuid4().hex,
+        ledger.uuid,
+        policy.prompts.text(ledger, place.parent, delta.ids),
+        wanted,
+        delta_start=len(input_ids) - len(delta.ids),
+        echo=echoes_every_turn or place.parent is None,
+    )
     return Prepared(place, delta, request, tools)
 
 
@@ -186,6 +194,7 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
             cached_tokens=response.cached_tokens,
             versions=response.versions,
         ),
+        extras=response.columns,
     )
 
 

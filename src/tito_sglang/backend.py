@@ -27,8 +27,9 @@ class SGLangBackend(SGLangAdmin):
         model = await self.served_model()
         loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
         length = wire.usable_length(model.max_model_len, loads)
-        weights = await self.weight_version()
-        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=await self._vocab_size())
+        weights, vocab_size = await self.weight_version(), await self._vocab_size()
+        can = wire.capabilities(await self.get_if_there("/server_info", wire.ServerInfo), vocab_size)
+        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=vocab_size, capabilities=can)
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
@@ -41,7 +42,8 @@ class SGLangBackend(SGLangAdmin):
     async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
         fields = {
             "sampling_params": wire.sampling_fields(request.sampling),
-            "logprob_start_len": -1,
+            **wire.wanted_fields(request),
+            **info.capabilities.service(request.wanted),
             "return_prompt_token_ids": request.echo,
         }
         answer = await self._ask(request.request_id, fields, prompt, request.session_id)
@@ -61,6 +63,7 @@ class SGLangBackend(SGLangAdmin):
             cached_tokens=meta.cached_tokens,
             spans=[(span.start, span.end, span.version) for span in meta.weight_versions],
             message=reason.message,
+            beside=wire.beside(meta, request),
         )
         checks = Checks(self.name, request.request_id)
         return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)

@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import NOTHING
+from tito_core.backend.beside import Beside
+from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Capabilities
 
 
 class FinishReason(msgspec.Struct):
@@ -38,6 +41,9 @@ class MetaInfo(msgspec.Struct):
     weight_versions: list[WeightVersions] = []
     output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
     input_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    output_top_logprobs: list[list[tuple[float | None, int, Any]]] | None = None
+    output_token_sampling_mask: list[list[int]] | None = None
+    routed_experts: str | None = None
 
 
 class Generation(msgspec.Struct):
@@ -67,6 +73,17 @@ class Loads(msgspec.Struct):
     loads: list[Load] = []
 
 
+class ServerInfo(msgspec.Struct):
+    """`/server_info`: of all launch arguments, those that open what a rollout may want."""
+
+    enable_return_routed_experts: bool | None = None
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+    sampling_mask_max_tokens: int | None = None
+
+
+_SAFE_TOP_LOGPROBS = 1000
+"""Fewer than any vocabulary has, where a server does not tell its own."""
 _KEPT_BACK = 2
 """Tokens of the context that the scheduler keeps for itself: it ends a generation for length that much earlier."""
 
@@ -86,6 +103,54 @@ def vocab_size_in(refusal: str) -> int | None:
     """Read the vocabulary's size out of "logit_bias must has keys in [0, 151935], got ..."; None from other words."""
     found = re.search(r"keys in \[0, (\d+)\]", refusal)
     return int(found[1]) + 1 if found else None
+
+
+OPTIONS = {"routed_experts": "--enable-return-routed-experts", "priority": "--enable-priority-scheduling"}
+
+
+def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilities:
+    """Give what the server says it can. It takes any number of top logprobs, and dies of more than its vocabulary."""
+    told = server or ServerInfo()
+    return Capabilities(
+        top_logprobs=min(MOST_TOP_LOGPROBS, vocab_size or _SAFE_TOP_LOGPROBS),
+        routed_experts=told.enable_return_routed_experts,
+        expert_shape=False,
+        sampling_mask=None if server is None else told.sampling_mask_max_tokens is not None,
+        priority=told.enable_priority_scheduling,
+        lower_first=bool(told.schedule_low_priority_values_first),
+        options=OPTIONS,
+    )
+
+
+def wanted_fields(request: TokenRequest) -> dict[str, Any]:
+    """Give the fields for what is wanted of an answer; the prefix cache is kept up to where the prompt is scored from.
+
+    The first token from `logprob_start_len` on comes without a logprob, so it is the one before those that are wanted.
+    """
+    wanted = request.wanted
+    fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if wanted.prompt_logprobs else -1}
+    if wanted.top_logprobs:
+        fields["top_logprobs_num"] = wanted.top_logprobs
+    if wanted.routed_experts:
+        fields |= {"return_routed_experts": True, "routed_experts_start_len": request.first_routed}
+    if wanted.sampling_mask:
+        fields["return_sampling_mask"] = True
+    return fields
+
+
+def beside(meta: MetaInfo, request: TokenRequest) -> Beside:
+    """Give what an answer says beside; the token that prompt logprobs begin before has none and is left out."""
+    top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
+    return Beside(
+        top=None if top is None else lambda: [_scored(row) for row in top],
+        prompt=_scored(prompt[1:]) if prompt and request.wanted.prompt_logprobs else None,
+        experts=meta.routed_experts,
+        mask=meta.output_token_sampling_mask,
+    )
+
+
+def _scored(entries: list[tuple[float | None, int, Any]]) -> list[tuple[int, float | None]]:
+    return [(token, logprob) for logprob, token, _ in entries]
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

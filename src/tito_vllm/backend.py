@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.transport import HttpRequest
+from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
 from tito_vllm.admin import VLLMAdmin
@@ -30,14 +31,26 @@ class VLLMBackend(VLLMAdmin):
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
         version = await self.get_if_there("/version", wire.Version)
+        is_open = await self._is_open(model.id)
         return EngineInfo(
             self.name,
             model.id,
             model.max_model_len,
             version.version if version else None,
             await self.weight_version(),
-            endpoints=(_GENERATE, _COMPLETIONS) if await self._is_open(model.id) else (_COMPLETIONS,),
+            endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
+            capabilities=await self._capabilities(model.id, is_open),
         )
+
+    async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
+        """Learn how many top logprobs the server gives, from how it refuses too many of them."""
+        many = {"logprobs": wire.TOO_MANY_LOGPROBS, "max_tokens": 1}
+        if is_open:
+            probe: dict[str, Any] = {"model": model, "token_ids": [0], "sampling_params": many}
+        else:
+            probe = {"model": model, "prompt": [0], **many}
+        refused = await self.refusal(_GENERATE if is_open else _COMPLETIONS, msgspec.json.encode(probe))
+        return wire.capabilities(refused.body if refused is not None else "", one_more=is_open)
 
     async def _is_open(self, model: str) -> bool:
         """Tell whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
@@ -62,7 +75,12 @@ class VLLMBackend(VLLMAdmin):
         """Ask the endpoint made for tokens, the only one that tells weight versions."""
         fields = {
             "model": info.model,
-            "sampling_params": {**wire.sampling_fields(request.sampling), "n": 1, "logprobs": 0},
+            "sampling_params": {
+                **wire.sampling_fields(request.sampling),
+                **wire.wanted_fields(request, one_more=True),
+                "n": 1,
+            },
+            **info.capabilities.service(request.wanted),
             "stream": False,
             "return_token_ids": request.echo,
         }
@@ -81,6 +99,7 @@ class VLLMBackend(VLLMAdmin):
             logprob_ids=[entry.id for entry in content or ()],
             echoed=answer.value.prompt_token_ids,
             spans=spans,
+            beside=wire.beside(choice, choice.logprobs, answer.value.prompt_logprobs, request),
             **_usage(answer.value.usage),
         ), answer
 
@@ -93,7 +112,8 @@ class VLLMBackend(VLLMAdmin):
             "model": info.model,
             "n": 1,
             "stream": False,
-            "logprobs": 0,
+            **wire.wanted_fields(request, one_more=False),
+            **info.capabilities.service(request.wanted),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
@@ -110,6 +130,7 @@ class VLLMBackend(VLLMAdmin):
             logprobs=logprobs.token_logprobs if logprobs else None,
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
             echoed=choice.prompt_token_ids,
+            beside=wire.beside(choice, logprobs, choice.prompt_logprobs, request),
             **_usage(answer.value.usage),
         ), answer
 
@@ -123,9 +144,8 @@ class VLLMBackend(VLLMAdmin):
         self, info: EngineInfo, ids: TokenIds, request_id: str
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
-        body = msgspec.json.encode(
-            {"model": info.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        )
+        sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
+        body = msgspec.json.encode({"model": info.model, "prompt": ids.tolist(), **sampling, "prompt_logprobs": 0})
         answer = await self.exchange(request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion)
         entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
         return [wire.score_of(entry) for entry in entries]

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from tito_core.backend.answer import NOTHING
+from tito_core.backend.beside import Beside, Scored
+from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.wanted import Capabilities
 
 
 class Logprobs(msgspec.Struct):
-    """`choices[].logprobs`; entries beside the sampled token's are not decoded.
+    """`choices[].logprobs`; entries beside the sampled token's are decoded where they were asked for.
 
     `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent.
     """
 
     token_logprobs: list[float | None]
     tokens: list[str]
+    top_logprobs: list[msgspec.Raw] | None = None
+
+    def top(self) -> list[Scored]:
+        """Decode the likeliest tokens in the place of each, and the sampled one."""
+        rows = (msgspec.json.decode(row, type=dict[str, float | None] | None) for row in self.top_logprobs or ())
+        return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows]
 
 
 class PromptLogprob(msgspec.Struct):
     """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first."""
 
     logprob: float
+
+
+PromptLogprobs = list[dict[int, PromptLogprob] | None] | None
+"""One entry a prompt token, null for the first."""
 
 
 class Choice(msgspec.Struct):
@@ -34,7 +48,9 @@ class Choice(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NOTHING
     logprobs: Logprobs | None = None
     stop_reason: int | str | None = None
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
 
 
 class PromptDetails(msgspec.Struct):
@@ -64,17 +80,27 @@ class TokenLogprob(msgspec.Struct):
     logprob: float | None
     token_id: int | None = None
     token: str = ""
+    top_logprobs: msgspec.Raw = NOTHING
 
     @property
     def id(self) -> int | str:
         """The token's id, or what it says in its place."""
         return token_of(self.token) if self.token_id is None else self.token_id
 
+    def top(self) -> Scored:
+        """Decode the likeliest tokens in its place, and the sampled one."""
+        entries = msgspec.json.decode(self.top_logprobs, type=list[TokenLogprob] | None)
+        return [(entry.id, entry.logprob) for entry in entries or ()]
+
 
 class Content(msgspec.Struct):
     """`choices[].logprobs` of `/inference/v1/generate`."""
 
     content: list[TokenLogprob]
+
+    def top(self) -> list[Scored]:
+        """Decode the likeliest tokens in the place of each, and the sampled one."""
+        return [entry.top() for entry in self.content]
 
 
 class WeightVersion(msgspec.Struct):
@@ -93,6 +119,8 @@ class Generated(msgspec.Struct):
     logprobs: Content | None = None
     stop_reason: int | str | None = None
     weight_versions: list[WeightVersion] | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
 
 
 class Generation(msgspec.Struct):
@@ -101,6 +129,7 @@ class Generation(msgspec.Struct):
     choices: list[Generated]
     usage: Usage
     prompt_token_ids: msgspec.Raw = NOTHING
+    prompt_logprobs: PromptLogprobs = None
 
 
 class WeightInfo(msgspec.Struct):
@@ -129,6 +158,51 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     if sampling.grammar is not None:
         fields["structured_outputs"] = {_GRAMMAR_FIELD[sampling.grammar.kind]: sampling.grammar.value}
     return fields
+
+
+OPTIONS = {
+    "top_logprobs": "--max-logprobs",
+    "routed_experts": "--enable-return-routed-experts",
+    "sampling_mask": "--enable-scale-out --return-sampling-mask --logprobs-mode processed_logprobs",
+    "priority": "--scheduling-policy priority",
+}
+TOO_MANY_LOGPROBS = 2**31 - 1
+"""More than any server gives, so that it says how many it does."""
+
+
+def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
+    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` is as in `wanted_fields`."""
+    found = re.search(r"max allowed: (\d+)", refusal)
+    most = None if found is None else max(int(found[1]) - one_more, 0)
+    mask = None if one_more else False  # `/v1/completions` has no field for it
+    return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, options=OPTIONS)
+
+
+def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
+    """Give the parameters for what is wanted of an answer. Routed experts and sampling masks come unasked, or never.
+
+    `/inference/v1/generate` cuts its list at the number that was asked for, the sampled token included (`one_more`).
+    """
+    wanted = request.wanted
+    k = wanted.top_logprobs
+    fields: dict[str, Any] = {"logprobs": k + 1 if k and one_more else k}
+    if wanted.prompt_logprobs:
+        fields["prompt_logprobs"] = 0
+    if wanted.routed_experts:
+        fields["routed_experts_prompt_start"] = request.first_routed
+    return fields
+
+
+def beside(
+    choice: Choice | Generated, logprobs: Logprobs | Content | None, prompt: PromptLogprobs, request: TokenRequest
+) -> Beside:
+    """Give what an answer says beside, of the delta's prompt tokens alone."""
+    return Beside(
+        top=logprobs.top if logprobs is not None else None,
+        prompt=[score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
+        experts=choice.routed_experts,
+        mask=choice.sampling_mask,
+    )
 
 
 def token_of(text: str) -> int | str:

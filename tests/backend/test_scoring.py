@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, engine_of, hash_policy, request_of
+from support.backends import EOS, KINDS, PROMPT, VOCAB, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
-from tito_core.backend.semantics import LEAST_TOKENS, measure_processing, semantics_of
+from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
 from tito_core.ledger.turn import Semantics
 from tito_core.testing import Completion, Fault, ScriptedRequest, always
 
@@ -156,38 +156,81 @@ def alike(kind: Kind, logprob: float) -> Any:
     return engine_of(kind, Alike())
 
 
-async def measured(engine: Any) -> bool | None:
+async def measured(engine: Any) -> EngineInfo:
     backend = backend_of(engine)
-    return await measure_processing(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    return await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_processing_is_measured_whatever_the_server_calls_itself(kind: Kind) -> None:
-    assert await measured(raw(kind)) is False
-    assert await measured(processed(kind)) is True
+    assert (await measured(raw(kind))).processed_logprobs is False
+    assert (await measured(processed(kind))).processed_logprobs is True
 
 
 async def test_the_engines_as_they_start_by_default() -> None:
-    assert await measured(engine_of("vllm")) is False
-    assert await measured(engine_of("sglang")) is True
+    assert (await measured(engine_of("vllm"))).processed_logprobs is False
+    assert (await measured(engine_of("sglang"))).processed_logprobs is True
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("logprob", [0.0, -np.log(VOCAB)])
 async def test_a_policy_on_which_temperature_does_nothing_leaves_it_open(kind: Kind, logprob: float) -> None:
-    assert await measured(alike(kind, float(logprob))) is None
+    assert (await measured(alike(kind, float(logprob)))).processed_logprobs is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", range(1, 40))
 async def test_a_short_context_is_no_error_but_may_leave_it_open(kind: Kind, room: int) -> None:
     context = len(PROMPT) + room + (2 if kind == "sglang" else 0)
-    found = await measured(engine_of(kind, max_model_len=context))
+    found = (await measured(engine_of(kind, max_model_len=context))).processed_logprobs
     assert found is (None if room - 1 < LEAST_TOKENS else kind == "sglang")
 
 
-def info(processed_logprobs: bool | None, version: str | None = "9") -> EngineInfo:
-    return EngineInfo("engine", "m", 100, version, processed_logprobs=processed_logprobs)
+MODES: dict[str, tuple[dict[str, Any], tuple[bool, bool]]] = {
+    "raw": ({"raw_logprobs": True}, (False, False)),
+    "with the temperature": ({"raw_logprobs": False}, (True, False)),
+    "with temperature and truncation": ({"raw_logprobs": False, "truncated_logprobs": True}, (True, True)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", WIRES)
+async def test_each_mode_of_a_server_is_told_from_the_others(kind: Kind, mode: str) -> None:
+    options, expected = MODES[mode]
+    found = await measured(engine_of(kind, **options))
+    assert (found.processed_logprobs, found.truncated_logprobs) == expected
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_policy_that_leaves_nothing_to_cut_off_leaves_truncation_open(kind: Kind) -> None:
+    class Certain:
+        """Two tokens share all the probability, whatever the temperature."""
+
+        def __call__(self, request: ScriptedRequest) -> Completion:
+            return Completion([7] * request.max_new_tokens, finish="length")
+
+        def score(self, ids: Any, start: int, temperature: float) -> list[float]:
+            return [float(np.log(np.float32(0.5)))] * (len(ids) - start)
+
+        def top(self, ids: Any, position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+            half = float(np.log(np.float32(0.5)))
+            return [(7, half), (8, half), *((9 + n, -90.0) for n in range(k))][:k]
+
+    for truncated in (False, True):
+        found = await measured(engine_of(kind, Certain(), truncated_logprobs=truncated))
+        assert (found.processed_logprobs, found.truncated_logprobs) == (None, None)
+        assert found.capabilities.top_logprobs, "it is known all the same what the server gives"
+
+
+async def test_a_server_that_samples_of_a_finite_top_k_only_is_connected_to() -> None:
+    options = {"sampling_masks": True, "raw_logprobs": False, "truncated_logprobs": True}
+    found = await measured(engine_of("vllm", **options))
+    assert found.capabilities.sampling_mask is True
+    assert (found.processed_logprobs, found.truncated_logprobs) == (None, None)
+
+
+def info(processed_logprobs: bool | None, version: str | None = "9", **more: Any) -> EngineInfo:
+    return EngineInfo("engine", "m", 100, version, processed_logprobs=processed_logprobs, **more)
 
 
 REGEX = Grammar(kind="regex", value="x")
@@ -235,23 +278,53 @@ def test_semantics_of_every_combination(
     assert found.comparable_with_scoring() is (meaning == (1.0, False))
 
 
+CUT = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("processed_logprobs", "truncated_logprobs", "adjusted"),
+    [
+        (True, False, False),
+        (True, True, True),
+        (True, None, True),
+        (False, False, False),
+        (False, None, False),
+        (False, True, True),
+        (None, False, False),
+        (None, None, True),
+    ],
+)
+@pytest.mark.parametrize("sampling", [{name: value} for name, value in CUT.items()], ids=list(CUT))
+def test_what_was_cut_off_adjusts_only_logprobs_that_are_over_what_was_left(
+    processed_logprobs: bool | None, truncated_logprobs: bool | None, adjusted: bool, sampling: dict[str, Any]
+) -> None:
+    known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
+    assert semantics_of(known, SamplingParams(**sampling)).adjusted is adjusted
+    assert semantics_of(known, SamplingParams()).adjusted is False
+
+
 def test_an_unknown_version_is_said_to_be() -> None:
     assert semantics_of(info(False, None), SamplingParams()).source == "engine of unknown version, measured at connect"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", WIRES)
 @given(
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1.5]),
+    top_k=st.sampled_from([-1, 1, 3]),
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None, max_examples=15)
-def test_semantics_tell_truly_when_a_logprob_can_be_compared(kind: Kind, temperature: float, seed: int) -> None:
+def test_semantics_tell_truly_when_a_logprob_can_be_compared(
+    kind: Kind, mode: str, temperature: float, top_k: int, seed: int
+) -> None:
     """Whenever they say that scoring gives the same number, it does."""
+    options, (processed_logprobs, truncated_logprobs) = MODES[mode]
 
     async def run() -> None:
-        backend = backend_of(engine_of(kind))
-        known = EngineInfo(kind, "m", 4096, "9", processed_logprobs=kind == "sglang")
-        request = request_of(temperature=temperature, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
+        backend = backend_of(engine_of(kind, **options))
+        known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
+        request = request_of(temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
         response = await backend.generate(request)
         scores = await backend.score([*PROMPT, *response.output_ids.tolist()])
         same = np.allclose(scores[len(PROMPT) :], response.logprobs, atol=1e-5)

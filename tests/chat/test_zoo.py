@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
 from support.conversations import answer, asked, calls, results, translated
+from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.ending import Opened
@@ -55,7 +56,9 @@ def test_deltas_are_the_templates_own_over_random_rollouts(name: str) -> None:
     @settings(deadline=None, max_examples=8)
     @given(randoms)
     def holds(random: Random) -> None:
-        for turn, found, expected, truth in check(template, tokenizer, rollout(random, shown)):
+        drawn = rollout(random, shown)
+        assert broken_prefixes(template, tokenizer, drawn) == 0
+        for turn, found, expected, truth in check(template, tokenizer, drawn):
             assert found == expected, (turn, tokenizer.decode(found), tokenizer.decode(expected), truth.whole)
 
     holds()

@@ -216,6 +216,26 @@ FACTS = [
         "turn 0: logprob 0.5 at output offset 3 is no log-probability.",
     ),
     (
+        {"extras": {"top_logprobs": Column.of(2, [[-1.0, np.nan], [-1.0, -np.inf], [-1.0, -2.0]])}},
+        4,
+        "turn 0: logprob -inf at output offset 3 is no log-probability.",
+    ),
+    (
+        {"extras": {"top_ids": Column.of(2, [[1, 2]] * 3), "top_logprobs": Column.of(2, [[-1.0]] * 3)}},
+        2,
+        "turn 0: top_ids of shape (3, 2) and top_logprobs of shape (3, 1) do not match.",
+    ),
+    (
+        {"extras": {"top_ids": Column.of(2, [[1]] * 3), "top_logprobs": Column.of(2, [[-1.0], [np.nan], [-1.0]])}},
+        2,
+        "turn 0: top_ids of shape (3, 1) and top_logprobs of shape (3, 1) do not match.",
+    ),
+    (
+        {"extras": {"top_ids": Column.of(2, [[1], [-1], [1]]), "top_logprobs": Column.of(2, [[-1.0]] * 3)}},
+        2,
+        "turn 0: top_ids of shape (3, 1) and top_logprobs of shape (3, 1) do not match.",
+    ),
+    (
         {"extras": {"routed_experts": Column.of(3, [[1], [2], [3]])}},
         2,
         "turn 0: column 'routed_experts' has rows 3:6, outside the 5 tokens of its path.",
@@ -258,6 +278,7 @@ def test_what_is_no_turn(changes: dict[str, Any], law: int, sentence: str) -> No
         {"engine": spans((0, 0), (0, 1), (1, 3), (3, 3))},
         {"extras": {"routed_experts": Column.of(0, [[1]] * 5), "prompt_logprobs": Column.of(1, [np.nan])}},
         {"extras": {"top_ids": Column.of(2, [[1]] * 3), "top_logprobs": Column.of(2, [[-1.0]] * 3)}},
+        {"extras": {"top_ids": Column.of(2, [[1, -1]] * 3), "top_logprobs": Column.of(2, [[-1.0, np.nan]] * 3)}},
         {"media": (MediaSpan(0, 1, bytes(32)), MediaSpan(1, 1, bytes(32)))},
     ],
 )

@@ -34,6 +34,8 @@ def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
     }
 
     def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path not in told:
+            return httpx.Response(404, json={"detail": "Not Found"})
         if request.method == "GET":
             return httpx.Response(200, json=told[request.url.path]["response_json"])
         if echo is not None:

@@ -17,6 +17,7 @@ from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine, sc
 from tito_core.testing.script import Script
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
+from tito_vllm.wire import TOO_MANY_LOGPROBS
 
 Kind = Literal["vllm", "vllm-completions", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
@@ -86,7 +87,9 @@ def bodies(engine: ScriptedEngine) -> list[Any]:
 
 
 def is_probe(body: Any) -> bool:
-    """Tell the request that a backend has refused at connect: for SGLang's vocabulary, for vLLM's endpoint."""
+    """Tell what a backend has refused at connect: for SGLang's vocabulary, for vLLM's endpoint and top logprobs."""
+    if TOO_MANY_LOGPROBS in (body.get("logprobs"), (body.get("sampling_params") or {}).get("logprobs")):
+        return True
     return "rid" not in body and "prompt" not in body and not body.get("token_ids")
 
 

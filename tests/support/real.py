@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel, engine
+from tito_core.engine.spec import EngineSpec, find
 from tito_core.store import LedgerFile
 
 
@@ -30,7 +31,18 @@ async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:
 
 
 @contextmanager
-def serve(kind: str, name: str = "smollm2") -> Iterator[Served]:
-    with engine.running_sync(kind, model=name) as url:
+def serve(
+    kind: str,
+    name: str = "smollm2",
+    *,
+    spec: EngineSpec | None = None,
+    environment: Mapping[str, str] | None = None,
+    server_args: Sequence[str] = (),
+) -> Iterator[Served]:
+    """A server of a model, with more of an environment and arguments than it gets by default, or of another version."""
+    spec = spec or find(kind)
+    if environment is not None:
+        spec = replace(spec, env=lambda launch, of=spec.env: {**of(launch), **environment})
+    with engine.running_sync(spec, model=name, server_args=server_args) as url:
         policy = Policy.connect(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120)
         yield Served(kind, url, policy)

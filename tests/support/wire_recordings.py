@@ -270,4 +270,13 @@ class Recorded:
                 [(s["version"], s["start"], s["end"]) for s in meta["weight_versions"]],
                 meta.get("cached_tokens"),
                 meta.get("routed_experts"),
+                support=_support(meta),
             )
+
+
+def _support(meta: dict[str, Any]) -> list[list[tuple[int, float]]] | None:
+    """The ids that were left to choose from, with logprobs of all or of the sampled one."""
+    if "output_token_sampling_mask" not in meta:
+        return None
+    rows = zip(meta["output_token_sampling_mask"], meta["output_token_sampling_logprobs"], strict=True)
+    return [list(zip(ids, of if isinstance(of, list) else [of] * len(ids), strict=True)) for ids, of in rows]

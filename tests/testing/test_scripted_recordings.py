@@ -24,18 +24,18 @@ OWN = {
     "root",  # a path on the server's disk
 }
 
+TIMES = {
+    *("storage_prefetch_wait", "storage_staging_wait", "forward_entry_time", "prefill_finished_time"),
+    *("queue_time", "api_server_dispatch_finish_ts", "decode_throughput", "first_token_latency"),
+    *("request_finished_ts", "request_received_ts"),
+}
+
 # What a scripted engine does not have: recording -> (keys left out of the comparison, reason).
 DIFFERENCES: dict[str, tuple[set[str], str]] = {
     "info_model_info": ({"embedding", "cache", "model_type", "architectures"}, "describes weights that do not exist"),
     "info_get_model_info": ({"embedding", "cache", "model_type", "architectures"}, "the same under its older path"),
-    "moe_routed_experts": (
-        {
-            *("storage_prefetch_wait", "storage_staging_wait", "forward_entry_time", "prefill_finished_time"),
-            *("queue_time", "api_server_dispatch_finish_ts", "decode_throughput", "first_token_latency"),
-            *("request_finished_ts", "request_received_ts"),
-        },
-        "times that a server started with metrics adds",
-    ),
+    "moe_routed_experts": (TIMES, "times that a server started with metrics adds"),
+    "moe_routed_experts_start": (TIMES, "the same"),
     "gen_while_paused": ({"cached_tokens", "cached_tokens_details"}, "recorded before a pause cleared the cache"),
 }
 
@@ -48,7 +48,8 @@ APART = {
 
 def engine_for(recording: Recording) -> ScriptedEngine:
     script = Recorded(recording)
-    name = recording.fields.get("model", "qwen3-tiny")
+    told = recording.response.get("model") if isinstance(recording.response, dict) else None
+    name = recording.fields.get("model", told or "qwen3-tiny")
     model = "models/qwen3-tiny-f32" if recording.kind == "sglang" else "qwen3-tiny" if name == "nope" else name
     engine = scripted_engine(
         recording.kind,

@@ -13,17 +13,20 @@ from tito_core.backend.errors import (
     ServerError,
     ThrottledError,
     UnknownBackendError,
+    UnsupportedByServerError,
     WeightsNotLoadedError,
 )
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
     "AuthenticationError",
     "Backend",
     "BackendError",
     "BadRequestError",
+    "Capabilities",
     "ContextLengthError",
     "EngineAdmin",
     "EngineConnectionError",
@@ -38,6 +41,8 @@ __all__ = [
     "TokenRequest",
     "TokenResponse",
     "UnknownBackendError",
+    "UnsupportedByServerError",
+    "Wanted",
     "WeightsNotLoadedError",
     "create_backend",
     "installed_backends",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from tito_core.backend.beside import Beside, BesideChecks
 from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
@@ -36,6 +37,7 @@ class Reported:
         cached_tokens: Prompt tokens from the prefix cache, or None.
         spans: Weight-version spans (start, stop, version); empty where it does not say.
         message: Its sentence on an abort.
+        beside: What it said of what was wanted beside.
     """
 
     finish: str | None
@@ -49,6 +51,7 @@ class Reported:
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Checks:
             latency_s=latency_s,
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
+            columns=BesideChecks(self, request, ids, logprobs).columns(said.beside),
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:

@@ -65,6 +65,10 @@ class BadRequestError(BackendError):
     """The engine refused the request (a 4xx); it is never sent again."""
 
 
+class UnsupportedByServerError(BackendError):
+    """A rollout wants what the server cannot give; the sentence names the option that turns it on. Nothing was sent."""
+
+
 class AuthenticationError(BackendError):
     """The engine refused the API key."""
 

@@ -113,6 +113,8 @@ class HttpBackend(ABC):
         info = await self.connect()
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
         check_sampling(request.sampling, info.vocab_size, backend=self.name)
+        if not request.lenient:
+            info.capabilities.check(request.wanted, request.sampling, backend=self.name)
         room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
         text = IdText.of(ids) if request.text is None else request.text
         if not text.is_of(ids):

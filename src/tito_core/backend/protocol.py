@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
+from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, VersionSpan
+
+NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
+"""What comes beside when nothing is wanted: one for all turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class EngineInfo:
         vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
         endpoints: Paths that generate from token ids, the one in use first.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
+        truncated_logprobs: Whether they are over what `top_k`, `top_p` and `min_p` left, as measured; None likewise.
     """
 
     backend: str
@@ -34,6 +40,8 @@ class EngineInfo:
     processed_logprobs: bool | None = None
     vocab_size: int | None = None
     endpoints: tuple[str, ...] = ()
+    truncated_logprobs: bool | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +55,9 @@ class TokenRequest:
         session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
         text: The prompt as it travels, where somebody kept it; written anew when None.
         echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
+        wanted: What is asked for beside sampled tokens and their logprobs.
+        delta_start: Offset of the turn's own prompt tokens: what is wanted of the prompt is wanted of these.
+        lenient: Whether what is wanted may be missing from the answer, since it is being found out what a server gives.
     """
 
     input_ids: TokenIds
@@ -54,7 +65,20 @@ class TokenRequest:
     request_id: str
     session_id: str | None = None
     text: IdText | None = None
+    wanted: Wanted = NOTHING_WANTED
+    delta_start: int = 0
+    lenient: bool = False
     echo: bool = True
+
+    @property
+    def first_scored(self) -> int:
+        """Offset of the first token that `prompt_logprobs` are of: the delta's, but a prompt's very first has none."""
+        return max(self.delta_start, 1)
+
+    @property
+    def first_routed(self) -> int:
+        """Offset of the first token that `routed_experts` are of: the last one sampled before was routed only now."""
+        return max(self.delta_start - 1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +95,7 @@ class TokenResponse:
         latency_s: Seconds from sending to the last byte, retries excluded.
         request_id: Id under which the engine ran the answered attempt.
         versions: Weight-version spans that tile the output; one span of None when the engine does not say.
+        columns: What was wanted beside, by the name of its column, in offsets of `input_ids`.
     """
 
     output_ids: TokenIds
@@ -82,6 +107,7 @@ class TokenResponse:
     latency_s: float
     request_id: str
     versions: tuple[VersionSpan, ...]
+    columns: Mapping[str, Column] = field(default_factory=lambda: NO_COLUMNS)
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar, cast
 
 from tito_core.backend.admin import EngineAdmin, Running
@@ -92,7 +92,7 @@ class Replicas:
     def _check_alike(self, found: Sequence[EngineInfo]) -> None:
         first = found[0]
         for member, info in zip(self._members, found, strict=True):
-            for what in ("model", "version", "vocab_size", "endpoints"):
+            for what in ("model", "version", "vocab_size", "endpoints", "capabilities"):
                 one, other = getattr(first, what), getattr(info, what)
                 if one != other:
                     raise BadRequestError(
@@ -208,21 +208,23 @@ def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: R
     return (AdminReplicas if administered else Replicas)(members, addresses, retries)
 
 
-async def agreed(backend: Backend, what: str, ask: Callable[[Backend], Awaitable[T]]) -> T:
-    """Ask a backend, or each of its servers where it has several, and give what all of them say.
+async def agreed(backend: Backend, ask: Callable[[Backend], Awaitable[EngineInfo]]) -> EngineInfo:
+    """Measure a backend, or each of its servers where it has several, and give what is found of all of them.
 
     Raises:
-        BadRequestError: They say different things.
+        BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
     found = await asyncio.gather(*map(ask, members))
     for number, other in enumerate(found):
-        if other != found[0]:
-            raise BadRequestError(
-                f"The {backend.name} servers are not alike: {what} is {found[0]!r} on the first of them and "
-                f"{other!r} on number {number + 1}. Start them alike, or leave one out of base_url.",
-                backend=backend.name,
-            )
+        for what in (one.name for one in fields(EngineInfo)):
+            expected, said = getattr(found[0], what), getattr(other, what)
+            if expected != said:
+                raise BadRequestError(
+                    f"The {backend.name} servers are not alike: {what}, as measured, is {expected!r} on the first of "
+                    f"them and {said!r} on number {number + 1}. Start them alike, or leave one out of base_url.",
+                    backend=backend.name,
+                )
     return found[0]
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tito_core.backend.unknown_names import refuse_unknown
+
 _ANSWER_SHAPE = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),
     *("logprobs", "top_logprobs", "prompt_logprobs", "return_logprob", "logprob_start_len", "logprob_token_ids"),
+    *("prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache"),
     *("return_token_ids", "return_tokens_as_token_ids", "return_prompt_token_ids", "return_text_in_logprobs"),
     *("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
 )
@@ -27,6 +29,16 @@ _OTHER_NAMES = {
     **dict.fromkeys(("structural_tag", "choice", "guided_json", "guided_regex", "guided_grammar"), "grammar"),
 }
 """Engines' own names of what `SamplingParams` has: set past it, the record of the turn would not know of it."""
+_WANTED_NAMES = {
+    "top_logprobs_num": "top_logprobs",
+    **dict.fromkeys(
+        ("return_routed_experts", "routed_experts_start_len", "routed_experts_prompt_start"), "routed_experts"
+    ),
+    "return_sampling_mask": "sampling_mask",
+    "priority": "priority",
+    "cache_salt": "cache_salt",
+}
+"""Engines' own names of what a rollout asks for by `wanted`."""
 OWNED_FIELDS = frozenset([*_ANSWER_SHAPE, *_PROMPT])
 """Fields that a backend sets itself; a user's `extra` may not."""
 LOWEST_TEMPERATURE = 0.01
@@ -87,11 +99,7 @@ class SamplingParams(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _suggest(cls, data: Any) -> Any:
-        for name in data if isinstance(data, dict) else ():
-            if name not in cls.model_fields:
-                near = difflib.get_close_matches(str(name).lower(), cls.model_fields, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(cls.model_fields)}."
-                raise ValueError(f"There is no sampling parameter {name!r}{hint}")
+        refuse_unknown("sampling parameter", data, cls.model_fields)
         return data
 
     @field_validator("top_k")
@@ -119,6 +127,8 @@ class SamplingParams(BaseModel):
         for name in value:
             if own := name if name in cls.model_fields else _OTHER_NAMES.get(name):
                 raise ValueError(f"extra may not hold {name!r}: use the sampling parameter {own!r}, which is recorded.")
+            if name in _WANTED_NAMES:
+                raise ValueError(f"extra may not hold {name!r}: ask for it by wanted={{{_WANTED_NAMES[name]!r}: ...}}.")
         if not isinstance(value.get(_BIAS, {}), dict):
             raise ValueError(f"extra: logit_bias must map token ids to numbers, not {value[_BIAS]!r}.")
         try:

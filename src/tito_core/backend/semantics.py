@@ -1,14 +1,17 @@
-"""What an engine's logprobs mean, measured at connect and not assumed (law 11)."""
+"""What an engine's logprobs mean and what it gives beside them, measured at connect and not assumed (law 11)."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import numpy as np
 
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest
+from tito_core.backend.errors import BadRequestError, ProtocolViolationError
+from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.ledger.columns import TokenIds
+from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
+from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.turn import Semantics
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
@@ -16,29 +19,90 @@ SAME_NATS = 0.02
 """Two numbers this close, in nats, count as the same quantity: bfloat16 kernels differ by less in the median."""
 APART_NATS = 0.2
 """Two numbers this far apart in the median are different quantities; logprobs that vary less cannot tell."""
+ALL_MASS = 0.98
+"""Less probability than this, in the median, is not all of it."""
+CLEARLY_LESS = 0.8
+"""Two tokens with less than this leave something to cut off."""
 LEAST_TOKENS = 8
 """With fewer sampled tokens the median says too little."""
 
 
-async def measure_processing(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> bool | None:
-    """Tell whether sampled logprobs include the temperature, by sampling at T = 2 and re-scoring.
+async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
+    """Find out what a server's logprobs mean and what it gives beside them, by sampling at T = 2, freely and of two.
 
     Returns:
-        False when they equal the raw scores, True when they clearly do not, None when it cannot be told: the context
-        is too short, or the policy so certain or so undecided that a temperature changes nothing.
+        `info` with what was found. What cannot be told stays None: the context is too short, the server refuses to
+        sample so, or the policy is so certain or so undecided that a temperature or a truncation changes nothing.
     """
     # Scoring needs room for one more token on vLLM.
     room = _PROBE.max_new_tokens if info.max_model_len is None else info.max_model_len - len(prompt_ids) - 1
     if room < LEAST_TOKENS:
-        return None
-    sampling = _PROBE.within(room)
-    response = await backend.generate(TokenRequest(prompt_ids, sampling, uuid.uuid4().hex))
-    scored = await backend.score([*prompt_ids.tolist(), *response.output_ids.tolist()])
-    raw = scored[len(prompt_ids) :]
-    difference = float(np.median(np.abs(raw - response.logprobs)))
+        return info
+    probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
+    cut, gives = await _sampled(backend, probe, top_k=2)
+    try:
+        free, _ = await _sampled(backend, probe)
+    except BadRequestError as error:  # a vLLM server that returns sampling masks samples of a finite top_k only
+        error.with_traceback(None)
+        return replace(info, capabilities=_found(info.capabilities, gives))
+    scored = await backend.score([*prompt_ids.tolist(), *free.output_ids.tolist()])
+    return replace(
+        info,
+        processed_logprobs=_is_processed(free, scored[len(prompt_ids) :]),
+        truncated_logprobs=_is_truncated(cut, free),
+        capabilities=_found(info.capabilities, gives),
+    )
+
+
+async def _sampled(
+    backend: Backend, probe: TokenRequest, top_k: int = -1
+) -> tuple[TokenResponse, frozenset[str] | None]:
+    """Sample with all that can be wanted, and give what came; None where the server would have none of it."""
+    sampling = probe.sampling.model_copy(update={"top_k": top_k})
+    wanted = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0)
+    request = replace(probe, sampling=sampling, request_id=uuid.uuid4().hex, wanted=wanted, lenient=True)
+    try:
+        response = await backend.generate(request)
+    except (BadRequestError, ProtocolViolationError) as error:
+        error.with_traceback(None)
+        plain = replace(request, request_id=uuid.uuid4().hex, wanted=NOTHING_WANTED)
+        return await backend.generate(plain), None
+    return response, frozenset(response.columns)
+
+
+def _found(before: Capabilities, gives: frozenset[str] | None) -> Capabilities:
+    if gives is None:
+        return before
+    return replace(
+        before,
+        top_logprobs=before.top_logprobs if "top_ids" in gives else 0,
+        prompt_logprobs="prompt_logprobs" in gives,
+        routed_experts="routed_experts" in gives,
+        sampling_mask="sampling_mask" in gives,
+    )
+
+
+def _is_processed(free: TokenResponse, raw: Logprobs) -> bool | None:
+    difference = float(np.median(np.abs(raw - free.logprobs)))
     if difference < SAME_NATS:
         return False if float(np.std(raw)) > APART_NATS else None
     return True if difference > APART_NATS else None
+
+
+def _is_truncated(cut: TokenResponse, free: TokenResponse) -> bool | None:
+    """Tell by the two likeliest of each token: of two they have all the probability, if that of the rest was cut off.
+
+    They tell it only of a policy that gives the rest some.
+    """
+    if not all("top_logprobs" in response.columns for response in (cut, free)):
+        return None
+    of_two, of_all = (
+        float(np.median(np.nansum(np.exp(response.columns["top_logprobs"].values.astype(np.float64)), axis=1)))
+        for response in (cut, free)
+    )
+    if of_two < ALL_MASS:
+        return False
+    return True if of_all < CLEARLY_LESS else None
 
 
 def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
@@ -47,11 +111,12 @@ def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
     penalised = bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)
     truncated = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     constrained = sampling.grammar is not None  # a grammar masks the logits before raw logprobs, too
+    cut_off = truncated and info.truncated_logprobs is not False
     if info.processed_logprobs is False:
-        return Semantics(False, 1.0, constrained, source)
+        return Semantics(False, 1.0, constrained or (truncated and info.truncated_logprobs is True), source)
     # Both engines compute processed logprobs of a greedy request at temperature 1.
     effective = sampling.temperature or 1.0
     # SGLang keeps stop tokens away for min_new_tokens by a penalty, and its logprobs come after penalties.
-    adjusted = constrained or penalised or truncated or sampling.min_new_tokens > 0 or bool(sampling.extra)
+    adjusted = constrained or penalised or cut_off or sampling.min_new_tokens > 0 or bool(sampling.extra)
     known = info.processed_logprobs is True or (sampling.temperature == 1.0 and not adjusted)
     return Semantics(info.processed_logprobs, effective if known else None, adjusted, source)

@@ -113,7 +113,8 @@ class Columns(ColumnViews):
 class Column:
     """An optional column: row i belongs to token `start + i` of the path, counted from its root.
 
-    Known names: `prompt_logprobs` (rows,), `top_ids` and `top_logprobs` (n, k), `routed_experts`
+    Known names: `prompt_logprobs` (rows,), `top_ids` and `top_logprobs` (n, k), -1 and NaN where there are fewer,
+    `routed_experts`
     (rows, layers, experts), `sampling_mask` (n, k): the ids that a truncated sampler kept, -1 where there are fewer.
 
     Attributes:

@@ -106,6 +106,8 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
     if draft.extras:
         for name, column in draft.extras.items():
             check_column(name, column, start=path_length, middle=expected, output=output, turn=turn)
+        if {"top_ids", "top_logprobs"} <= draft.extras.keys():
+            check_top(draft.extras["top_ids"], draft.extras["top_logprobs"], turn=turn)
     if draft.media:
         check_media(draft.media, start=path_length, stop=expected, turn=turn)
 
@@ -156,8 +158,17 @@ def check_column(name: str, column: Column, *, start: int, middle: int, output: 
             f"turn {turn}: column {name!r} has rows {column.start}:{column.start + rows}, "
             f"outside the {middle + output} tokens of its path.",
         )
-    if name == "top_logprobs":
-        check_logprobs(np.asarray(column.values.ravel(), np.float32), turn=turn)
+    if name == "top_logprobs":  # NaN where fewer tokens than asked for could be sampled
+        values = np.asarray(column.values.ravel(), np.float32)
+        check_logprobs(np.where(np.isnan(values), np.float32(0), values), turn=turn)
+
+
+def check_top(ids: Column, logprobs: Column, *, turn: int) -> None:
+    """Check law 2 on the likeliest tokens: as many ids as logprobs, and both or neither, as -1 and NaN."""
+    if ids.shape != logprobs.shape or np.any((ids.values == -1) != np.isnan(logprobs.values)):
+        raise LawViolationError(
+            2, f"turn {turn}: top_ids of shape {ids.shape} and top_logprobs of shape {logprobs.shape} do not match."
+        )
 
 
 def check_media(media: Sequence[MediaSpan], *, start: int, stop: int, turn: int) -> None:

@@ -94,6 +94,12 @@ class Options(TypedDict, total=False):
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
         raw_logprobs: None. What completions report: True raw (vLLM's default), False at the request's temperature
             (SGLang's default). Prompt logprobs are always raw.
+        truncated_logprobs: False. Whether they are over what a finite `top_k` leaves, as `processed_logprobs` of vLLM.
+        max_logprobs: 20. vLLM's `--max-logprobs`.
+        experts: None. (layers, experts a token) of a mixture-of-experts model, whose server was started with
+            `--enable-return-routed-experts`.
+        sampling_masks: False. vLLM's `--return-sampling-mask`; SGLang needs no option.
+        priorities: False. SGLang's `--enable-priority-scheduling`.
         fault: None. What goes wrong, by request.
         latency: 0. Seconds that a generation takes; it can be aborted, or the weights updated, meanwhile.
         max_running: None. How many generations run at once; more wait.
@@ -110,6 +116,11 @@ class Options(TypedDict, total=False):
     skip_tokenizer_init: bool
     scale_out: bool
     raw_logprobs: bool | None
+    truncated_logprobs: bool
+    max_logprobs: int
+    experts: tuple[int, int] | None
+    sampling_masks: bool
+    priorities: bool
     fault: FaultPolicy | None
     latency: Latency
     max_running: int | None

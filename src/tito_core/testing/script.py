@@ -43,6 +43,8 @@ class ScriptedRequest:
     """The request's grammar field as sent (vLLM `structured_outputs`, SGLang `json_schema`, `regex`, ...), or None."""
     reported_temperature: float = 1.0
     """Temperature of the logprobs that this engine reports: 1.0 on vLLM (raw), the request's on SGLang (greedy 1.0)."""
+    reported_truncated: bool = False
+    """Whether they are over what `top_k`, `top_p` and `min_p` leave, as vLLM's `processed_logprobs` are."""
     vocab_size: int = 0
     scoring: bool = False
     """The request is for prompt logprobs and wants at most one new token, which engines cannot leave out."""
@@ -72,7 +74,8 @@ class Completion:
     `finish=None` means "as an engine would": the ids are cut after the first stop id, or at `max_new_tokens`. Logprobs
     of None are derived from the script's own distribution (see `Scorer`), one per output id. `weight_versions` are
     `(version, start, end)` spans over the output ids, None for one span of the engine's live version. `routed_experts`
-    is the base64 text that the wire shows. `top_logprobs[i]` lists `(id, logprob)`, most likely first.
+    is the base64 text that the wire shows. `top_logprobs[i]` lists `(id, logprob)`, most likely first, and so does
+    `support[i]` for the ids that a truncated sampler kept.
     """
 
     output_ids: Sequence[int]
@@ -84,6 +87,7 @@ class Completion:
     cached_tokens: int | None = None
     routed_experts: str | None = None
     text: str | None = None
+    support: Sequence[Sequence[tuple[int, float]]] | None = None
 
 
 Script = Callable[[ScriptedRequest], Completion]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tito_core.testing.beside import reported
 from tito_core.testing.script import (
     Completion,
     FinishReason,
@@ -59,7 +60,7 @@ def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
     if said.logprobs is None:
         whole = (*request.prompt_ids, *ids)
         start = len(request.prompt_ids)
-        logprobs = tuple(scorer.score(whole, start, request.reported_temperature)) if ids else ()
+        logprobs = tuple(reported(scorer, request, whole, start)) if ids else ()
     else:
         if len(said.logprobs) != len(said.output_ids):
             raise ScriptError(

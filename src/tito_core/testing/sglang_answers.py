@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tito_core.testing.beside import int32_text, reported_top, routed, support
 from tito_core.testing.settle import Settled
 from tito_core.testing.text import prefixes, said_text
 from tito_core.testing.wire import (
@@ -72,7 +73,8 @@ class GenerateAnswer:
         """Asking for prompt logprobs from k on keeps the cache only up to k."""
         start = self.body.get("logprob_start_len")
         wanted = self.body.get("return_logprob") and start is not None and start >= 0
-        return cached_tokens(self.state, answer, self.body.get("extra_key") or "", start if wanted else None)
+        salt = f"{self.body.get('extra_key') or ''}{self.body.get('cache_salt') or ''}"
+        return cached_tokens(self.state, answer, salt, start if wanted else None)
 
     def _meta(self, answer: Settled, cached: int, seconds: float) -> dict[str, Any]:
         request = answer.request
@@ -85,6 +87,8 @@ class GenerateAnswer:
         }
         if self.body.get("return_logprob"):
             meta |= self._logprobs(answer)
+        if self.body.get("return_sampling_mask"):
+            meta |= self._mask(answer)
         meta |= {
             "reasoning_tokens": 0,
             "completion_tokens": len(answer.output_ids),
@@ -92,9 +96,31 @@ class GenerateAnswer:
             "weight_versions": version_spans(self.state, answer),
             "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
         }
-        if self.body.get("return_routed_experts") and answer.said.routed_experts is not None:
-            meta["routed_experts"] = answer.said.routed_experts
+        if self.body.get("return_routed_experts") and (experts := self._experts(answer)) is not None:
+            meta["routed_experts"] = experts
         return {**meta, "dp_rank": None, "e2e_latency": seconds}
+
+    def _experts(self, answer: Settled) -> str | None:
+        if self.state.experts is None or answer.said.routed_experts is not None:
+            return answer.said.routed_experts
+        start = self.body.get("routed_experts_start_len") or 0
+        return int32_text(routed((*answer.request.prompt_ids, *answer.output_ids), *self.state.experts)[start:])
+
+    def _mask(self, answer: Settled) -> dict[str, Any]:
+        """For each output token the ids it was chosen from, and logprobs of the sampled one, or of all, over these."""
+        request, n = answer.request, len(answer.output_ids)
+        whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+        kept = answer.said.support or [support(answer.scorer, request, whole, p) for p in range(start, len(whole))]
+        of_all = self.body.get("sampling_logprobs_mode") == "support"
+        logprobs = [
+            [logprob for _, logprob in row] if of_all else dict(row)[token]
+            for row, token in zip(kept, answer.output_ids, strict=False)
+        ]
+        return {
+            "output_token_sampling_mask": [[token for token, _ in row] for row in kept[:n]],
+            "output_token_sampling_logprobs": logprobs,
+            "output_token_sampling_mask_length": n,
+        }
 
     def _waiting(self, answer: Settled, seconds: float) -> dict[str, Any]:
         """An abort in the queue: no prompt_tokens, no cached_tokens."""
@@ -127,9 +153,9 @@ class GenerateAnswer:
             "output_token_logprobs_length": len(said),
         }
         if k:
-            whole, temperature = (*ids, *answer.output_ids), answer.request.reported_temperature
+            whole = (*ids, *answer.output_ids)
             tops = answer.said.top_logprobs or [
-                answer.scorer.top(whole, n, k, temperature) for n in range(len(ids), len(whole))
+                reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
             ]
             before = [answer.scorer.top(ids, n, k, 1.0) for n in range(start + 1, len(ids))]
             entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if given else []

@@ -15,6 +15,7 @@ from tito_core.testing.sglang_errors import Refused, Rejected
 from tito_core.testing.wire import EngineState, Generation, random_id
 
 _MAX_NEW_TOKENS = 128  # the server's default
+SAMPLING_MASK_TOKENS = 4096  # the server's default --sampling-mask-max-tokens
 
 
 class Killed(Exception):
@@ -112,8 +113,21 @@ def _check(state: EngineState, body: Mapping[str, Any], params: Mapping[str, Any
             f"req.logprob_start_len={start} is higher than the number of input tokens "
             f"len(req.origin_input_ids)={size}. Please use a smaller logprob_start_len."
         )
+    if body.get("return_sampling_mask"):
+        _check_sampling_mask(params)
     if (body.get("top_logprobs_num") or 0) > state.vocab_size or min(ids) < 0 or max(ids) >= state.vocab_size:
         raise Killed
+
+
+def _check_sampling_mask(params: Mapping[str, Any]) -> None:
+    """Refuses a sampling mask without a finite `top_k`; greedy sampling is `top_k=1` to the server."""
+    top_k = params.get("top_k")
+    given = 1 if params.get("temperature") == 0 else 2**30 if top_k in (None, -1) else top_k
+    if not 1 <= given <= SAMPLING_MASK_TOKENS:
+        raise Rejected(
+            f"return_sampling_mask requires top_k=1 for greedy sampling or finite 1 < top_k <= {SAMPLING_MASK_TOKENS}; "
+            f"got top_k={given}. Lower top_k or increase --sampling-mask-max-tokens."
+        )
 
 
 def _rids(state: EngineState, body: Mapping[str, Any], prompts: int, n: int, batch: bool) -> list[str]:
@@ -161,6 +175,7 @@ def _scripted(
         min_new_tokens=params.get("min_new_tokens") or 0,
         grammar=grammar or None,
         reported_temperature=1.0 if state.raw_logprobs is True else temperature or 1.0,
+        reported_truncated=state.truncated_logprobs,
         vocab_size=state.vocab_size,
         scoring=bool(body.get("return_logprob")) and (body.get("logprob_start_len") or -1) >= 0 and limit <= 1,
         request_id=rid,

@@ -123,8 +123,18 @@ class SGLangWire:
         )
 
     def _server_info(self) -> Answer:
-        """The few fields that name the server; a real one lists all of its launch arguments."""
-        return json_response({"model_path": self.state.model, "version": VERSION, "frontend": "python"})
+        """The few fields that anything here reads; a real one lists all of its launch arguments."""
+        return json_response(
+            {
+                "model_path": self.state.model,
+                "enable_return_routed_experts": self.state.experts is not None,
+                "enable_priority_scheduling": self.state.priorities,
+                "schedule_low_priority_values_first": False,
+                "sampling_mask_max_tokens": sglang_requests.SAMPLING_MASK_TOKENS,
+                "version": VERSION,
+                "frontend": "python",
+            }
+        )
 
     def _loads(self) -> Answer:
         """Name the version; a real server also tells each worker's queues and memory."""

@@ -8,7 +8,15 @@ from typing import Any
 
 from tito_core.testing.settle import Settled
 from tito_core.testing.text import deltas, said_text
-from tito_core.testing.vllm_rows import Row, output_rows, prompt_logprobs, prompt_rows, stop_reason, usage_of
+from tito_core.testing.vllm_rows import (
+    Row,
+    output_rows,
+    prompt_logprobs,
+    prompt_rows,
+    routed_experts,
+    stop_reason,
+    usage_of,
+)
 from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response
 
 FINGERPRINT = "vllm-0.32.0-scripted"
@@ -69,7 +77,7 @@ class CompletionsAnswer:
             "token_ids": list(ids) if echoed else None,
             "prompt_logprobs": scored,
             "prompt_token_ids": list(prompt) if echoed else None,
-            "routed_experts": answer.said.routed_experts,
+            "routed_experts": routed_experts(self.state, answer, self.body),
         }
 
     def _table(self, rows: Sequence[Row], offset: int) -> dict[str, Any]:

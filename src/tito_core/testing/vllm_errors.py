@@ -6,9 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tito_core.testing.wire import WireResponse, json_response
-
-MAX_LOGPROBS = 20  # the server's default --max-logprobs
+from tito_core.testing.wire import EngineState, WireResponse, json_response
 
 
 class Refused(Exception):
@@ -158,14 +156,25 @@ def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
         raise Refused(bad_value(message, "max_tokens", max_tokens))
 
 
-def check_logprobs(logprobs: int | None, vocab_size: int) -> None:
-    """Refuses more top logprobs than the server allows; -1 asks for the whole vocabulary."""
+def check_logprobs(logprobs: int | None, vocab_size: int, most: int) -> None:
+    """Refuses more top logprobs than `--max-logprobs` allows; -1 asks for the whole vocabulary."""
     if logprobs is None:
         return
     wanted = vocab_size if logprobs == -1 else logprobs
-    if wanted > MAX_LOGPROBS:
-        message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {MAX_LOGPROBS}"
+    if wanted > most:
+        message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {most}"
         raise Refused(bad_value(message, "logprobs", wanted))
+
+
+def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
+    """Refuses what a server with `--return-sampling-mask` cannot say the sampling distribution of."""
+    if not state.sampling_masks:
+        return
+    if params.get("temperature", 1.0) <= 0:
+        raise Refused(error("sampling distribution replay requires temperature > 0"))
+    if (params.get("top_k") or 0) <= 0:
+        why = "to bound sampling mask size, reduce transfer overhead, and avoid potential OOMs"
+        raise Refused(error(f"sampling distribution replay requires top_k > 0 {why}"))
 
 
 def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:

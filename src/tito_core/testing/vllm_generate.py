@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_core.testing.settle import Settled
-from tito_core.testing.vllm_rows import entry, output_rows, prompt_logprobs, stop_reason, usage_of
+from tito_core.testing.vllm_rows import (
+    entry,
+    output_rows,
+    prompt_logprobs,
+    routed_experts,
+    sampling_mask,
+    stop_reason,
+    usage_of,
+)
 from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
 
 
@@ -58,11 +66,14 @@ class GenerateAnswer:
             "finish_reason": answer.finish if last else None,
             "stop_reason": stop_reason(answer) if last else None,
             "token_ids": list(answer.output_ids[start:end]),
-            "routed_experts": answer.said.routed_experts if last and not self.body.get("stream") else None,
-            "sampling_mask": None,
+            "routed_experts": self._experts(answer) if last and not self.body.get("stream") else None,
+            "sampling_mask": sampling_mask(self.state, answer) if last and not self.body.get("stream") else None,
             "weight_versions": version_spans(self.state, answer) if last else None,
             "logprobs": content,
         }
+
+    def _experts(self, answer: Settled) -> str | None:
+        return routed_experts(self.state, answer, self.body["sampling_params"])
 
     def _events(self, answers: Sequence[Settled]) -> Iterator[dict[str, Any]]:
         options = self.body.get("stream_options") or {}

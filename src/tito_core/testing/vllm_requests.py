@@ -35,7 +35,8 @@ def completions(state: EngineState, path: str, headers: Mapping[str, str], raw: 
     if echo and max_tokens == 0:
         max_tokens = 1
     errors.check_sampling(body, max_tokens)
-    errors.check_logprobs(logprobs, state.vocab_size)
+    errors.check_logprobs(logprobs, state.vocab_size, state.max_logprobs)
+    errors.check_replay(state, body)
     prompt_logprobs = body.get("prompt_logprobs")
     if prompt_logprobs is None and echo:
         prompt_logprobs = logprobs
@@ -62,7 +63,8 @@ def generate(state: EngineState, path: str, headers: Mapping[str, str], raw: byt
         raise Refused(errors.negative_token_ids(len(ids)))
     _check_model(state, body)
     errors.check_sampling(params, params.get("max_tokens"))
-    errors.check_logprobs(params.get("logprobs"), state.vocab_size)
+    errors.check_logprobs(params.get("logprobs"), state.vocab_size, state.max_logprobs)
+    errors.check_replay(state, params)
     errors.check_vocabulary(ids, state.vocab_size)
     _check_length(state, ids, completions=False)
     server_id = f"generate-tokens-{headers.get('x-request-id') or body.get('request_id') or random_id(16)}"
@@ -157,6 +159,7 @@ def _scripted(
         min_new_tokens=params.get("min_tokens") or 0,
         grammar=params.get("structured_outputs"),
         reported_temperature=temperature or 1.0 if state.raw_logprobs is False else 1.0,
+        reported_truncated=state.truncated_logprobs,
         vocab_size=state.vocab_size,
         scoring=prompt_logprobs is not None and limit <= 1,
         server_id=server_id,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tito_core.testing.beside import npy_text, reported_top, routed, support
 from tito_core.testing.settle import Settled, rank_of
 from tito_core.testing.wire import EngineState, cached_tokens
 
@@ -19,7 +20,7 @@ def output_rows(answer: Settled, k: int) -> list[Row]:
         return [(token, logprob, ()) for token, logprob in zip(answer.output_ids, answer.logprobs, strict=True)]
     whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
     tops = said.top_logprobs or [
-        answer.scorer.top(whole, position, k, request.reported_temperature) for position in range(start, len(whole))
+        reported_top(answer.scorer, request, whole, position, k) for position in range(start, len(whole))
     ]
     return [(t, lp, top[:k]) for t, lp, top in zip(answer.output_ids, answer.logprobs, tops, strict=False)]
 
@@ -61,6 +62,23 @@ def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
     assert logprob is not None  # output tokens always have one
     ranked = [{"token_id": i, "logprob": value, "rank": rank} for i, value, rank in _ranked(token, logprob, top, vocab)]
     return {**ranked[0], "top_logprobs": ranked[: max(1, k)]}
+
+
+def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str | None:
+    """A whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
+    if state.experts is None or answer.said.routed_experts is not None:
+        return answer.said.routed_experts
+    start = params.get("routed_experts_prompt_start") or 0
+    return npy_text(routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+
+
+def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None:
+    """For each output token the ids that it was chosen from, on a server with `--return-sampling-mask`."""
+    if not state.sampling_masks:
+        return None
+    request = answer.request
+    whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+    return [sorted(token for token, _ in support(answer.scorer, request, whole, n)) for n in range(start, len(whole))]
 
 
 def stop_reason(answer: Settled) -> int | str | None:

@@ -37,6 +37,11 @@ class EngineState:
     skip_tokenizer_init: bool = False
     scale_out: bool = True
     raw_logprobs: bool | None = None
+    truncated_logprobs: bool = False
+    max_logprobs: int = 20
+    experts: tuple[int, int] | None = None
+    sampling_masks: bool = False
+    priorities: bool = False
     cache: PrefixCache = field(default_factory=PrefixCache)
     weight_version: str = "default"
     paused_since: float | None = None

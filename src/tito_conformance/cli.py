@@ -1,0 +1,85 @@
+"""`tito conformance`: test a server with one command."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+console = Console()
+
+
+def conformance(
+    backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
+    base_url: Annotated[str, typer.Option(help="Address of the server.")],
+    tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
+    profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "standard",
+    seed: Annotated[int, typer.Option(help="What is drawn is drawn from it.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Folder for an HTML and a JSON report.", file_okay=False)] = None,
+    model: Annotated[str, typer.Option(help="Name of the model on the server; its first one by default.")] = "",
+    parser: Annotated[str, typer.Option(help="Tool-call format.")] = "auto",
+    tolerance: Annotated[
+        float, typer.Option(help="Nats between a reported logprob and the server's own score.")
+    ] = 0.05,
+    seeds: Annotated[bool, typer.Option("--seeds", help="Hold the server to the seed of a request.")] = False,
+    replay: Annotated[Path | None, typer.Option(help="Play one conversation of a report.", dir_okay=False)] = None,
+) -> None:
+    """Hold a server to every law, by playing agents on it. It changes nothing on the server.
+
+    The exit status is 0 when every law that applies holds, 1 when one is broken, 2 when it was interrupted.
+    """
+    if importlib.util.find_spec("hypothesis") is None:
+        raise typer.BadParameter("the suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
+    from tito_conformance import suite
+    from tito_conformance.player import TOKENS
+    from tito_conformance.profiles import PROFILES
+    from tito_conformance.report import print_report, write_files
+    from tito_conformance.target import Target
+
+    if profile not in PROFILES:
+        raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
+    options: dict[str, Any] = {"model": model} if model else {}
+    target = Target(
+        backend, base_url, tokenizer, parser, options=options, tolerance_nats=tolerance, seed=seed, seeds=seeds
+    )
+    if replay is not None:
+        outcome = suite.replay(target, PROFILES[profile], read_moves(replay))
+    else:
+        console.print(PROFILES[profile].sentence(TOKENS), highlight=False)
+        with _progress() as bar:
+            task = bar.add_task("conversations", total=PROFILES[profile].conversations)
+            outcome = suite.run(target, PROFILES[profile], lambda count: bar.update(task, completed=count))
+    folder = report or Path("conformance")
+    files = write_files(outcome, folder) if report is not None or outcome.moves else []
+    again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
+    print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
+    for file in files:
+        console.print(f"Written: {file}", highlight=False)
+    sys.exit(2 if outcome.interrupted else 0 if outcome.sound else 1)
+
+
+def read_moves(path: Path) -> list[Any]:
+    """Read a conversation as a report writes it.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    import msgspec
+
+    from tito_conformance.moves import AnyMove
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[AnyMove])
+    except (OSError, msgspec.DecodeError) as error:
+        raise typer.BadParameter(f"{path} holds no conversation of a report: {error}.") from error
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

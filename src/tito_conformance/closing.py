@@ -1,0 +1,125 @@
+"""What is checked once a conversation is over: the whole ledger, against the wire, the engine and the tokenizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tito_conformance import oracle, told
+from tito_conformance.laws import Tally
+from tito_conformance.player import Player
+from tito_conformance.target import Connected
+from tito_core import store
+from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
+from tito_core.verify import rescore
+
+OF_THE_WIRE = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
+"""Checks that need to read the wire."""
+
+
+async def close(player: Player, first_exchange: int) -> None:
+    """Check a finished conversation.
+
+    Args:
+        player: It.
+        first_exchange: Where its part of the wire log begins.
+    """
+    ledger, tally, connected = player.model.ledger, player.tally, player.connected
+    if not len(ledger):
+        return
+    try:
+        check_ledger(ledger)
+    except LawViolationError as error:
+        tally.hold("ledger", False, str(error))
+    tally.hold("ledger", True, "", len(ledger))
+    _against_the_wire(player, first_exchange)
+    turns = told.turns(ledger)
+    _count(
+        tally, ("trajectory", "mask", "alignment"), oracle.trained(turns, list(told.trajectories(ledger))), len(turns)
+    )
+    _inert(ledger, connected, tally)
+    _saved(ledger, tally)
+    await _rescored(ledger, connected, tally)
+
+
+def _count(tally: Tally, names: Iterable[str], problems: Iterable[oracle.Problem], cases: int) -> None:
+    for name, problem in problems:
+        tally.hold(name, False, problem)
+    for name in names:
+        tally.hold(name, True, "", cases)
+
+
+def _against_the_wire(player: Player, first: int) -> None:
+    connected, tally, ledger = player.connected, player.tally, player.model.ledger
+    if connected.wire is None or connected.log is None:
+        why = f"The wire of {connected.target.backend} is not known, or the backend lets nobody listen."
+        for name in OF_THE_WIRE:
+            tally.skip(name, why, len(ledger))
+        return
+    heard = oracle.generations(connected.wire, connected.log.exchanges[first:])
+    turns = told.turns(ledger)
+    stops = connected.policy.stop_token_ids
+    _count(tally, [n for n in OF_THE_WIRE if n != "text"], oracle.compare(turns, heard, stops), len(turns))
+    decode = connected.policy.tokenizer.decode
+    spoken = [one for one in heard if one.text is not None]
+    _count(tally, ("text",) if spoken else (), oracle.spelled(heard, lambda ids: str(decode(ids))), len(spoken))
+    if not spoken:
+        tally.skip("text", "The server gives no text beside the ids.", len(turns))
+    for one in heard:
+        for stop in one.wanted.get("stop") or ():
+            before = str(decode(one.output[:-1]))
+            tally.hold("stopped", stop not in before, f"request {one.name!r} went on after {stop!r}: {before[-60:]!r}.")
+    names = {turn.request for turn in turns}
+    lost = [one.name for one in heard if one.name not in names]
+    problem = f"{len(lost)} answers are in no turn ({lost[:3]}), and {player.given_up} were given up."
+    tally.hold("lost", len(lost) <= player.given_up, problem)
+
+
+def _inert(ledger: Ledger, connected: Connected, tally: Tally) -> None:
+    """Look for control tokens among those that come from messages; which those are is worked out here anew."""
+    tokenizer = connected.policy.tokenizer
+    template = str(tokenizer.chat_template)
+    added = tokenizer.added_tokens_decoder.items()
+    controls = {index for index, token in added if token.special or str(token) in template}
+    controls |= set(tokenizer.all_special_ids) | set(connected.policy.stop_token_ids)
+    for turn in ledger:
+        ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance
+        found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
+        tally.hold("inert", not found, f"turn {turn.index}: the control ids {found} come from what messages say.")
+
+
+def _saved(ledger: Ledger, tally: Tally) -> None:
+    as_json = store.to_json(ledger)
+    same = store.to_json(store.from_json(as_json)) == as_json
+    tally.hold("saved", same, "the ledger came back from JSON as another.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollout.tito"
+        store.append(path, [ledger])
+        [again] = store.read(path)
+    tally.hold("saved", store.to_json(again) == as_json, "the ledger came back from a file as another.")
+
+
+async def _rescored(ledger: Ledger, connected: Connected, tally: Tally) -> None:
+    found = await rescore(ledger, connected.policy.backend)
+    if len(found.differences):
+        tolerance = connected.target.tolerance_nats
+        worst = float(np.max(found.differences))
+        tally.hold(
+            "rescored",
+            worst <= tolerance,
+            f"a sampled token's logprob lies {worst:.4g} nats from the server's own score, more than {tolerance:g}.",
+            len(found.differences),
+        )
+    if found.not_comparable:
+        why = "Sampled at a temperature, or under penalties or a grammar, that a score does not have."
+        tally.skip("rescored", why, found.not_comparable)
+
+
+def controls_of(tokenizer: Any) -> tuple[str, ...]:
+    """List the tokenizer's control strings that messages try to spell."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return tuple(special[:64])

@@ -1,0 +1,86 @@
+"""What every server is asked in the same way: twice the same, alone and beside others, and what its logprobs mean."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import numpy as np
+
+from tito_conformance.laws import Tally
+from tito_conformance.target import Connected
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.columns import TokenIds
+
+TOKENS = 24
+NEAR_TIE_NATS = 0.02
+"""Where two tokens lie this close, either may come."""
+QUESTIONS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+CROWD = 8
+"""Requests beside the one that is watched."""
+
+
+async def ask(connected: Connected, tally: Tally, repeats: int) -> None:
+    """Ask, and hold the answers to one another."""
+    measured = connected.policy.info.processed_logprobs
+    if measured is None:
+        tally.skip("semantics", "The policy is too certain, or its context too short, to tell raw from processed.")
+    else:
+        tally.hold("semantics", True, "")
+    for question in QUESTIONS[:repeats]:
+        prompt = connected.policy.template.first_prompt(
+            [{"role": "user", "content": [{"text": question}]}], None, None
+        ).ids
+        first = await _greedy(connected, prompt)
+        await _obeyed(connected, tally, prompt, first, question)
+        one, other = [await _sampled(connected, prompt, temperature=1.0, seed=11) for _ in range(2)]
+        if connected.target.seeds or np.array_equal(one.output_ids, other.output_ids):
+            _alike(tally, "seeded", one, other, question)
+        else:
+            tally.skip("seeded", "The server does not keep to seeds; --seeds holds it to them.")
+        _alike(tally, "repeatable", first, await _greedy(connected, prompt), question)
+        watched, *_ = await asyncio.gather(
+            _greedy(connected, prompt), *(_greedy(connected, prompt[: len(prompt) - 1 - n % 3]) for n in range(CROWD))
+        )
+        _alike(tally, "alone", first, watched, question)
+
+
+async def _greedy(connected: Connected, prompt: TokenIds) -> TokenResponse:
+    return await _sampled(connected, prompt, temperature=0.0)
+
+
+async def _sampled(connected: Connected, prompt: TokenIds, **sampling: Any) -> TokenResponse:
+    wanted = connected.policy.sampling(SamplingParams(**{"max_new_tokens": TOKENS, **sampling}))
+    return await connected.policy.backend.generate(TokenRequest(prompt, wanted, uuid.uuid4().hex))
+
+
+async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: TokenResponse, question: str) -> None:
+    """Ask with parameters whose effect can be told from the answer."""
+    likeliest = await _sampled(connected, prompt, temperature=1.0, top_k=1)
+    _alike(tally, "obeyed", greedy, likeliest, f"{question} with top_k=1")
+    on = await _sampled(connected, prompt, temperature=1.0, ignore_eos=True)
+    tally.hold("obeyed", len(on.output_ids) == TOKENS, f"ignore_eos: {len(on.output_ids)} of {TOKENS} tokens came.")
+    least = TOKENS // 2
+    long = await _sampled(connected, prompt, temperature=1.0, min_new_tokens=least)
+    tally.hold("obeyed", len(long.output_ids) >= least, f"min_new_tokens={least}: {len(long.output_ids)} tokens came.")
+    again = await _sampled(connected, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))
+    tally.hold("obeyed", len(again.output_ids) == 1, "a stop id that came first did not end the answer.")
+
+
+def _alike(tally: Tally, check: str, one: TokenResponse, other: TokenResponse, question: str) -> None:
+    """Hold two greedy answers equal up to the first token that nearly was another."""
+    n = min(len(one.output_ids), len(other.output_ids))
+    apart = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
+    at = int(apart[0]) if len(apart) else n
+    drift = float(np.max(np.abs(one.logprobs[:at] - other.logprobs[:at]), initial=0.0))
+    if len(apart):
+        margin = abs(float(one.logprobs[at] - other.logprobs[at]))
+        problem = (
+            f"{question!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
+        )
+        tally.hold(check, margin <= NEAR_TIE_NATS, problem)
+    else:
+        tally.hold(check, len(one.output_ids) == len(other.output_ids), f"{question!r}: one answer is longer.")
+    tally.hold(check, drift <= NEAR_TIE_NATS, f"{question!r}: equal tokens, but logprobs {drift:.3g} nats apart.")

@@ -1,0 +1,303 @@
+"""An independent reader of the wire: slow, obvious, and sharing no code with `tito_core`.
+
+It knows the JSON of vLLM's and SGLang's answers by itself, rebuilds every path of a rollout out of what was sent and
+what came back, and compares that with what the ledger says. A ledger comes to it as plain lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Problem = tuple[str, str]
+"""A check's name and a sentence."""
+
+
+class Seen(Protocol):
+    """What the oracle reads of an exchange."""
+
+    path: str
+    headers: dict[str, str]
+    sent: bytes
+    status: int | None
+    got: bytearray
+    whole: bool
+
+
+@dataclass
+class Heard:
+    """One generation as the wire tells it. What an engine does not say is None."""
+
+    name: str
+    prompt: list[int]
+    wanted: dict[str, Any]
+    echoed: list[int] | None = None
+    output: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    logprob_ids: list[int] = field(default_factory=list)
+    finish: str | None = None
+    stop: int | str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    versions: list[tuple[int, int, str]] | None = None
+    text: str | None = None
+
+
+@dataclass
+class Told:
+    """One turn as the ledger tells it."""
+
+    index: int
+    parent: int | None
+    prompt: list[int]
+    provenance: list[int]
+    output: list[int]
+    logprobs: list[float]
+    finish: str
+    stop: int | str | None
+    request: str
+    cached_tokens: int | None
+    versions: list[tuple[int, int, str | None]]
+    constrained: bool
+    max_new_tokens: int
+
+
+@dataclass
+class Trained:
+    """One trajectory as a trainer gets it."""
+
+    ids: list[int]
+    mask: list[int]
+    logprobs: list[float]
+    turns: list[int]
+
+
+def generations(kind: str, exchanges: Iterable[Seen]) -> list[Heard]:
+    """Read every whole, successful generation; scores and what the server was asked about itself are left out.
+
+    Args:
+        kind: "vllm" or "sglang"; of another wire nothing is known.
+        exchanges: What went over it.
+    """
+    read = {"vllm": _vllm, "sglang": _sglang}.get(kind)
+    if read is None:
+        return []
+    found = []
+    for exchange in exchanges:
+        if exchange.status == 200 and exchange.whole and exchange.sent:
+            heard = read(exchange, json.loads(exchange.sent))
+            if heard is not None:
+                found.append(heard)
+    return found
+
+
+def _answers(exchange: Seen) -> list[Any]:
+    """Give the answer's JSON documents: one, or one an event of a stream."""
+    text = exchange.got.decode()
+    if not text.lstrip().startswith("data:"):
+        return [json.loads(text)]
+    lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def _vllm(exchange: Seen, sent: dict[str, Any]) -> Heard | None:
+    whole = exchange.path.endswith("/inference/v1/generate")
+    if not whole and not exchange.path.endswith("/v1/completions"):
+        return None
+    wanted = sent.get("sampling_params", sent) if whole else sent
+    if wanted.get("logprobs") is None or (wanted.get("prompt_logprobs") is not None and wanted.get("max_tokens") == 1):
+        return None
+    heard = Heard(exchange.headers["x-request-id"], list(sent["token_ids" if whole else "prompt"]), wanted)
+    for answer in _answers(exchange):
+        if answer.get("usage"):
+            heard.prompt_tokens = answer["usage"]["prompt_tokens"]
+            heard.completion_tokens = answer["usage"]["completion_tokens"]
+            heard.cached_tokens = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+        for choice in answer.get("choices", ()):
+            heard.output += choice.get("token_ids") or []
+            _vllm_logprobs(heard, choice.get("logprobs"))
+            heard.echoed = heard.echoed or choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+            heard.finish = choice.get("finish_reason") or heard.finish
+            heard.stop = heard.stop if choice.get("stop_reason") is None else choice["stop_reason"]
+            if choice.get("weight_versions") is not None:
+                heard.versions = [(v["start"], v["end"], v["version"]) for v in choice["weight_versions"]]
+            if choice.get("text") is not None:
+                heard.text = (heard.text or "") + choice["text"]
+    return heard
+
+
+def _vllm_logprobs(heard: Heard, logprobs: Any) -> None:
+    if logprobs is None:
+        return
+    if "content" in logprobs:
+        for entry in logprobs["content"]:
+            heard.logprobs.append(entry["logprob"])
+            token = entry.get("token_id")
+            heard.logprob_ids.append(int(entry["token"].split(":")[1]) if token is None else token)
+        return
+    heard.logprobs += logprobs["token_logprobs"]
+    heard.logprob_ids += [int(token.split(":")[1]) for token in logprobs["tokens"]]
+
+
+def _sglang(exchange: Seen, sent: dict[str, Any]) -> Heard | None:
+    wanted = sent.get("sampling_params") or {}
+    if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
+        return None
+    heard = Heard(sent["rid"], list(sent["input_ids"]), wanted)
+    for answer in _answers(exchange):
+        meta = answer["meta_info"]
+        rows = meta.get("output_token_logprobs") or []
+        if len(answer["output_ids"]) >= len(heard.output) + len(rows) or len(rows) == len(answer["output_ids"]):
+            heard.output, heard.logprobs, heard.logprob_ids = [], [], []
+        heard.output += answer["output_ids"]
+        heard.logprobs += [row[0] for row in rows]
+        heard.logprob_ids += [row[1] for row in rows]
+        heard.echoed = answer.get("prompt_token_ids") or heard.echoed
+        reason = meta.get("finish_reason") or {}
+        heard.finish, heard.stop = reason.get("type"), reason.get("matched")
+        heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
+        heard.completion_tokens = meta.get("completion_tokens")
+        heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
+        heard.text = answer.get("text")
+    return heard
+
+
+def compare(turns: Sequence[Told], heard: Sequence[Heard], stop_ids: Sequence[int]) -> Iterator[Problem]:
+    """Compare each turn with what went over the wire.
+
+    Args:
+        turns: The ledger's turns, in commit order.
+        heard: The wire's generations.
+        stop_ids: Ids that end a turn of the model.
+    """
+    by_name: dict[str, list[Heard]] = {}
+    for one in heard:
+        by_name.setdefault(one.name, []).append(one)
+    paths: list[list[int]] = []
+    for turn in turns:
+        said = by_name.get(turn.request, [])
+        before = [] if turn.parent is None else paths[turn.parent]
+        paths.append(before + turn.prompt + turn.output)
+        if len(said) != 1:
+            yield (
+                "answers",
+                f"turn {turn.index} names the request {turn.request!r}, which was answered {len(said)} times.",
+            )
+            continue
+        for name, problem in _one(turn, before, said[0], set(stop_ids)):
+            yield name, f"turn {turn.index}: {problem}"
+
+
+def _one(turn: Told, before: list[int], said: Heard, stop_ids: set[int]) -> Iterator[Problem]:
+    if before + turn.prompt != said.prompt:
+        at = _apart(before + turn.prompt, said.prompt)
+        yield "prompt", f"the path and the delta differ from what was sent at token {at}."
+    if said.echoed is None:
+        yield "echo", "the server echoed no prompt."
+    elif said.echoed != said.prompt:
+        yield "echo", f"the server read another prompt than was sent, from token {_apart(said.echoed, said.prompt)} on."
+    if turn.output != said.output:
+        yield "output", f"the ledger's output differs from the answer at token {_apart(turn.output, said.output)}."
+    if said.logprob_ids != said.output:
+        yield "logprobs", "the answer's logprobs are those of other tokens."
+    if [_float32(value) for value in said.logprobs] != turn.logprobs:
+        yield "logprobs", "the ledger's logprobs differ from the answer's."
+    if any(not math.isfinite(value) or value > 1e-4 or value <= -9999 for value in turn.logprobs):
+        yield "logprobs", "a logprob is none."
+    if said.prompt_tokens is not None and said.prompt_tokens != len(said.prompt):
+        yield "usage", f"the server counted {said.prompt_tokens} prompt tokens of {len(said.prompt)}."
+    if said.completion_tokens is not None and said.completion_tokens != len(said.output):
+        yield "usage", f"the server counted {said.completion_tokens} completion tokens of {len(said.output)}."
+    if turn.cached_tokens != said.cached_tokens or not 0 <= (said.cached_tokens or 0) <= len(said.prompt):
+        yield (
+            "cached",
+            f"{said.cached_tokens} tokens of {len(said.prompt)} were cached; the ledger has {turn.cached_tokens}.",
+        )
+    yield from _finish(turn, said, stop_ids)
+    unsaid: list[tuple[int, int, str | None]] = [(0, len(said.output), None)]
+    spans = list(said.versions or ()) or unsaid
+    if [tuple(span) for span in spans] != [tuple(span) for span in turn.versions]:
+        yield "versions", f"the answer's weight versions are {spans}, the ledger's {turn.versions}."
+    ends = [0, *(stop for _, stop, _ in spans)]
+    if [start for start, _, _ in spans] != ends[:-1] or ends[-1] != len(said.output):
+        yield "versions", f"the spans {spans} do not tile {len(said.output)} tokens."
+
+
+def _finish(turn: Told, said: Heard, stop_ids: set[int]) -> Iterator[Problem]:
+    ends = stop_ids | set(said.wanted.get("stop_token_ids") or ())
+    limit = said.wanted.get("max_tokens", said.wanted.get("max_new_tokens"))
+    if turn.finish != said.finish:
+        yield "finish", f"the answer ended by {said.finish!r}, the ledger says {turn.finish!r}."
+    last = said.output[-1] if said.output else None
+    if said.finish == "length" and len(said.output) != limit:
+        yield "finish", f"cut off for length after {len(said.output)} tokens, though {limit} were asked for."
+    if said.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
+        yield "finish", f"it ended by stop, but its last token {last} stops nothing."
+    if isinstance(turn.stop, int) and turn.stop != last:
+        yield "finish", f"the stop token is {turn.stop}, the last one {last}."
+    if limit is not None and len(said.output) > limit:
+        yield "finish", f"{len(said.output)} tokens came where at most {limit} were asked for."
+    early = [at for at, token in enumerate(said.output[:-1]) if token in ends]
+    least = said.wanted.get("min_tokens") or said.wanted.get("min_new_tokens") or 0
+    if early and not said.wanted.get("ignore_eos") and early[0] >= least:
+        yield "finish", f"it went on after the stop token at {early[0]}."
+
+
+def trained(turns: Sequence[Told], trajectories: Sequence[Trained]) -> Iterator[Problem]:
+    """Compare what a trainer gets with the turns: each path whole, each sampled token trained once."""
+    paths: dict[int, list[int]] = {}
+    masks = {turn.index: 0 for turn in turns}
+    by_index = {turn.index: turn for turn in turns}
+    for turn in turns:
+        paths[turn.index] = ([] if turn.parent is None else paths[turn.parent]) + turn.prompt + turn.output
+    for trajectory in trajectories:
+        leaf = trajectory.turns[-1]
+        if trajectory.ids != paths[leaf]:
+            yield (
+                "trajectory",
+                f"the trajectory that ends in turn {leaf} differs at token {_apart(trajectory.ids, paths[leaf])}.",
+            )
+            continue
+        at = 0
+        for index in trajectory.turns:
+            turn = by_index[index]
+            prompt, end = at + len(turn.prompt), at + len(turn.prompt) + len(turn.output)
+            if any(trajectory.mask[at:prompt]):
+                yield "mask", f"a prompt token of turn {index} has loss mask 1."
+            if turn.constrained and any(trajectory.mask[prompt:end]):
+                yield "mask", f"a token of turn {index} is trained that a grammar chose."
+            if not all(math.isnan(value) for value in trajectory.logprobs[at:prompt]):
+                yield "alignment", f"a prompt token of turn {index} has a logprob."
+            if trajectory.logprobs[prompt:end] != turn.logprobs:
+                yield "alignment", f"the logprobs of turn {index} are not beside its tokens."
+            masks[index] += sum(trajectory.mask[prompt:end])
+            at = end
+    for index, count in masks.items():
+        expected = 0 if by_index[index].constrained else len(by_index[index].output)
+        if count != expected:
+            yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each."
+
+
+def spelled(heard: Sequence[Heard], decode: Callable[[list[int]], str]) -> Iterator[Problem]:
+    """Compare the text that a server gives beside the ids with the ids' own, up to what it cuts off the end."""
+    for one in heard:
+        if one.text is None:
+            continue
+        own = decode(one.output)
+        said = one.text.rstrip("\N{REPLACEMENT CHARACTER}")
+        if not own.startswith(said) and not own.lstrip().startswith(said.lstrip()):
+            yield "text", f"request {one.name!r}: the ids spell {own[-60:]!r}, the answer says {one.text[-60:]!r}."
+
+
+def _apart(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _float32(value: float | None) -> float | None:
+    return None if value is None else struct.unpack("f", struct.pack("f", value))[0]

@@ -1,0 +1,44 @@
+"""A pytest plugin: `pytest --pyargs tito_conformance --tito-backend=... --tito-base-url=... --tito-tokenizer=...`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tito_conformance.suite import Outcome
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which server, and how much."""
+    group = parser.getgroup("tito", "conformance of a server")
+    group.addoption("--tito-backend", help="name of the backend, as installed")
+    group.addoption("--tito-base-url", help="address of the server")
+    group.addoption("--tito-tokenizer", help="name or folder of the model's tokenizer")
+    group.addoption("--tito-parser", default="auto", help="tool-call format (default: auto)")
+    group.addoption("--tito-profile", default="standard", help="quick, standard (default) or deep")
+    group.addoption("--tito-seed", default=0, type=int, help="what is drawn is drawn from it (default: 0)")
+    group.addoption("--tito-tolerance", default=0.05, type=float, help="nats between a logprob and a score")
+
+
+@pytest.fixture(scope="session")
+def tito_outcome(request: pytest.FixtureRequest) -> Outcome:
+    """What one run of the suite on the server found."""
+    from tito_conformance import suite
+    from tito_conformance.profiles import PROFILES
+    from tito_conformance.target import Target
+
+    said = {name: request.config.getoption(f"--tito-{name}") for name in ("backend", "base-url", "tokenizer")}
+    missing = [f"--tito-{name}" for name, value in said.items() if not value]
+    if missing:
+        pytest.fail(f"Say which server to test: {', '.join(missing)}.", pytrace=False)
+    target = Target(
+        said["backend"],
+        said["base-url"],
+        said["tokenizer"],
+        request.config.getoption("--tito-parser"),
+        tolerance_nats=request.config.getoption("--tito-tolerance"),
+        seed=request.config.getoption("--tito-seed"),
+    )
+    return suite.run(target, PROFILES[request.config.getoption("--tito-profile")])

@@ -1,0 +1,101 @@
+"""A run's report: a table in the terminal, and an HTML and a JSON file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jinja2
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tito_conformance.findings import Row, as_dict, rows
+from tito_conformance.suite import Outcome
+
+_COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
+
+
+def print_report(outcome: Outcome, console: Console, replay: str) -> None:
+    """Print what a person wants to know first.
+
+    Args:
+        outcome: What the run found.
+        console: Where to.
+        replay: The command that plays the smallest conversation again.
+    """
+    table = Table("law", "check", "", "cases", "not checked, and why", title="Conformance")
+    law = ""
+    for row in rows(outcome):
+        left = "; ".join(f"{count}: {why}" for why, count in row.left_out.items())
+        verdict = f"[{_COLOUR[row.verdict]}]{row.verdict}[/]"
+        table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", left)
+        law = row.law
+    console.print(table)
+    info = outcome.connected.policy.info
+    console.print(
+        f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
+        f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.connected.target.seed}.",
+        highlight=False,
+    )
+    if outcome.interrupted:
+        console.print("Interrupted: this is what is known so far.", style="yellow")
+    if outcome.broken is not None:
+        console.print(str(outcome.broken), style="bold red", markup=False, highlight=False)
+        if outcome.moves:
+            console.print("The smallest conversation that shows it:", style="bold")
+            for move in outcome.moves:
+                console.print(f"  {move}", markup=False, highlight=False)
+            console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
+    elif outcome.error is not None:
+        console.print(outcome.error, style="bold red", markup=False, highlight=False)
+    else:
+        console.print("Every law that applies holds.", style="bold green")
+
+
+def write_files(outcome: Outcome, folder: Path) -> list[Path]:
+    """Write `conformance.json`, `conformance.html` and what broke as `conversation.json`; give their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = as_dict(outcome)
+    written = [folder / "conformance.json", folder / "conformance.html"]
+    written[0].write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    written[1].write_text(_PAGE.render(found=found, rows=rows(outcome)), encoding="utf-8")
+    if outcome.moves:
+        written.append(folder / "conversation.json")
+        written[-1].write_bytes(msgspec.json.format(msgspec.json.encode(outcome.moves), indent=1))
+    return written
+
+
+def verdicts(found: list[Row]) -> dict[str, str]:
+    """Give each check's verdict by its name."""
+    return {row.check: row.verdict for row in found}
+
+
+_PAGE = jinja2.Environment(autoescape=True).from_string(
+    """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Conformance of {{ found.server.model }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .3rem .6rem; vertical-align: top }
+tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
+.not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
+</style>
+<h1>{{ "Every law that applies holds" if found.sound else "Not conformant" }}</h1>
+<p>{{ found.backend }} {{ found.server.version or "of unknown version" }}, {{ found.server.model }}:
+{{ found.conversations }} conversations, {{ found.turns }} turns in {{ found.seconds }} s; profile {{ found.profile }},
+seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.
+{% if found.interrupted %}Interrupted: this is what was known by then.{% endif %}</p>
+{% if found.broken or found.error %}<pre class="broken">{{ found.broken or found.error }}</pre>{% endif %}
+{% if found.moves %}<h2>The smallest conversation that shows it</h2>
+<pre>{{ found.moves | tojson(indent=1) }}</pre>{% endif %}
+<table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and why</tr>
+{% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">
+{{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
+<td>{% for why, count in row.left_out.items() %}{{ count }}: {{ why }} {% endfor %}</tr>
+{% endfor %}</table>
+<h2>Server and client</h2>
+<pre>{{ {"server": found.server, "versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
+<h2>Certificate of the chat template</h2><pre>{{ found.certificate | tojson(indent=1) }}</pre>
+</html>
+"""
+)

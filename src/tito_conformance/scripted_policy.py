@@ -1,0 +1,132 @@
+"""A policy for scripted engines that says what trips clients up: calls, odd pieces, drafts in reasoning, grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from tito_core.testing import Completion, HashPolicy, ScriptedRequest
+
+SAYINGS = (
+    "Hello there.",
+    "One, two, three and so on for ever and ever.",
+    "naïve café 日本語 😀",
+    "  blanks \n\n and lines\n",
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+    'Let me see. <tool_call>\n{"name": "look_up", "arguments": {"word": "tree"}}\n</tool_call>'
+    '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1,}}\n</tool_call>',
+    '<tool_call>\n{"name": "nowhere", "arguments": {}}\n</tool_call>',
+    "<think>\nHm. <tool_call>{}</tool_call>\n</think>\n\nDone.",
+    "",
+)
+"""What it says, in the format of Hermes; the end of the turn comes after it."""
+
+
+class ConformancePolicy:
+    """Says one of `SAYINGS`, or samples from a `HashPolicy`, which scores everything; obeys grammars.
+
+    The choice depends on the prompt, the seed and the sampling parameters alone where an engine's would (greedy, or
+    with a seed), else on the request's number too.
+
+    Args:
+        tokenizer: The model's.
+        end: Id that ends a turn.
+    """
+
+    def __init__(self, tokenizer: Any, end: int) -> None:
+        self._tokenizer = tokenizer
+        self._end = end
+        alphabet = tokenizer.encode("".join(map(chr, range(32, 127))) * 2, add_special_tokens=False)
+        words = tokenizer.encode(" ".join(SAYINGS[:3]), add_special_tokens=False)
+        self._policy = HashPolicy(len(tokenizer), alphabet=sorted({*alphabet, *words}), eos_ids=[end])
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        """Answer one request."""
+        settled = request.temperature == 0 or request.seed is not None
+        draw = Random(str((request.prompt_ids[-40:], request.seed, None if settled else request.number)))
+        if request.grammar is not None:
+            ids = self._ids(written(request.grammar, draw))
+            return Completion([*ids, self._end])
+        plain = request.temperature > 0 and not (request.top_k or request.top_p < 1 or request.min_p)
+        if not plain or request.ignore_eos or request.scoring or request.min_new_tokens or draw.random() < 0.4:
+            return self._policy(request)
+        ids = self._ids(draw.choice(SAYINGS))
+        if ids and draw.random() < 0.2:  # other ids of the same text, which no tokenizer would give
+            at = draw.randrange(len(ids))
+            pieces = [self._ids(letter) for letter in self._tokenizer.decode([ids[at]])]
+            if all(len(piece) == 1 for piece in pieces):
+                ids[at : at + 1] = [piece[0] for piece in pieces]
+        said = [*ids, self._end]
+        return Completion(said[: request.max_new_tokens])
+
+    def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
+        """See `Scorer`."""
+        return self._policy.score(ids, start, temperature)
+
+    def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+        """See `Scorer`."""
+        return self._policy.top(ids, position, k, temperature)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def written(grammar: Any, draw: Random) -> str:
+    """Write a text that a grammar allows: a JSON schema's, or a structural tag's as our parsers make them."""
+    if isinstance(grammar, dict) and len(grammar) == 1 and not {"type", "format"} & set(grammar):
+        [(kind, value)] = grammar.items()
+        return written_as(kind, value, draw)
+    return written_as("structural_tag", grammar, draw)
+
+
+def written_as(kind: str, value: Any, draw: Random) -> str:
+    """Write a text that a grammar of a kind allows."""
+    read = json.loads(value) if isinstance(value, str) else value
+    if kind in ("json", "json_schema"):
+        return json.dumps(_value(read, read, draw))
+    return _format(read.get("format", read), draw)
+
+
+def _format(form: Any, draw: Random) -> str:
+    kind = form["type"]
+    if kind == "const_string":
+        return str(form["value"])
+    if kind in ("sequence", "or"):
+        parts = form["elements"]
+        chosen = [draw.choice(parts)] if kind == "or" else parts
+        return "".join(_format(part, draw) for part in chosen)
+    if kind == "json_schema":
+        return json.dumps(_value(form["json_schema"], form["json_schema"], draw))
+    if kind == "tag":
+        begin, end = form["begin"], form["end"]
+        inner = _format(form["content"], draw)
+        return _text(begin) + inner + _text(end)
+    if kind == "token":
+        return str(form["token"])
+    raise ValueError(f"The scripted policy cannot write {kind!r}.")
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, dict):
+        return str(part.get("token", part.get("value", "")))
+    return str(part[0] if isinstance(part, list) else part)
+
+
+def _value(schema: Any, root: Any, draw: Random) -> Any:
+    if "$ref" in schema:
+        found = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        return _value(found, root, draw)
+    if "enum" in schema:
+        return draw.choice(schema["enum"])
+    kind = schema.get("type", "object")
+    if kind == "object":
+        return {name: _value(of, root, draw) for name, of in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [_value(schema.get("items", {"type": "string"}), root, draw)]
+    plain = {"integer": draw.randrange(10), "number": 1.5, "boolean": True, "null": None}
+    return plain.get(kind, "tree")

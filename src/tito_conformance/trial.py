@@ -1,0 +1,60 @@
+"""The suite on trial: does it notice a planted defect, and is it silent where there is none?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tito_conformance import suite
+from tito_conformance.defects import Defect, planted
+from tito_conformance.profiles import Profile
+from tito_conformance.target import Target
+from tito_core.backend.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the suite made of a defect.
+
+    Attributes:
+        defect: What was planted.
+        wire: Where.
+        caught_by: The check that noticed, "connecting" where the client refused the server, or None.
+        problem: What it said.
+        turns: Turns that were played until then.
+        expected: Whether what was noticed can come of the defect: no crash of the suite's own.
+    """
+
+    defect: Defect
+    wire: str
+    caught_by: str | None
+    problem: str
+    turns: int
+    expected: bool = True
+
+
+def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile, seed: int = 0) -> Verdict:
+    """Run the suite on a scripted engine with a defect.
+
+    Args:
+        defect: The defect, or `SOUND`.
+        wire: One of its wires.
+        tokenizer: The model's, whose parser is Hermes'.
+        end: Id that ends a turn.
+        profile: How much is played.
+        seed: What is drawn is drawn from it.
+    """
+    backend = "sglang" if wire == "sglang" else "vllm"
+    target = Target(
+        backend, "http://scripted", tokenizer, transport=planted(defect, wire, tokenizer, end), seed=seed, seeds=True
+    )
+    with defect.client():
+        try:
+            outcome = suite.run(target, profile, shrink=False)
+        except BackendError as error:
+            return Verdict(defect, wire, "connecting", str(error), 0)
+    if outcome.broken is not None:
+        return Verdict(defect, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
+    if outcome.error is not None:
+        return Verdict(defect, wire, outcome.error.partition(":")[0], outcome.error, outcome.turns, expected=False)
+    return Verdict(defect, wire, None, "", outcome.turns)

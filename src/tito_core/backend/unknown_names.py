@@ -1,0 +1,20 @@
+"""A name that nobody knows is refused where the user wrote it, with the nearest one that somebody does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+
+def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
+    """Look at the names of a mapping, such as a pydantic model's input.
+
+    Raises:
+        ValueError: One is not known; the sentence suggests the nearest, or lists them all.
+    """
+    for name in given if isinstance(given, dict) else ():
+        if name not in known:
+            near = difflib.get_close_matches(str(name).lower(), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(known)}."
+            raise ValueError(f"There is no {what} {name!r}{hint}")

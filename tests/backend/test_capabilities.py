@@ -1,0 +1,227 @@
+"""What a server gives is found out at connect; what it cannot give is refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from tito_core.backend import (
+    BackendError,
+    Capabilities,
+    EngineInfo,
+    SamplingParams,
+    TokenRequest,
+    TokenResponse,
+    UnsupportedByServerError,
+    Wanted,
+)
+from tito_core.backend.semantics import measure
+from tito_core.backend.wanted import MOST_TOP_LOGPROBS
+from tito_core.settings import Settings
+from tito_core.testing import Completion
+
+
+async def found(kind: Kind, **options: Any) -> Capabilities:
+    backend = backend_of(engine_of(kind, **options))
+    return (await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))).capabilities
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_server_as_it_starts_by_default(kind: Kind) -> None:
+    can = await found(kind)
+    assert can.top_logprobs == {"vllm": 19, "vllm-completions": 20, "sglang": VOCAB}[kind]
+    assert (can.prompt_logprobs, can.routed_experts) == (True, False)
+    assert can.sampling_mask is (kind == "sglang")
+    assert can.priority is (False if kind == "sglang" else None), (
+        "vLLM takes any, and does not say what it does with it"
+    )
+    assert can.lower_first is (kind != "sglang")
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_options_turn_things_on(kind: Kind) -> None:
+    options = {"experts": (2, 2), "max_logprobs": 5, "priorities": True, "sampling_masks": kind == "vllm"}
+    can = await found(kind, **options)
+    assert can.routed_experts is True
+    assert can.top_logprobs == {"vllm": 4, "vllm-completions": 5, "sglang": VOCAB}[kind]
+    assert can.sampling_mask is (kind != "vllm-completions")
+    assert can.priority is (True if kind == "sglang" else None)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_connecting_alone_tells_what_needs_no_sampling(kind: Kind) -> None:
+    engine = engine_of(kind, experts=(2, 2))
+    can = (await backend_of(engine).connect()).capabilities
+    assert engine.requests == []
+    assert can.top_logprobs is not None
+    assert can.routed_experts is (True if kind == "sglang" else None)
+
+
+FLAGS: list[tuple[Kind, dict[str, Any], str]] = [
+    ("vllm", {"routed_experts": True}, "start the server with --enable-return-routed-experts."),
+    ("vllm-completions", {"routed_experts": (2, 2)}, "start the server with --enable-return-routed-experts."),
+    ("sglang", {"routed_experts": (2, 2)}, "start the server with --enable-return-routed-experts."),
+    ("sglang", {"priority": 1}, "start the server with --enable-priority-scheduling."),
+    ("sglang", {"priority": 0}, "start the server with --enable-priority-scheduling."),
+    ("vllm", {"sampling_mask": True}, "--return-sampling-mask --logprobs-mode processed_logprobs."),
+    ("vllm-completions", {"sampling_mask": True}, "start the server with --enable-scale-out --return-sampling-mask"),
+    ("vllm", {"top_logprobs": 20}, "gives, which is 19: lower it, or start the server with a greater --max-logprobs."),
+    (
+        "vllm-completions",
+        {"top_logprobs": 21},
+        "which is 20: lower it, or start the server with a greater --max-logprobs.",
+    ),
+    ("sglang", {"top_logprobs": VOCAB + 1}, f"gives, which is {VOCAB}: lower it."),
+]
+
+
+@pytest.mark.parametrize(("kind", "wanted", "sentence"), FLAGS)
+async def test_what_it_cannot_give_is_refused_before_the_rollout_with_its_option(
+    kind: Kind, wanted: dict[str, Any], sentence: str
+) -> None:
+    backend = backend_of(engine := engine_of(kind))
+    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    with pytest.raises(UnsupportedByServerError, match=f"this {engine_name(kind)} server") as caught:
+        Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)
+    assert sentence in str(caught.value)
+    sent = len(bodies(engine))
+    if "top_logprobs" in wanted:  # without the measurement, this much is known: more would kill SGLang
+        request = replace(request_of(), wanted=Wanted.of(wanted))
+        with pytest.raises(UnsupportedByServerError, match="is more than this"):
+            await backend.generate(request)
+        assert len(bodies(engine)) == sent
+        assert not engine.state.dead
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_what_it_can_give_is_taken(kind: Kind) -> None:
+    options = {"experts": (2, 2), "priorities": True}
+    backend = backend_of(engine_of(kind, **options))
+    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    wanted = Wanted(top_logprobs=5, prompt_logprobs=True, routed_experts=(2, 2), priority=1, cache_salt="s")
+    assert Settings.of(wanted=wanted).at(info).wanted is wanted
+
+
+def test_sglang_does_not_say_of_how_many_layers_experts_are() -> None:
+    info = EngineInfo("sglang", "m", 100, "9", capabilities=Capabilities(routed_experts=True, expert_shape=False))
+    with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
+        Settings.of(wanted={"routed_experts": True}).at(info)
+    Settings.of(wanted={"routed_experts": (2, 2)}).at(info)
+
+
+@pytest.mark.parametrize(("sampling", "fits"), [({}, False), ({"top_k": 3}, True), ({"temperature": 0.0}, True)])
+def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bool) -> None:
+    info = EngineInfo("sglang", "m", 100, "9")
+    chosen = Settings.of(wanted={"sampling_mask": True}, sampling=sampling)
+    if fits:
+        assert chosen.at(info).wanted.sampling_mask
+        return
+    with pytest.raises(UnsupportedByServerError, match="set top_k"):
+        chosen.at(info)
+
+
+def test_what_is_wanted_is_the_same_in_each_turn() -> None:
+    info = EngineInfo("sglang", "m", 100, "9")
+    chosen = Settings.of(wanted={"sampling_mask": True}, sampling={"top_k": 3}).at(info)
+    with pytest.raises(ValueError, match="wanted is the same in each turn of a rollout: make another model"):
+        chosen.changed(info, {"wanted": {}})
+    with pytest.raises(UnsupportedByServerError, match="set top_k"):
+        chosen.changed(info, {"top_k": -1})
+    assert chosen.changed(info, {"top_k": 5}).sampling.top_k == 5
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"top_logprob": 3}, "There is no thing to want named 'top_logprob'; did you mean 'top_logprobs'?"),
+    ({"experts": 3}, "There is no thing to want named 'experts'"),
+    ({"top_logprobs": -1}, "greater than or equal to 0"),
+    ({"top_logprobs": 1025}, "less than or equal to 1024"),
+    ({"top_logprobs": True}, "valid integer"),
+    ({"prompt_logprobs": 5}, "valid boolean"),
+    ({"routed_experts": (0, 2)}, "greater than or equal to 1"),
+    ({"routed_experts": (2,)}, "Field required"),
+    ({"priority": 2**31}, "less than 2147483648"),
+    ({"cache_salt": ""}, "at least 1 character"),
+    ({"cache_salt": "x" * 129}, "at most 128 characters"),
+    ({"cache_salt": "a/b"}, "cache_salt may not hold '@', '/'"),
+    ({"cache_salt": "a\0"}, "cache_salt may not hold"),
+]
+
+
+@pytest.mark.parametrize(("given_wanted", "sentence"), BAD)
+def test_what_nobody_can_want_is_refused_where_it_is_written(given_wanted: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings.of(wanted=given_wanted)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["priority", "cache_salt", "return_routed_experts", "top_logprobs_num"])
+def test_it_is_not_asked_for_past_wanted(name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"extra may not hold '{name}': ask for it by wanted="):
+        SamplingParams(extra={name: 1})
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@given(
+    wanted=st.builds(
+        Wanted,
+        top_logprobs=st.one_of(st.integers(0, 30), st.integers(VOCAB - 3, MOST_TOP_LOGPROBS)),
+        prompt_logprobs=st.booleans(),
+        routed_experts=st.one_of(st.booleans(), st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        sampling_mask=st.booleans(),
+        priority=st.one_of(st.none(), st.integers(-(2**31) + 1, 2**31 - 1)),
+        cache_salt=st.one_of(st.none(), st.text("salt ✓\n", min_size=1, max_size=128)),
+    ),
+    sampling=st.fixed_dictionaries(
+        {},
+        optional={
+            "top_k": st.integers(1, 5000),
+            "temperature": st.sampled_from([0.0, 1.0]),
+            "grammar": st.just({"kind": "regex", "value": "a"}),
+        },
+    ),
+    start=st.integers(0, len(PROMPT)),
+)
+@settings(deadline=None, max_examples=40)
+def test_nothing_that_can_be_wanted_kills_a_server(
+    kind: Kind, wanted: Wanted, sampling: dict[str, Any], start: int
+) -> None:
+    engine = engine_of(kind, lambda _: Completion([5] * 8))
+    request = replace(request_of(**sampling), wanted=wanted, delta_start=start)
+    with contextlib.suppress(BackendError):
+        asyncio.run(backend_of(engine).generate(request))
+    assert not engine.state.dead
+
+
+class Plain:
+    """A backend of somebody else's, which knows nothing of what may be wanted."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._backend = backend_of(engine_of(kind))
+        self.name, self.score = self._backend.name, self._backend.score
+        self.abort, self.aclose = self._backend.abort, self._backend.aclose
+
+    async def connect(self) -> EngineInfo:
+        return replace(await self._backend.connect(), capabilities=Capabilities())
+
+    async def generate(self, request: TokenRequest) -> TokenResponse:
+        return await self._backend.generate(replace(request, wanted=Wanted()))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> None:
+    backend = Plain(kind)
+    info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
+    assert info.processed_logprobs is (kind == "sglang")
+    assert info.truncated_logprobs is None
+    for wanted in ({"top_logprobs": 1}, {"prompt_logprobs": True}, {"routed_experts": True}, {"sampling_mask": True}):
+        with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
+            Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)

@@ -1,0 +1,148 @@
+"""`tito conformance` and the pytest plugin, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted import tokenizer
+from tito_conformance.defects import Defect, all_defects
+from tito_conformance.scripted_policy import ConformancePolicy
+from tito_core.testing import ScriptedServer, scripted_server
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@contextmanager
+def served(wire: str, defect: Defect | None = None) -> Iterator[ScriptedServer]:
+    loaded = tokenizer()
+    policy: Any = ConformancePolicy(loaded, loaded.eos_token_id)
+    script = policy if defect is None or defect.wrap is None else defect.wrap(policy)
+    with scripted_server(
+        "sglang" if wire == "sglang" else "vllm",
+        script,
+        vocab_size=len(loaded),
+        eos_ids=[loaded.eos_token_id],
+        decode=lambda ids: str(loaded.decode(list(ids))),
+        fault=None if defect is None else defect.fault(wire),
+    ) as server:
+        yield server
+
+
+def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "160", **(environment or {})},
+    )
+
+
+def conformance(server: ScriptedServer, folder: str, cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    backend = server.engine.wire.name
+    said = ("--backend", backend, "--base-url", server.base_url, "--tokenizer", folder, "--profile", "quick", *more)
+    return run("-c", "from tito_core.cli import main; main()", "conformance", *said, cwd=cwd)
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+def test_a_sound_server_passes_and_its_report_says_so(wire: str, tokenizer_folder: str, tmp_path: Path) -> None:
+    with served(wire) as server:
+        done = conformance(server, tokenizer_folder, tmp_path, "--report", "out")
+        assert server.engine.running == 0
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Every law that applies holds." in done.stdout
+    assert "up to 8 conversations" in done.stdout
+    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
+    assert found["sound"]
+    assert found["server"]["model"] == "scripted"
+    assert found["certificate"]["tools"]
+    assert {check["verdict"] for check in found["checks"]} <= {"holds", "not applicable", "not reached"}
+    assert "Every law that applies holds" in (tmp_path / "out" / "conformance.html").read_text()
+
+
+def test_a_defect_is_told_with_the_smallest_conversation_which_can_be_played_again(
+    tokenizer_folder: str, tmp_path: Path
+) -> None:
+    defect = next(defect for defect, _ in all_defects() if defect.name == "length-called-stop")
+    with served("sglang", defect) as server:
+        done = conformance(server, tokenizer_folder, tmp_path)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "Law 4 (Truth)" in done.stdout
+        assert "broken" in done.stdout
+        again = conformance(server, tokenizer_folder, tmp_path, "--replay", "conformance/conversation.json")
+        assert again.returncode == 1, again.stdout + again.stderr
+        assert "Law 4 (Truth)" in again.stdout
+
+
+def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text('[{"type": "Fly"}]')
+    with served("vllm") as server:
+        assert "quick, standard, deep" in conformance(server, tokenizer_folder, tmp_path, "--profile", "all").stderr
+        bad = conformance(server, tokenizer_folder, tmp_path, "--replay", "none.json")
+    assert bad.returncode != 0
+    assert "holds no conversation" in bad.stderr
+
+
+@pytest.fixture(scope="module")
+def toy_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as pip leaves it: the toy backend's module, and what says that it is installed."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "toy_backend.py").write_text((HERE / "toy" / "toy_backend.py").read_text())
+    info = site / "toy_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tito.backends]\ntoy = toy_backend:ToyBackend\n")
+    return site
+
+
+@pytest.mark.parametrize("shift", [False, True])
+def test_a_third_backend_is_proven_by_the_plugin(
+    shift: bool, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE / "toy"))
+    from toy_server import ToyServer, serving
+
+    loaded = tokenizer()
+    path = os.pathsep.join([str(toy_site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with serving(ToyServer(loaded, loaded.eos_token_id, shift=shift)) as url:
+        said = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
+        done = run(
+            *(
+                "-m",
+                "pytest",
+                "--pyargs",
+                "tito_conformance",
+                "--tito-backend=toy",
+                *said,
+                "-p",
+                "no:cacheprovider",
+                "-rs",
+            ),
+            cwd=tmp_path,
+            environment={"PYTHONPATH": path},
+        )
+    assert done.returncode == int(shift), done.stdout[-3000:] + done.stderr[-1000:]
+    assert "no grammar" in done.stdout or shift
+    assert ("test_the_law_holds[rescored]" in done.stdout) == shift, done.stdout[-3000:]
+
+
+def test_the_third_backend_is_short_and_the_guide_shows_it() -> None:
+    code = (HERE / "toy" / "toy_backend.py").read_text()
+    assert len(code.splitlines()) < 120
+    assert f"```python\n{code}```" in (HERE.parents[1] / "docs" / "conformance.md").read_text()

@@ -1,0 +1,75 @@
+"""The suite over scripted engines: silent where nothing is wrong, and it notices every planted defect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.scripted import tokenizer
+from tito_conformance import suite
+from tito_conformance.defects import SERVERS, SOUND, Defect, all_defects, planted
+from tito_conformance.findings import rows
+from tito_conformance.laws import CHECKS
+from tito_conformance.profiles import PROFILES
+from tito_conformance.target import Target
+from tito_conformance.trial import tried
+
+
+def end() -> int:
+    return int(tokenizer().eos_token_id)
+
+
+def run(wire: str, profile: str, seed: int = 0) -> suite.Outcome:
+    backend = "sglang" if wire == "sglang" else "vllm"
+    transport = planted(SOUND, wire, tokenizer(), end())
+    target = Target(backend, "http://scripted", tokenizer(), transport=transport, seed=seed)
+    return suite.run(target, PROFILES[profile])
+
+
+@pytest.mark.parametrize("wire", SERVERS)
+def test_a_sound_engine_passes_and_every_check_is_made(wire: str) -> None:
+    outcome = run(wire, "standard")
+    assert outcome.broken is None, (str(outcome.broken), outcome.moves)
+    assert outcome.error is None, outcome.moves
+    not_made = {row.check for row in rows(outcome) if row.verdict != "holds"}
+    assert not_made <= ({"text", "refused"} if wire == "vllm" else {"refused"})
+    compared = outcome.tally.passed["rescored"]
+    assert compared > sum(outcome.tally.not_applicable["rescored"].values())
+
+
+def _one_wire_each() -> list[Any]:
+    """Take each defect on one of its wires, in turn; `make defects` takes all."""
+    found: dict[str, list[tuple[Defect, str]]] = {}
+    for defect, wire in all_defects():
+        found.setdefault(defect.name, []).append((defect, wire))
+    chosen = [pairs[number % len(pairs)] for number, pairs in enumerate(found.values())]
+    return [pytest.param(defect, wire, id=f"{defect.name}-{wire}") for defect, wire in chosen]
+
+
+@pytest.mark.parametrize(("defect", "wire"), _one_wire_each())
+def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
+    verdict = tried(defect, wire, tokenizer(), end(), PROFILES["standard"])
+    assert verdict.caught_by is not None
+    assert verdict.expected, verdict.problem
+    assert verdict.caught_by in CHECKS or verdict.caught_by == "connecting"
+
+
+def test_there_are_at_least_sixty_defects_on_both_wires() -> None:
+    pairs = list(all_defects())
+    assert len({defect.name for defect, _ in pairs}) >= 60
+    assert len({(defect.name, wire) for defect, wire in pairs}) == len(pairs)
+    assert {wire for _, wire in pairs} == set(SERVERS)
+
+
+def test_what_breaks_a_law_is_shrunk_and_played_again() -> None:
+    defect = next(defect for defect, _ in all_defects() if defect.name == "grammar-ignored")
+    transport = planted(defect, "sglang", tokenizer(), end())
+    target = Target("sglang", "http://scripted", tokenizer(), transport=transport)
+    outcome = suite.run(target, PROFILES["standard"])
+    assert outcome.broken is not None
+    assert outcome.broken.check.name in ("forced", "shaped")
+    assert len(outcome.moves) == 1
+    again = suite.replay(target, PROFILES["standard"], list(outcome.moves))
+    assert again.broken is not None
+    assert again.broken.check == outcome.broken.check

@@ -1,0 +1,88 @@
+"""The toy server: the policy of the scripted engines behind an API that no other server has."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from tito_conformance.scripted_policy import ConformancePolicy
+from tito_core.testing import ScriptedRequest
+from tito_core.testing.settle import settle
+
+LENGTH = 4096
+
+
+class ToyServer:
+    """Answers with a policy; `shift` moves every logprob by one token."""
+
+    def __init__(self, tokenizer: Any, end: int, *, shift: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._policy = ConformancePolicy(tokenizer, end)
+        self._end = end
+        self._shift = shift
+        self._number = 0
+
+    async def about(self, request: web.Request) -> web.Response:
+        return web.json_response({"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer)})
+
+    async def sample(self, request: web.Request) -> web.Response:
+        said = await request.json()
+        self._number += 1
+        wanted = ScriptedRequest(
+            tuple(said["ids"]),
+            said["max_new_tokens"],
+            said["temperature"],
+            said["top_p"],
+            max(said["top_k"], 0),
+            said["min_p"],
+            said["seed"],
+            tuple(said["stop_token_ids"]),
+            tuple(said["stop"]),
+            (self._end,),
+            said["ignore_eos"],
+            said["min_new_tokens"],
+            vocab_size=len(self._tokenizer),
+            number=self._number,
+        )
+        done = settle(self._policy, wanted, lambda ids: str(self._tokenizer.decode(list(ids))))
+        logprobs = list(done.logprobs[1:] + done.logprobs[:1] if self._shift else done.logprobs)
+        return web.json_response(
+            {"ids": list(done.output_ids), "logprobs": logprobs, "why": done.finish, "stop": done.stop}
+        )
+
+    async def score(self, request: web.Request) -> web.Response:
+        ids = (await request.json())["ids"]
+        return web.json_response({"logprobs": self._policy.score(ids, 1, 1.0)})
+
+
+@contextmanager
+def serving(server: ToyServer) -> Iterator[str]:
+    """Serve on loopback, from a thread; gives the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    app = web.Application()
+    app.add_routes(
+        [web.get("/about", server.about), web.post("/sample", server.sample), web.post("/score", server.score)]
+    )
+    runner = web.AppRunner(app, access_log=None)
+
+    async def start() -> int:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port: int = runner.addresses[0][1]
+        return port
+
+    port = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
