@@ -100,6 +100,19 @@ def test_every_reason_is_on_the_ledger_page() -> None:
     assert [line.split("`")[1] for line in page.splitlines() if re.match(r"\| `[a-z ]+` \|", line)] == [*Reason]
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_the_page_on_streaming_shows_text_as_it_comes(
+    kind: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = snippets("docs/streaming.md")
+    with ScriptedServer(engine_of(kind, Says("It is 425, as you know."))) as server:
+        code = at_server(code, server.base_url, folder).replace('"vllm"', f'"{kind}"').replace('end=""', 'end="|"')
+        exec("import asyncio\nasync def main():\n" + textwrap.indent(code, "    ") + "\nasyncio.run(main())", {})
+    shown = capsys.readouterr().out
+    assert shown.replace("|", "") == "It is 425, as you know."
+    assert shown.count("|") > 4
+
+
 def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedServer(engine_of("vllm", Says(ANSWERS[0]))) as server:
         names: dict[str, Any] = {}

@@ -80,7 +80,7 @@ TURN = RECORD["turns"][0]
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "must be whole numbers"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, "outside"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids but 1"),
-        ({**RECORD, "turns": [{**TURN, "finish": "abort"}]}, "Invalid enum value"),
+        ({**RECORD, "turns": [{**TURN, "finish": "vanished"}]}, "Invalid enum value"),
     ],
 )
 def test_what_is_no_ledger_is_refused(record: Any, words: str) -> None:

@@ -47,7 +47,8 @@ class Defect:
         edit = self.edit
 
         def of_request(number: int, request: ScriptedRequest) -> Fault | None:
-            if request.scoring or request.max_new_tokens == 0 or number < 1:  # the first is the measurement at connect
+            measured = request.ignore_eos and request.temperature == 2.0  # at connect
+            if request.scoring or request.max_new_tokens == 0 or measured:
                 return None
 
             def change(answer: Any) -> None:

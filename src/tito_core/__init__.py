@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tito_core.backend import SamplingParams, Wanted
     from tito_core.branching import HistoryChangedError
+    from tito_core.budget import TotalTokensReachedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
     from tito_core.malformed import MalformedCallError
     from tito_core.model import TITOModel
@@ -24,6 +25,7 @@ __all__ = [
     "Provenance",
     "SamplingParams",
     "TITOModel",
+    "TotalTokensReachedError",
     "Trajectory",
     "TurnNotStoredError",
     "Wanted",
@@ -38,6 +40,7 @@ _HOMES = {
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
     "TITOModel": "tito_core.model",
+    "TotalTokensReachedError": "tito_core.budget",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.recording",
     "Wanted": "tito_core.backend",

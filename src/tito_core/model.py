@@ -10,33 +10,26 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
 from strands.types.content import Messages, SystemContentBlock
-from strands.types.exceptions import (
-    ContextWindowOverflowException,
-    ModelThrottledException,
-    StructuredOutputException,
-)
+from strands.types.exceptions import StructuredOutputException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import settings, turns
+from tito_core import settings
 from tito_core.asked import Asked
-from tito_core.backend.errors import ContextLengthError, ThrottledError
+from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
-from tito_core.history import as_shown, remember
-from tito_core.ledger.invariants import check_draft
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.malformed import MalformedCallError, MalformedCalls
+from tito_core.malformed import MalformedCalls
 from tito_core.parse_report import ParseReport
 from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.store import LedgerFile
-from tito_core.turnstile import in_turn
-from tito_core.view import events, stop_reason
+from tito_core.streamed_turn import one_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,6 +62,16 @@ class TITOModel(Model):
             "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
         thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
             was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
+        on_abort: What becomes of an answer that the server was told to abort, as trainers do before they change
+            weights: "resume" goes on with the same turn from its tokens, "discard" raises `GenerationAbortedError`,
+            "commit" keeps the part that is there as a turn that was cut off.
+        max_resumes: How often one answer is resumed at most.
+        turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None leaves
+            each request to the backend's `timeout_s`.
+        stream: Whether Strands gets reasoning and text while they are sampled; the ledger is the same. Calls come once
+            the answer is whole, since until then a limit may make text of them.
+        max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
+            is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
         verify_echo: How often the server is asked to echo the prompt's ids, which are compared with those that were
             sent: on "always" every turn, or on the "first" of each path only, which saves a long context's bytes.
             The number of prompt tokens that the server counted is compared on every turn (law 4).
@@ -98,6 +101,11 @@ class TITOModel(Model):
         history: Literal["fork", "error"] = "fork",
         malformed_calls: MalformedCalls = "feedback",
         thinking: Literal["keep", "as-template"] = "keep",
+        on_abort: OnAbort = "resume",
+        max_resumes: int = MAX_RESUMES,
+        turn_timeout_s: float | None = None,
+        max_total_tokens: int | None = None,
+        stream: bool = False,
         verify_echo: Literal["always", "first"] = "always",
         store: LedgerFile | str | PathLike[str] | None = None,
         wanted: Wanted | Mapping[str, Any] | None = None,
@@ -109,8 +117,13 @@ class TITOModel(Model):
             history=history,
             malformed_calls=malformed_calls,
             thinking=thinking,
-            verify_echo=verify_echo,
+            on_abort=on_abort,
+            max_resumes=max_resumes,
+            turn_timeout_s=turn_timeout_s,
+            max_total_tokens=max_total_tokens,
+            stream=stream,
             wanted=wanted,
+            verify_echo=verify_echo,
         )
         if model_id is not None:
             options["model"] = model_id
@@ -200,7 +213,7 @@ class TITOModel(Model):
         """
         return self._recording.next()
 
-    async def stream(
+    def stream(
         self,
         messages: Messages,
         tool_specs: list[ToolSpec] | None = None,
@@ -217,54 +230,24 @@ class TITOModel(Model):
 
         Raises:
             ContextWindowOverflowException: The history does not fit.
+            TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
             ModelThrottledException: The engine stayed overloaded through every retry.
             TurnNotStoredError: The store could not take the turn.
-            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no event.
+            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no more events.
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
-        settings.refuse_reserved_name(tool_specs)
-        await in_turn()
-        ledger = self._recording.begin(model_state)
-        system = settings.system_text(system_prompt, system_prompt_content)
-        try:
-            prepared = turns.prepare(
-                self.policy,
-                ledger,
-                messages,
-                system,
-                tool_specs,
-                model_state,
-                self._settings.sampling,
-                asked=Asked(tool_choice, structured_output_model),
-                context_limit=self._settings.context_limit,
-                may_branch=self._settings.may_branch,
-                keeps_thinking=self._settings.keeps_thinking,
-                echoes_every_turn=self._settings.echoes_every_turn,
-                wanted=self._settings.wanted,
-            )
-            response = await turns.generate(self.policy, prepared.request, cancel_signal)
-            await in_turn()
-        except turns.CancelledBySignal:
-            return  # without messageStop, which is how Strands recognises a provider that was cancelled
-        except ContextLengthError as error:
-            raise ContextWindowOverflowException(str(error)) from error
-        except ThrottledError as error:
-            raise ModelThrottledException(str(error)) from error
-        with ledger.call_ids.of_a_turn() as next_call_id:
-            read = turns.read(self.policy, prepared, response, next_call_id, self._settings.malformed_calls)
-            check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
-            refused = read.malformed if self._settings.malformed_calls == "raise" else ()
-            reason = stop_reason(read.message, response)
-            for event in () if refused else events(read.message, reason, response, read.arguments):
-                yield event
-            # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-            turn = self._recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))
-            if prepared.request.text is not None:
-                self.policy.prompts.keep(ledger, turn.index, prepared.request.text, response.output_ids)
-        remember(model_state, ledger, turn.index)
-        if refused:
-            raise MalformedCallError(refused, turn.index, read.message)
+        return one_turn(
+            self.policy,
+            self._recording,
+            self._settings,
+            messages,
+            settings.system_text(system_prompt, system_prompt_content),
+            tool_specs,
+            Asked(tool_choice, structured_output_model),
+            model_state,
+            cancel_signal,
+        )
 
     async def count_tokens(
         self,

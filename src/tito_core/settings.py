@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -10,7 +11,8 @@ from strands.models.model import BaseModelConfig
 from strands.types.content import SystemContentBlock
 from strands.types.tools import ToolSpec
 
-from tito_core import malformed
+from tito_core import budget, malformed
+from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
@@ -42,8 +44,13 @@ class Choices(TypedDict, total=False):
     history: Literal["fork", "error"]
     malformed_calls: MalformedCalls
     thinking: Literal["keep", "as-template"]
-    verify_echo: Literal["always", "first"]
+    on_abort: OnAbort
+    max_resumes: int
+    turn_timeout_s: float | None
+    max_total_tokens: int | None
+    stream: bool
     wanted: Wanted | Mapping[str, Any] | None
+    verify_echo: Literal["always", "first"]
 
 
 class SeveralTrajectoriesError(LookupError):
@@ -60,8 +67,12 @@ class Settings:
         may_branch: Whether an agent's changed history makes a branch, rather than an error.
         malformed_calls: What becomes of malformed calls.
         keeps_thinking: Whether sampled reasoning stays in the prompt where the template would strip it.
-        echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
+        aborts: What becomes of an answer that the engine was told to abort.
+        turn_timeout_s: Longest wait for a turn's answer in seconds, with everything; None leaves it to the backend.
+        max_total_tokens: Most tokens of a trajectory, prompts and answers; None for no bound but the context.
+        streams: Whether Strands gets text while it comes.
         wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
+        echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
     """
 
     sampling: SamplingParams
@@ -69,8 +80,12 @@ class Settings:
     may_branch: bool
     malformed_calls: MalformedCalls = "feedback"
     keeps_thinking: bool = True
-    echoes_every_turn: bool = True
+    aborts: Aborts = Aborts()  # noqa: RUF009  # frozen
+    turn_timeout_s: float | None = None
+    max_total_tokens: int | None = None
+    streams: bool = False
     wanted: Wanted = NOTHING_WANTED
+    echoes_every_turn: bool = True
 
     @classmethod
     def of(
@@ -81,8 +96,13 @@ class Settings:
         history: str = "fork",
         malformed_calls: str = "feedback",
         thinking: str = "keep",
-        verify_echo: str = "always",
+        on_abort: OnAbort = "resume",
+        max_resumes: int = MAX_RESUMES,
+        turn_timeout_s: float | None = None,
+        max_total_tokens: int | None = None,
+        stream: bool = False,
         wanted: Wanted | Mapping[str, Any] | None = None,
+        verify_echo: str = "always",
     ) -> Settings:
         """Check what a user wrote.
 
@@ -95,8 +115,12 @@ class Settings:
             may_branch(history),
             malformed.checked(malformed_calls),
             keeps_thinking(thinking),
-            echoes_every_turn(verify_echo),
+            Aborts(on_abort, max_resumes),
+            seconds("turn_timeout_s", turn_timeout_s),
+            budget.checked(max_total_tokens),
+            bool(stream),
             Wanted.of(wanted),
+            echoes_every_turn(verify_echo),
         )
 
     def at(self, info: EngineInfo) -> Settings:
@@ -171,6 +195,17 @@ def keeps_thinking(thinking: str) -> bool:
     if thinking not in ("keep", "as-template"):
         raise ValueError(f"thinking must be 'keep' or 'as-template', not {thinking!r}.")
     return thinking == "keep"
+
+
+def seconds(name: str, given: float | None) -> float | None:
+    """Check a time that may be None.
+
+    Raises:
+        ValueError: It is no positive number of seconds.
+    """
+    if given is not None and not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+        raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
+    return given
 
 
 def echoes_every_turn(verify_echo: str) -> bool:

@@ -1,10 +1,7 @@
-"""One turn, aside from the ledger: prepare a request, generate, read the answer into a draft; commit nothing."""
+"""One turn, aside from the ledger: prepare a request, read its answer into a draft; commit nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +16,7 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
-from tito_core.cancelling import done_or_set
+from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL
@@ -27,7 +24,7 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
@@ -35,10 +32,6 @@ from tito_core.view import assistant_message, sampled_arguments
 
 PROMPT_TAIL = 32
 """Prompt ids in which a parser looks for a reasoning block that the template opened."""
-
-
-class CancelledBySignal(Exception):
-    """The agent's cancel signal was set while the engine was working."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,14 +64,16 @@ def prepare(
     context_limit: int | None,
     may_branch: bool,
     keeps_thinking: bool = True,
-    echoes_every_turn: bool = True,
+    max_total_tokens: int | None = None,
     wanted: Wanted = NOTHING_WANTED,
+    echoes_every_turn: bool = True,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
     Raises:
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
         TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        TotalTokensReachedError: They leave nothing of `max_total_tokens`.
         ContextLengthError: They leave no room to answer.
         UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
@@ -99,9 +94,10 @@ def prepare(
         )
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
     input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
-    room = clamp_new_tokens(sampling.max_new_tokens, len(input_ids), context_limit, backend=policy.backend.name)
+    left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
+    room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    shaped = asked.sampling(sampling, policy.parser, tools, _tail(input_ids))
+    shaped = asked.sampling(sampling, policy.parser, tools, tail(input_ids))
     request = TokenRequest(
         input_ids,
         policy.sampling(shaped).within(room),
@@ -117,7 +113,7 @@ def prepare(
 
 def opened(before: Draft) -> Opened:
     """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
-    if before.finish != Finish.LENGTH and not isinstance(before.stop, str):
+    if not before.finish.cut_off and not isinstance(before.stop, str):
         return Opened.MESSAGE
     if not before.reasoning_closed:
         return Opened.REASONING
@@ -125,37 +121,11 @@ def opened(before: Draft) -> Opened:
     return Opened.CALL if cut else Opened.MESSAGE
 
 
-async def generate(policy: Policy, request: TokenRequest, cancel: threading.Event | None) -> TokenResponse:
-    """Generate, watching the agent's cancel signal; whatever way it is lost, the engine is told to stop.
-
-    Raises:
-        CancelledBySignal: The signal was set first.
-        BackendError: The engine failed.
-    """
-    if cancel is not None and cancel.is_set():
-        raise CancelledBySignal
-    task = asyncio.ensure_future(policy.backend.generate(request))
-    try:
-        await done_or_set(task, cancel)
-        if task.done():
-            return task.result()
-        raise CancelledBySignal
-    except GeneratorExit:  # a coroutine that is closed cannot wait: the task aborts by itself, if its loop still runs
-        with contextlib.suppress(RuntimeError):
-            task.cancel()
-        raise
-    except BaseException:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})  # unlike `await task`, lets a second cancellation of ours through
-        raise
-
-
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
-    session = policy.parser.start(_tail(prepared.request.input_ids), prepared.tools)
+    session = policy.parser.start(tail(prepared.request.input_ids), prepared.tools)
     session.feed(response.output_ids.tolist())
-    parsed = session.finish(truncated=response.finish == Finish.LENGTH)
+    parsed = session.finish(truncated=response.finish.cut_off)
     return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
 
 
@@ -166,7 +136,8 @@ def _not_reserved(call: ParsedCall) -> ParsedCall:
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
 
 
-def _tail(input_ids: TokenIds) -> list[int]:
+def tail(input_ids: TokenIds) -> list[int]:
+    """Give the end of a prompt, in which a parser looks for reasoning that the template opened."""
     return list(map(int, input_ids[-PROMPT_TAIL:]))
 
 
@@ -193,6 +164,7 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
             latency_s=response.latency_s,
             cached_tokens=response.cached_tokens,
             versions=response.versions,
+            responses=response.responses,
         ),
         extras=response.columns,
     )

@@ -11,10 +11,11 @@ from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import wire
+from tito_sglang import stream, wire
 from tito_sglang.admin import SGLangAdmin
 
 
@@ -39,14 +40,18 @@ class SGLangBackend(SGLangAdmin):
             raise refused
         return None if refused is None else wire.vocab_size_in(refused.body)
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
-        fields = {
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse:
+        fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.wanted_fields(request),
             **info.capabilities.service(request.wanted),
             "return_prompt_token_ids": request.echo,
         }
-        answer = await self._ask(request.request_id, fields, prompt, request.session_id)
+        if on_chunk is not None:
+            fields["sampling_params"]["stream_interval"] = stream.interval(request)
+        answer = await self._ask(request.request_id, fields, prompt, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -77,15 +82,20 @@ class SGLangBackend(SGLangAdmin):
         return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
 
     async def _ask(
-        self, request_id: str, fields: dict[str, Any], prompt: IdText, session: str | None = None
+        self,
+        request_id: str,
+        fields: dict[str, Any],
+        prompt: IdText,
+        session: str | None = None,
+        on_chunk: OnChunk | None = None,
     ) -> Answer[wire.Generation]:
         headers = {"X-SMG-Routing-Key": session} if session else {}  # for SGLang's router
 
         def prepare(running: str) -> HttpRequest:
-            complete = {**fields, "return_logprob": True, "stream": False, "rid": running}
+            complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
-        return await self.exchange(request_id, prepare, wire.Generation)
+        return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
 
     def _abort_call(self, request_id: str) -> HttpRequest:
         return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

@@ -12,11 +12,12 @@ from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.http_backend import Answer
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import wire
+from tito_vllm import stream, wire
 from tito_vllm.admin import VLLMAdmin
 
 C = TypeVar("C", wire.Choice, wire.Generated)
@@ -63,14 +64,19 @@ class VLLMBackend(VLLMAdmin):
             raise refused
         return refused is None or refused.status not in (403, 404, 405)
 
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse:
-        ask = self._generated if info.endpoints[0] == _GENERATE else self._completed
-        said, answer = await ask(info, request, prompt)
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse:
+        generates = info.endpoints[0] == _GENERATE
+        if stream.lacks(request.wanted, generates=generates):
+            on_chunk = None
+        ask = self._generated if generates else self._completed
+        said, answer = await ask(info, request, prompt, on_chunk)
         checks = Checks(self.name, request.request_id)
         return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
 
     async def _generated(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> tuple[Reported, Answer[wire.Generation]]:
         """Ask the endpoint made for tokens, the only one that tells weight versions."""
         fields = {
@@ -81,12 +87,15 @@ class VLLMBackend(VLLMAdmin):
                 "n": 1,
             },
             **info.capabilities.service(request.wanted),
-            "stream": False,
+            **stream.fields(on_chunk),
             "return_token_ids": request.echo,
         }
         body = prompt.body(fields, "token_ids")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_GENERATE, body, running, request.session_id), wire.Generation
+            request.request_id,
+            lambda running: _post(_GENERATE, body, running, request.session_id),
+            wire.Generation,
+            streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -104,14 +113,14 @@ class VLLMBackend(VLLMAdmin):
         ), answer
 
     async def _completed(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
     ) -> tuple[Reported, Answer[wire.Completion]]:
         """Ask the OpenAI endpoint, which every server has; it does not tell weight versions."""
         fields = {
             **wire.sampling_fields(request.sampling),
             "model": info.model,
             "n": 1,
-            "stream": False,
+            **stream.fields(on_chunk),
             **wire.wanted_fields(request, one_more=False),
             **info.capabilities.service(request.wanted),
             "return_token_ids": True,
@@ -119,7 +128,10 @@ class VLLMBackend(VLLMAdmin):
         }
         body = prompt.body(fields, "prompt")
         answer = await self.exchange(
-            request.request_id, lambda running: _post(_COMPLETIONS, body, running, request.session_id), wire.Completion
+            request.request_id,
+            lambda running: _post(_COMPLETIONS, body, running, request.session_id),
+            wire.Completion,
+            streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs
@@ -170,12 +182,14 @@ def _post(path: str, body: bytes, running: str, session: str | None = None) -> H
 
 
 class _Usage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
     cached_tokens: int | None
 
 
-def _usage(usage: wire.Usage) -> _Usage:
+def _usage(usage: wire.Usage | None) -> _Usage:
+    if usage is None:
+        return {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None}
     details = usage.prompt_tokens_details
     return {
         "prompt_tokens": usage.prompt_tokens,

@@ -17,11 +17,12 @@ from tito_core.backend.wanted import Capabilities
 class Logprobs(msgspec.Struct):
     """`choices[].logprobs`; entries beside the sampled token's are decoded where they were asked for.
 
-    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent.
+    `tokens` are "token_id:N", since `return_tokens_as_token_ids` is sent; `text_offset` counts their characters.
     """
 
     token_logprobs: list[float | None]
     tokens: list[str]
+    text_offset: list[int] = []
     top_logprobs: list[msgspec.Raw] | None = None
 
     def top(self) -> list[Scored]:
@@ -71,7 +72,7 @@ class Completion(msgspec.Struct):
     """The answer of `/v1/completions`."""
 
     choices: list[Choice]
-    usage: Usage
+    usage: Usage | None = None
 
 
 class TokenLogprob(msgspec.Struct):
@@ -127,7 +128,7 @@ class Generation(msgspec.Struct):
     """The answer of `/inference/v1/generate`."""
 
     choices: list[Generated]
-    usage: Usage
+    usage: Usage | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
     prompt_logprobs: PromptLogprobs = None
 

@@ -25,7 +25,7 @@ from support.backends import (
     engine_of,
     request_of,
 )
-from tito_core.backend import GenerationAbortedError, ProtocolViolationError, TokenResponse
+from tito_core.backend import ProtocolViolationError, TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.testing import Completion, Fault, always
 
@@ -277,10 +277,28 @@ def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("emitted", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
-def test_an_abort_is_its_own_error_and_keeps_nothing(kind: Kind, emitted: int) -> None:
-    with pytest.raises(GenerationAbortedError, match="aborted the generation") as caught:
-        ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
-    assert caught.value.request_id == "r"
+def test_an_abort_gives_what_there_was(kind: Kind, emitted: int) -> None:
+    response = ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
+    assert (response.finish, response.stop) == (Finish.ABORT, None)
+    assert response.output_ids.tolist() == list(OUTPUT[:emitted])
+    assert len(response.logprobs) == emitted == response.versions[-1].stop
+    assert response.prompt_length == len(PROMPT)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_what_an_aborted_answer_holds_is_checked_like_any_other(kind: Kind) -> None:
+    def no_logprob(answer: Any) -> None:
+        if kind == "sglang":
+            answer["meta_info"]["output_token_logprobs"][1][0] = None
+        elif kind == "vllm":
+            choice(answer)["logprobs"]["content"][1]["logprob"] = None
+        else:
+            choice(answer)["logprobs"]["token_logprobs"][1] = None
+
+    with pytest.raises(ProtocolViolationError, match="output token 1 has no logprob"):
+        ask(kind, no_logprob, Completion(OUTPUT[:3], finish="abort"))
+    with pytest.raises(ProtocolViolationError, match="stop token 2 at output offset 3 did not end"):
+        ask(kind, None, Completion(OUTPUT, finish="abort"))
 
 
 VERSIONED: tuple[Kind, ...] = ("vllm", "sglang")

@@ -7,7 +7,6 @@ import base64
 import io
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from support.backends import (
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse, Wanted
-from tito_core.backend.column_parts import joined_columns
 from tito_core.ledger import Column
 from tito_core.testing import Completion, Fault, always
 from tito_core.testing.beside import routed
@@ -424,34 +422,3 @@ def test_a_turn_that_ends_at_once_has_columns_of_one_token(kind: Kind) -> None:
         "routed_experts": (0, (1, LAYERS, EXPERTS)),
     }
     assert isinstance(columns["top_ids"], Column)
-
-
-@pytest.mark.parametrize("kind", WIRES)
-@given(cuts=st.lists(st.integers(0, 8), max_size=3).map(sorted), start=st.integers(0, len(PROMPT)))
-@settings(deadline=None, max_examples=15)
-def test_columns_of_a_completion_in_parts_are_those_of_the_whole(kind: Kind, cuts: list[int], start: int) -> None:
-    """Each part is asked with the tokens of those before it at the end of its prompt, and tells of them again."""
-    ids = [21, 22, 23, 24, 25, 26, 27, EOS]
-    wanted = wanted_on(kind, sampling_mask=False)
-
-    def columns(first: int, stop: int) -> Any:
-        if first == stop:
-            return {}
-        engine = engine_of(kind, lambda _: Completion(ids[first:stop], finish="length"), experts=(LAYERS, EXPERTS))
-        options = {"max_new_tokens": stop - first, "ignore_eos": True}
-        request = replace(request_of((*PROMPT, *ids[:first]), **options), wanted=wanted, delta_start=start)
-        return asyncio.run(backend_of(engine).generate(request)).columns
-
-    places = [0, *cuts, len(ids)]
-    parts = [columns(first, stop) for first, stop in pairwise(places)]
-    joined, whole = joined_columns(parts, len(PROMPT)), columns(0, len(ids))
-    assert joined.keys() == whole.keys()
-    for name, column in joined.items():
-        assert (column.start, column.values.tolist()) == (whole[name].start, whole[name].values.tolist()), name
-
-
-def test_a_part_that_a_tie_left_more_to_choose_from_widens_the_others() -> None:
-    narrow, wide = (Column.of(at, rows) for at, rows in ((5, [[300, 2]]), (6, [[1, 2, 3]])))
-    joined = joined_columns([{"sampling_mask": narrow}, {}, {"sampling_mask": wide}], 5)
-    assert joined["sampling_mask"].values.tolist() == [[300, 2, -1], [1, 2, 3]]
-    assert joined_columns([{}, {}], 5) == {}

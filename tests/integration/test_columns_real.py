@@ -212,3 +212,25 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
         if kind == "vllm":
             shaped = await talk(served, {}, {"routed_experts": True})
             assert shaped.ledger[0].draft.extras["routed_experts"].shape[1:] == (2, 2)
+
+
+async def test_vllms_openai_endpoint_tells_the_same() -> None:
+    spec = find("vllm")
+    closed = replace(
+        spec, command=lambda launch: [word for word in spec.command(launch) if word != "--enable-scale-out"]
+    )
+    with serve("vllm", "qwen3-tiny", spec=closed) as served:
+        info = served.policy.info
+        assert info.endpoints == ("/v1/completions",)
+        assert (info.capabilities.top_logprobs, info.capabilities.sampling_mask) == (20, False)
+        model = await talk(served, {}, {"top_logprobs": 20, "prompt_logprobs": True, "cache_salt": "one"})
+        trajectory = model.trajectory
+        ids = trajectory.token_ids
+        computed = reference("qwen3-tiny", [ids.tolist()])["logprobs_0"]
+        prompt = trajectory.column("prompt_logprobs", np.nan)
+        own = computed[np.arange(len(ids) - 1), ids[1:]]
+        assert np.nanmax(np.abs(prompt[1:] - own)) <= NATS
+        for turn in trajectory.path:
+            top = turn.draft.extras["top_logprobs"].values
+            rows = computed[turn.path_length - turn.draft.columns.output - 1 : turn.path_length - 1]
+            assert np.abs(np.sort(rows, 1)[:, :-21:-1] - top).max() <= NATS

@@ -16,15 +16,17 @@ import pytest
 
 from tito_core import engine
 from tito_core.backend import (
+    Aborts,
     EngineAdmin,
     SamplingParams,
     ServerError,
     TokenRequest,
     WeightsNotLoadedError,
     create_backend,
+    generate_whole,
 )
 from tito_core.engine import install, models
-from tito_core.ledger.turn import VersionSpan
+from tito_core.ledger.turn import Finish, VersionSpan
 
 pytestmark = pytest.mark.engine
 PROMPT = np.arange(1000, 1064, dtype=np.int32)
@@ -82,6 +84,46 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     spans = (await running).versions
     assert [span.version for span in spans] == ["step-1", "step-2"]
     assert (spans[0].start, spans[0].stop, spans[1].stop) == (0, spans[1].start, 1500)
+
+
+async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(server: Server, tmp_path: Path) -> None:
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    started_with = await backend.weight_version()
+    request = asking(600)
+    running = asyncio.create_task(generate_whole(backend, request))
+    await asyncio.sleep(2.0)
+    await backend.pause("abort")
+    await asyncio.sleep(1.0)
+    assert not running.done(), "a paused server makes a rollout wait"
+    await backend.load_weights(str(other_weights(server.weights, tmp_path / "new")), "resumed")
+    response = await running
+    assert (len(response.output_ids), response.finish) == (600, Finish.LENGTH)
+    first, second = response.responses
+    assert (first.start, first.stop, second.stop) == (0, second.start, 600)
+    assert (first.request_id, second.request_id) == (request.request_id, f"{request.request_id}-part1")
+    assert response.versions == (
+        VersionSpan(0, first.stop, started_with),
+        VersionSpan(second.start, 600, "resumed"),
+    )
+    # The new weights scored the whole of it: what they sampled agrees, and what the older ones did differs.
+    scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
+    apart = np.abs(scored - response.logprobs)
+    assert np.max(apart[second.start :]) < 1e-4
+    assert np.max(apart[: first.stop]) > 0.1
+    await backend.load_weights(str(server.weights), "restored")
+
+
+async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
+    await asyncio.sleep(2.0)
+    await backend.pause("abort")
+    response = await running
+    await backend.resume()
+    assert response.finish == Finish.ABORT
+    assert 0 < len(response.output_ids) == len(response.logprobs) < 1500
+    scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
+    assert np.max(np.abs(scored - response.logprobs)) < 1e-4
 
 
 async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_them(server: Server) -> None:

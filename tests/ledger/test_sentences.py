@@ -166,6 +166,15 @@ def test_optional_columns_are_lined_up_and_fit_or_say_so() -> None:
     said(KeyError, "No turn brought a column 'x'; there are none.", lambda: bare.trajectories()[0].column("x", 0))
 
 
+def test_a_sampling_mask_is_as_wide_as_its_longest_row() -> None:
+    ledger = Ledger(UUID)
+    ledger.commit(make_draft(None, 0, [1], [2], extras={"sampling_mask": Column.of(1, [[7, 255]])}))
+    ledger.commit(make_draft(0, 2, [3], [4], extras={"sampling_mask": Column.of(3, [[8, 9, 254]])}))
+    column = ledger.trajectories()[0].column("sampling_mask", -1)
+    assert column.tolist() == [[-1, -1, -1], [7, 255, -1], [-1, -1, -1], [8, 9, 254]]
+    assert column.dtype == np.int16
+
+
 def spans(*ends: tuple[int, int]) -> Any:
     return replace(engine_record(3), versions=tuple(VersionSpan(start, stop, "v") for start, stop in ends))
 

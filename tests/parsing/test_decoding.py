@@ -54,6 +54,7 @@ def test_tokens_know_their_first_character(name: str, text: str) -> None:
         ([b"\xf0\x9f", "<tool_call>"], "\ufffd<tool_call>", [0, 0, 1]),
         ([b"\xf0\x9f", b"\x99\x82", "a"], "🙂a", [0, 0, 0, 0, 1]),
         ([b"a\xc3", b"b"], "a\ufffdb", [0, 1, 2]),
+        ([b"\xed\xab", "a"], "\ufffd\ufffda", [0, 0, 2]),
         ([b"\xff\xff", "a"], "\ufffd\ufffda", [0, 1, 2]),
         ([b"\xef\xbf\xbd", "a", b"\xc3"], "\ufffda\ufffd", [0, 0, 0, 1, 2]),
         ([b"\xe2\x82", b"\xe2\x82\xac"], "\ufffd€", [0, 0, 1, 1, 1]),

@@ -1,5 +1,6 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
+from tito_core.backend.aborts import Aborts, generate_whole
 from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
     AuthenticationError,
@@ -16,12 +17,13 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
+    "Aborts",
     "AuthenticationError",
     "Backend",
     "BackendError",
@@ -34,10 +36,12 @@ __all__ = [
     "EngineTimeoutError",
     "GenerationAbortedError",
     "Grammar",
+    "OnChunk",
     "ProtocolViolationError",
     "SamplingParams",
     "ServerError",
     "ThrottledError",
+    "TokenChunk",
     "TokenRequest",
     "TokenResponse",
     "UnknownBackendError",
@@ -45,5 +49,6 @@ __all__ = [
     "Wanted",
     "WeightsNotLoadedError",
     "create_backend",
+    "generate_whole",
     "installed_backends",
 ]

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.beside import Beside, BesideChecks
-from tito_core.backend.errors import GenerationAbortedError, ProtocolViolationError
-from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs, check_versions
@@ -47,7 +47,7 @@ class Reported:
     logprob_ids: Sequence[int | str]
     echoed: msgspec.Raw
     prompt_tokens: int | None
-    completion_tokens: int
+    completion_tokens: int | None
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
@@ -71,13 +71,14 @@ class Checks:
             running_id: The id under which the engine ran it.
 
         Raises:
-            GenerationAbortedError: The engine aborted; partial tokens are discarded.
             ProtocolViolationError: Something does not agree; the sentence holds both values.
         """
         finish = self._finish(said)
-        self._echo(request, said.echoed)
-        ids, logprobs = self._output(said, request)
-        self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        never_ran = finish == Finish.ABORT and not said.output_ids  # one that SGLang aborts in its queue tells nothing
+        if not never_ran:
+            self._echo(request, said.echoed)
+            self._count("prompt_tokens", said.prompt_tokens, len(request.input_ids))
+        ids, logprobs = self._output(said, request, at_least=0 if never_ran else 1)
         self._count("completion_tokens", said.completion_tokens, len(ids))
         stop = said.stop if finish == Finish.STOP else None
         self._end(finish, ids, stop, request)
@@ -91,7 +92,8 @@ class Checks:
             latency_s=latency_s,
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
-            columns=BesideChecks(self, request, ids, logprobs).columns(said.beside),
+            message=said.message if finish == Finish.ABORT else None,
+            columns=NO_COLUMNS if never_ran else BesideChecks(self, request, ids, logprobs).columns(said.beside),
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
@@ -122,17 +124,11 @@ class Checks:
         return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
 
     def _finish(self, said: Reported) -> Finish:
-        if said.finish in (Finish.STOP, Finish.LENGTH):
+        if said.finish in tuple(Finish):
             return Finish(said.finish)
-        if said.finish == "abort":
-            raise GenerationAbortedError(
-                f"{self.backend} aborted the generation{f' ({said.message})' if said.message else ''}; its partial "
-                "tokens were discarded and the ledger is as before. Run the turn again.",
-                backend=self.backend,
-                request_id=self.request_id,
-            )
         raise self.violation(
-            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length'."
+            f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length', or in "
+            "'abort'."
         )
 
     def _echo(self, request: TokenRequest, raw: msgspec.Raw) -> None:
@@ -155,18 +151,18 @@ class Checks:
             raise self.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(echoed)}.")
         self._same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), echoed)
 
-    def _output(self, said: Reported, request: TokenRequest) -> tuple[TokenIds, Logprobs]:
+    def _output(self, said: Reported, request: TokenRequest, *, at_least: int) -> tuple[TokenIds, Logprobs]:
         ids, logprobs, limit = said.output_ids, said.logprobs, request.sampling.max_new_tokens
         if ids is None or logprobs is None:
             missing = "output ids" if ids is None else "logprobs"
             raise self.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
         if len(ids) != len(logprobs):
             raise self.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
-        if not ids:
+        if len(ids) < at_least:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        low, high = min(ids), max(ids)
+        low, high = min(ids, default=0), max(ids, default=0)
         if low < 0 or high > _INT32_MAX:
             wrong = low if low < 0 else high
             raise self.violation(f"Law 2: output id {wrong} is no token.")
@@ -205,7 +201,8 @@ class Checks:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
-        before = output_ids[sampling.min_new_tokens : -1].tolist()
+        last = None if finish == Finish.ABORT else -1  # what was aborted did not end
+        before = output_ids[sampling.min_new_tokens : last].tolist()
         # With `ignore_eos`, SGLang lets stop ids pass.
         if not sampling.ignore_eos and not (stops := frozenset(sampling.stop_token_ids)).isdisjoint(before):
             at = sampling.min_new_tokens + next(i for i, token in enumerate(before) if token in stops)

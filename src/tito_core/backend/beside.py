@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest
+from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
@@ -67,7 +68,7 @@ class BesideChecks:
             ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
         """
         wanted, found = self.request.wanted, dict[str, Column]()
-        if not len(self.ids):  # aborted before its first token
+        if wanted is NOTHING_WANTED or not len(self.ids):  # aborted before its first token
             return NO_COLUMNS
         if wanted.top_logprobs and self._is_there("top_logprobs", said.top):
             found |= self._top(self._decoded(said), wanted.top_logprobs)

@@ -11,7 +11,12 @@ class BackendError(Exception):
         status: HTTP status, or None when there was no answer.
         body: What the server said, at most 2,000 characters.
         request_id: Ours, as sent.
+        sent: Whether the engine may have begun to work on the request, and be at work still.
+        shown: Whether part of the answer was given on before it failed, so that no other try can take its place.
     """
+
+    sent: bool = False
+    shown: bool = False
 
     def __init__(
         self,
@@ -30,13 +35,7 @@ class BackendError(Exception):
 
 
 class EngineConnectionError(BackendError):
-    """Nothing answers at the address, or the connection broke.
-
-    Attributes:
-        sent: Whether a connection stood, so that the engine may have begun to work on the request.
-    """
-
-    sent: bool = False
+    """Nothing answers at the address, or the connection broke."""
 
 
 class EngineTimeoutError(BackendError):

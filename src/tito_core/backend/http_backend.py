@@ -21,15 +21,15 @@ from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
     BadRequestError,
-    EngineConnectionError,
     EngineTimeoutError,
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import IdText
 from tito_core.backend.outstanding import Call, Outstanding
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
+from tito_core.backend.streaming import Streaming, StreamReader
 from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
@@ -108,7 +108,7 @@ class HttpBackend(ABC):
             self._info = await self._discover()
         return self._info
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
         """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
         info = await self.connect()
         ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
@@ -125,7 +125,7 @@ class HttpBackend(ABC):
                 request_id=request.request_id,
             )
         checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
-        return await self._generate(info, checked, text)
+        return await self._generate(info, checked, text, on_chunk)
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
@@ -139,7 +139,9 @@ class HttpBackend(ABC):
     async def _discover(self) -> EngineInfo: ...
 
     @abstractmethod
-    async def _generate(self, info: EngineInfo, request: TokenRequest, prompt: IdText) -> TokenResponse: ...
+    async def _generate(
+        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
+    ) -> TokenResponse: ...
 
     @abstractmethod
     async def _scored(
@@ -184,20 +186,35 @@ class HttpBackend(ABC):
             return error.with_traceback(None)
         return None
 
-    async def exchange(self, request_id: str, prepare: Callable[[str], HttpRequest], kind: type[T]) -> Answer[T]:
+    async def exchange(
+        self,
+        request_id: str,
+        prepare: Callable[[str], HttpRequest],
+        kind: type[T],
+        streaming: Streaming[T] | None = None,
+    ) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
         Args:
             request_id: Ours.
             prepare: Builds the request for one try from that try's own id.
             kind: Type of the answer.
+            streaming: How it streams; None where it comes in one body.
         """
 
         async def one_try(attempt: Attempt) -> Answer[T]:
             running, started = attempt.name(request_id), time.perf_counter()
+            asked = prepare(running)
+            reader = None
+            if streaming is not None:
+                url = self.http.base_url + asked.path
+                reader = StreamReader(streaming, self.name, url, request_id, self.http.hide_key)
             self._outstanding.add(running)
             try:
-                raw = await self.http.send_once(prepare(running), request_id=request_id)
+                if reader is not None:
+                    value = await self.http.reading(asked, reader, request_id=request_id)
+                else:
+                    value = self.decode(await self.http.send_once(asked, request_id=request_id), kind, request_id)
             except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
                 try:
                     self._abort_quietly(running, asyncio.get_running_loop())
@@ -205,6 +222,8 @@ class HttpBackend(ABC):
                     self._outstanding.abort_without_loop(running)
                 raise
             except BaseException as lost:
+                if isinstance(lost, BackendError):
+                    lost.shown = reader is not None and reader.shown
                 if _may_still_run(lost):
                     # A second cancellation goes through at once.
                     await asyncio.shield(self._abort_quietly(running, asyncio.get_running_loop()))
@@ -212,7 +231,7 @@ class HttpBackend(ABC):
                     self._outstanding.discard(running)
                 raise
             self._outstanding.discard(running)
-            return Answer(self.decode(raw, kind, request_id), time.perf_counter() - started, running)
+            return Answer(value, time.perf_counter() - started, running)
 
         return await self.http.retrying(one_try)
 
@@ -291,6 +310,4 @@ def _abort_without_loop(backend: weakref.ref[HttpBackend], running: str) -> Call
 
 def _may_still_run(lost: BaseException) -> bool:
     """Tell whether the engine may be at work on a request that ended so, which no answer did."""
-    if isinstance(lost, EngineConnectionError):
-        return lost.sent
-    return not isinstance(lost, BackendError) or isinstance(lost, EngineTimeoutError)
+    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
-from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """What comes beside when nothing is wanted: one for all turns."""
@@ -54,10 +57,10 @@ class TokenRequest:
         request_id: Ours, unique; the engine aborts by it.
         session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
         text: The prompt as it travels, where somebody kept it; written anew when None.
-        echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
         wanted: What is asked for beside sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens: what is wanted of the prompt is wanted of these.
         lenient: Whether what is wanted may be missing from the answer, since it is being found out what a server gives.
+        echo: Whether the engine is asked to echo the prompt's ids, which are then compared; their number always is.
     """
 
     input_ids: TokenIds
@@ -83,12 +86,13 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One answer, all of it from one response (law 4).
+    """One answer, all of it from one response (law 4) unless it was put together by `generate_whole`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.
         logprobs: float32, shape (n,), as the engine reported them.
-        finish: Why sampling stopped.
+        finish: Why sampling stopped. With `ABORT` the output is what there was when the engine was told to stop, or
+            nothing.
         stop: The stop token id or string that ended it, or None.
         prompt_length: Prompt tokens as the engine counted them.
         cached_tokens: Prompt tokens served from the prefix cache, or None when it does not say.
@@ -96,6 +100,8 @@ class TokenResponse:
         request_id: Id under which the engine ran the answered attempt.
         versions: Weight-version spans that tile the output; one span of None when the engine does not say.
         columns: What was wanted beside, by the name of its column, in offsets of `input_ids`.
+        message: The engine's sentence on an abort, or None.
+        responses: Of an answer that came in several responses, which tokens came in which; else empty.
     """
 
     output_ids: TokenIds
@@ -108,6 +114,23 @@ class TokenResponse:
     request_id: str
     versions: tuple[VersionSpan, ...]
     columns: Mapping[str, Column] = field(default_factory=lambda: NO_COLUMNS)
+    message: str | None = None
+    responses: tuple[ResponseSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """What is new of an answer that streams, as the engine says it and not yet checked: it is to be shown, not kept.
+
+    Attributes:
+        output_ids: Sampled ids, shape (k,).
+    """
+
+    output_ids: npt.NDArray[np.int64]
+
+
+OnChunk = Callable[[TokenChunk], None]
+"""Is called with each chunk in order, in the event loop of the request."""
 
 
 @runtime_checkable
@@ -122,8 +145,16 @@ class Backend(Protocol):
     async def connect(self) -> EngineInfo:
         """Ask the server what it is. Later calls give the first answer."""
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
         """Sample a completion of `request.input_ids`.
+
+        Args:
+            request: What is asked.
+            on_chunk: Makes the engine stream, and gets what comes; the response is the same. Once it was called, no
+                other try is made.
+
+        Returns:
+            The whole completion, or what there was of it when the engine was told to abort it: `finish` tells.
 
         Raises:
             BackendError: One of its subclasses says which way it failed; nothing partial is given.

@@ -82,7 +82,7 @@ class Retries:
 
 def may_pass(error: BaseException) -> bool:
     """Tell whether another try may do better, and may be made."""
-    return isinstance(error, EngineConnectionError | ThrottledError | ServerError)
+    return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
 
 
 _backoff = wait_exponential(multiplier=0.25, max=8.0) + wait_random(0.0, 0.25)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -62,11 +63,11 @@ async def _sampled(
     wanted = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0)
     request = replace(probe, sampling=sampling, request_id=uuid.uuid4().hex, wanted=wanted, lenient=True)
     try:
-        response = await backend.generate(request)
+        response = await generate_whole(backend, request)
     except (BadRequestError, ProtocolViolationError) as error:
         error.with_traceback(None)
         plain = replace(request, request_id=uuid.uuid4().hex, wanted=NOTHING_WANTED)
-        return await backend.generate(plain), None
+        return await generate_whole(backend, plain), None
     return response, frozenset(response.columns)
 
 

@@ -15,7 +15,7 @@ from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.provenance import Provenance, is_output
 from tito_core.ledger.trajectory import Trajectory, assemble
-from tito_core.ledger.turn import Draft, MediaSpan, Turn, VersionSpan
+from tito_core.ledger.turn import Draft, MediaSpan, ResponseSpan, Turn, VersionSpan
 
 if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
@@ -98,6 +98,8 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
         )
     output = draft.columns.output
     check_versions(draft.engine.versions, output, turn=turn)
+    if draft.engine.responses:
+        check_responses(draft.engine.responses, output, turn=turn)
     for call in draft.calls:
         if not 0 <= call.start <= call.stop <= output:
             raise LawViolationError(
@@ -140,6 +142,19 @@ def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn:
         raise LawViolationError(
             10, f"{where}: weight-version spans end at {at}, the output has {output_length} tokens."
         )
+
+
+def check_responses(responses: Sequence[ResponseSpan], output_length: int, *, turn: int) -> None:
+    """Check law 4 on a resumed turn: the responses tile its output, so that each token came in one of them."""
+    at = 0
+    for span in responses:
+        if span.start != at or span.stop <= span.start:
+            raise LawViolationError(
+                4, f"turn {turn}: response span {span.start}:{span.stop} should start at output offset {at}."
+            )
+        at = span.stop
+    if at != output_length:
+        raise LawViolationError(4, f"turn {turn}: response spans end at {at}, the output has {output_length} tokens.")
 
 
 def check_column(name: str, column: Column, *, start: int, middle: int, output: int, turn: int) -> None:

@@ -29,7 +29,9 @@ class Sharing:
             )
         said, version = draft.engine, self._versions.setdefault
         spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in said.versions]
-        engine = EngineRecord(server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans))
+        engine = EngineRecord(
+            server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
+        )
         sampling = Sampling(deepcopy(parameters), index) if known is None else known
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
 

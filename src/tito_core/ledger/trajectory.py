@@ -99,6 +99,8 @@ class Trajectory:
     def column(self, name: str, fill: float) -> npt.NDArray[np.generic]:
         """Give an optional column for every token, shape (n, ...), with `fill` where a turn did not bring it.
 
+        A `sampling_mask` is as wide as its longest row.
+
         Raises:
             KeyError: No turn brought it.
             LawViolationError: Its rows have several shapes, or `fill` does not fit its dtype.
@@ -108,14 +110,20 @@ class Trajectory:
             raise KeyError(f"No turn brought a column {name!r}; there are {', '.join(self.column_names) or 'none'}.")
         pieces = [piece for piece in pieces if piece.rows] or pieces[:1]
         shapes = {piece.shape[1:] for piece in pieces}
+        dtype = np.result_type(*(piece.dtype for piece in pieces))
+        if name == "sampling_mask" and len(shapes) > 1:  # tokens tied for the last place make a turn's rows longer
+            shapes, dtype = {max(shapes)}, np.result_type(dtype, np.int8)
         if len(shapes) > 1:
             raise LawViolationError(2, f"optional column {name!r} has rows of shapes {sorted(shapes)}.")
-        dtype = np.result_type(*(piece.dtype for piece in pieces))
         if dtype.kind != "f" and not (np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max and fill == int(fill)):
             raise LawViolationError(2, f"{fill} does not fit optional column {name!r} of dtype {dtype}.")
         whole = np.full((len(self), *shapes.pop()), fill, dtype)
         for piece in pieces:
-            whole[piece.start : piece.start + piece.rows] = piece.values
+            rows = whole[piece.start : piece.start + piece.rows]
+            if rows.shape != piece.shape:
+                rows[:] = -1
+                rows = rows[:, : piece.shape[1]]
+            rows[:] = piece.values
         return whole
 
 

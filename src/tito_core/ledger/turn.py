@@ -20,6 +20,12 @@ class Finish(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    ABORT = "abort"  # by the engine, as a trainer asked it to; kept only where a user wants the part that is there
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether something else than the policy ended the answer."""
+        return self is not Finish.STOP
 
 
 class Sampling(Mapping[str, Any]):
@@ -104,6 +110,20 @@ class VersionSpan(NamedTuple):
     version: str | None
 
 
+class ResponseSpan(NamedTuple):
+    """Output tokens `start` to `stop` of a turn, which came in one response of the engine (law 4).
+
+    Attributes:
+        start: First token, counted from the first output token.
+        stop: One past its last token.
+        request_id: The engine's name for the request.
+    """
+
+    start: int
+    stop: int
+    request_id: str
+
+
 class CallRecord(NamedTuple):
     """One tool call as the policy's tokens say it.
 
@@ -154,10 +174,11 @@ class EngineRecord(EngineViews):
 
     Attributes:
         server: Who answered, and what its logprobs mean.
-        request_id: The engine's name for the request.
+        request_id: The engine's name for the request, the last one of a turn that was resumed.
         latency_s: Seconds from sending to the whole answer.
         cached_tokens: Prompt tokens that the engine had in its prefix cache, or None when it did not say.
         versions: Weight versions that tile the output (law 10).
+        responses: The responses that tile the output of a turn that was resumed; empty where one response is all.
     """
 
     server: Server
@@ -165,6 +186,7 @@ class EngineRecord(EngineViews):
     latency_s: float
     cached_tokens: int | None
     versions: tuple[VersionSpan, ...]
+    responses: tuple[ResponseSpan, ...] = ()
 
 
 class DraftViews:

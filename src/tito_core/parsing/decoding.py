@@ -39,6 +39,11 @@ class _ByteLevel:
     def __init__(self, backend: Tokenizer) -> None:
         self._bytes = _TokenBytes(backend)
 
+    def begins(self, token: int) -> bool:
+        """Tell whether a token begins with a character, so that it and what follows it can be decoded apart."""
+        piece = self._bytes[token]
+        return bool(piece) and (piece[0] & 0xC0) != 0x80
+
     def __call__(self, ids: Sequence[int]) -> tuple[str, list[int]]:
         pieces = [self._bytes[token] for token in ids]
         joined = b"".join(pieces)
@@ -99,7 +104,8 @@ def _replacing(pieces: list[bytes]) -> tuple[str, list[int]]:
     for piece in pieces:
         held = decoder.getstate()[0]
         text = decoder.decode(piece)
-        starts.append(at + 1 if held and piece and _breaks(held, piece) else at)
+        broken = held.decode(errors="replace") if held and piece and _breaks(held, piece) else ""
+        starts.append(at + len(broken))  # a half of a surrogate pair is held back, and breaks into several characters
         texts.append(text)
         at += len(text)
     return "".join(texts) + decoder.decode(b"", final=True), starts

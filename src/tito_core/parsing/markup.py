@@ -48,6 +48,7 @@ class Markup:
         tokens: Tags that are one added token of the vocabulary, by id. Text that merely spells one is text (law 9).
         texts: The text of every tag and special token.
         anchors: Ids of the control tokens that tags hold.
+        spelled: Tags that are no token of the vocabulary, longest first.
         special: Ids of the tokenizer's special tokens that are no tag of the format; stop tokens are among them.
     """
 
@@ -66,8 +67,8 @@ class Markup:
         self.texts = (*known, *(token.content for token in tokenizer.added_tokens_decoder.values() if token.special))
         self.tokens = {added[tag]: tag for tag in known if tag in added}
         self._ids = {tag: index for index, tag in self.tokens.items()}
-        spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        self.spelled = sorted((tag for tag in known if tag not in added), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, self.spelled))) if self.spelled else None
         self.anchors = {anchor: added[anchor] for anchor in anchors if anchor in added}
         flagged = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.special = frozenset(flagged.union(tokenizer.all_special_ids) - set(self.tokens))

@@ -52,9 +52,17 @@ class ParsedTurn:
         text: What remains beside reasoning and calls, in order.
         calls: Tool calls, in order.
         reasoning_closed: False when the completion ended inside a reasoning block, whatever that block held.
+        late_reasoning: The end of `reasoning` that came after text; it has a place of its own in the message.
     """
 
     reasoning: str
     text: str
     calls: tuple[ParsedCall, ...]
     reasoning_closed: bool = True
+    late_reasoning: str = ""
+
+    @property
+    def early_reasoning(self) -> str:
+        """The reasoning before any text."""
+        late = self.late_reasoning
+        return self.reasoning.removesuffix(late).removesuffix("\n") if late else self.reasoning

@@ -9,6 +9,7 @@ from tito_core.parsing.completion import Completion, JsonSchema, Tools
 from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, chosen
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.preview import Preview
 from tito_core.parsing.reasoning import THINK, ReasoningTags
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class CallFormat(Protocol):
     @property
     def anchors(self) -> Sequence[str]:
         """Control tokens that its tags hold; see `Markup`."""
+
+    @property
+    def bare(self) -> str:
+        """The characters that a call without any tag begins with; none where every call has a tag."""
 
     @property
     def opening(self) -> Set[str]:
@@ -71,6 +76,10 @@ class TurnParser:
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
         return TurnSession(self, self._opened(prompt_tail), tools)
+
+    def preview(self, prompt_tail: Sequence[int] = ()) -> Preview:
+        """Begin to show a completion as it comes; `prompt_tail` as for `start`."""
+        return Preview(self, self._opened(prompt_tail))
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
         """Give the grammar for a forced call: of the tool `name`, or of any; see `ToolParser`."""
@@ -150,6 +159,7 @@ class _Reader:
         self._strays = parser.stray
         self._said = said
         self._blocks: list[str] = []
+        self._late: list[str] = []  # those after text
         self._texts: list[str] = []
         self._closed = True
         self._spoken = False  # calls without a tag are the message, so nothing is said before them
@@ -170,8 +180,9 @@ class _Reader:
                 at = self._stray(mark)
             else:
                 at = self._block(mark.stop)
-        reasoning = "\n".join(filter(None, self._blocks))
-        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed)
+        early, late = ("\n".join(filter(None, blocks)) for blocks in (self._blocks, self._late))
+        reasoning = "\n".join(filter(None, (early, late)))
+        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed, late)
 
     def _stray(self, first: Mark) -> int:
         """Report tags that stand outside any call, up to the next that could begin something, as one malformed call."""
@@ -200,5 +211,6 @@ class _Reader:
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._said.text) if close is None else close.start
-        self._blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
+        blocks = self._late if any(map(str.strip, self._texts)) else self._blocks
+        blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
         return stop if close is None else close.stop

@@ -23,6 +23,7 @@ class Running:
     seconds: float = 0.0
     tokens: int = 0
     held: int | None = None
+    aborted: bool = False
     versions: list[tuple[str, int]] = field(default_factory=list)
     """(version, first token) once the weights have changed during the generation, the original version first."""
 
@@ -43,7 +44,10 @@ class Running:
         return min(self.tokens, int(self.elapsed / self.seconds * self.tokens)) if self.seconds else self.tokens
 
     def stop(self) -> None:
-        """Aborts it, from any thread."""
+        """Aborts it, from any thread: no token comes after."""
+        if self.began:
+            self.held = self.emitted()
+        self.aborted = True
         self.loop.call_soon_threadsafe(self.stopped.set)
 
     async def wait(self, seconds: float | None) -> bool:
@@ -57,7 +61,8 @@ class Running:
     def update(self, old: str, new: str) -> None:
         """The weights change under it."""
         if self.began:
-            self.versions = [*(self.versions or [(old, 0)]), (new, self.emitted())]
+            more = [] if self.aborted else [(new, self.emitted())]
+            self.versions = [*(self.versions or [(old, 0)]), *more]
 
     def spans(self, answer: Settled) -> Settled:
         """The answer with the version spans that weight updates left, unless the script gave spans of its own."""

@@ -49,6 +49,9 @@ class GenerateAnswer:
 
     def _events(self, answer: Settled, seconds: float) -> Iterator[dict[str, Any]]:
         """Cumulative in text, ids and logprobs; the first event, every `stream_interval`-th token, and the last."""
+        if answer.queued:
+            yield self._whole(answer, seconds)
+            return
         params = answer.request.body.get("sampling_params") or {}
         interval = params.get("stream_interval") or 1
         texts, total, cached = prefixes(self.state, answer, params), len(answer.output_ids), self._cached(answer)

@@ -66,7 +66,7 @@ class GenerateAnswer:
             "finish_reason": answer.finish if last else None,
             "stop_reason": stop_reason(answer) if last else None,
             "token_ids": list(answer.output_ids[start:end]),
-            "routed_experts": self._experts(answer) if last and not self.body.get("stream") else None,
+            "routed_experts": self._experts(answer) if last else None,
             "sampling_mask": sampling_mask(self.state, answer) if last and not self.body.get("stream") else None,
             "weight_versions": version_spans(self.state, answer) if last else None,
             "logprobs": content,

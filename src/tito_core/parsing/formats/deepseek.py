@@ -38,6 +38,7 @@ class DeepSeekCalls:
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, SEPARATOR)
     anchors = ()
+    bare = ""
     opening = frozenset({SECTION.open})
 
     def __init__(self, fenced: bool) -> None:

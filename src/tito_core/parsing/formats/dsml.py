@@ -41,6 +41,7 @@ class DsmlCalls:
     """
 
     anchors = (ANCHOR,)
+    bare = ""
 
     def __init__(self, block: str) -> None:
         self.section = Section(f"<{ANCHOR}{block}>", f"</{ANCHOR}{block}>", INVOKE, END_INVOKE)

@@ -32,6 +32,7 @@ class Gemma4Calls:
 
     tags = (OPEN, CLOSE, QUOTE)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

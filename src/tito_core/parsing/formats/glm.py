@@ -34,6 +34,7 @@ class GlmCalls:
 
     tags = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN})
 
     def __init__(self, between: str) -> None:

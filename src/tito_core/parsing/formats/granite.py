@@ -21,6 +21,7 @@ class GraniteCalls:
 
     tags = (OPEN, OLD_OPEN)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN, OLD_OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

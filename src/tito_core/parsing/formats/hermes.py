@@ -21,6 +21,7 @@ class HermesCalls:
 
     tags = (OPEN, CLOSE)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

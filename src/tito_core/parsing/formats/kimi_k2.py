@@ -32,6 +32,7 @@ class KimiCalls:
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, ARGUMENTS)
     anchors = ()
+    bare = ""
     opening = frozenset({SECTION.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

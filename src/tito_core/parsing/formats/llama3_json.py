@@ -26,6 +26,7 @@ class Llama3Calls:
 
     tags = (PYTHON_TAG,)
     anchors = ()
+    bare = "{"
     opening = frozenset({PYTHON_TAG})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

@@ -32,6 +32,7 @@ class MiniMaxCalls:
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
     anchors = ()
+    bare = ""
     opening = frozenset({SECTION.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

@@ -26,6 +26,7 @@ class MistralCalls:
 
     tags = (OPEN, CALL_ID, ARGUMENTS)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

@@ -20,6 +20,7 @@ class Phi4MiniCalls:
 
     tags = ()
     anchors = ()
+    bare = OPEN[0]
     opening: frozenset[str] = frozenset()
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

@@ -29,6 +29,7 @@ class PythonicCalls:
     """
 
     anchors = ()
+    bare = "["
 
     def __init__(self, *tags: str) -> None:
         self.tags = tags

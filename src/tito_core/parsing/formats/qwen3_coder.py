@@ -34,6 +34,7 @@ class Qwen3CoderCalls:
 
     tags = (OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
     anchors = ()
+    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

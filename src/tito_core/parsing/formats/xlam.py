@@ -23,6 +23,7 @@ class XlamCalls:
 
     tags = ()
     anchors = ()
+    bare = "["
     opening: frozenset[str] = frozenset()
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

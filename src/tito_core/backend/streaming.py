@@ -1,0 +1,178 @@
+"""Answers that stream: what comes is given on event by event, and the whole is then read as if it had come at once.
+
+So nothing that a stream says is believed sooner, or checked less, than what one body says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+
+from tito_core.backend.answer import NOTHING
+from tito_core.backend.errors import BackendError, EngineConnectionError, ProtocolViolationError
+from tito_core.backend.http_errors import error_from_status
+from tito_core.backend.protocol import OnChunk, TokenChunk
+from tito_core.backend.sse import EventReader
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S", bound=msgspec.Struct)
+_SAID_ONCE = ("prompt", "input", "weight")
+"""How the names of lists begin that an event does not go on with: the last one that comes is all of it."""
+
+
+class StreamError(ValueError):
+    """Events do not go on where the ones before them ended: one was lost, came twice, or in another order."""
+
+
+class Gathering(Protocol[T_co]):
+    """Puts one answer together from its events."""
+
+    def take(self, event: bytes) -> Sequence[int]:
+        """Take the next event; give the ids that are new.
+
+        Raises:
+            msgspec.DecodeError: It is none of this engine's.
+            StreamError: It does not go on where the one before ended.
+        """
+
+    def whole(self) -> T_co:
+        """Give the answer as it would have come in one body.
+
+        Raises:
+            msgspec.DecodeError: The events do not make one.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming(Generic[T]):
+    """How an answer is streamed.
+
+    Attributes:
+        gather: Begins to put one try's answer together.
+        on_chunk: Is given what comes.
+    """
+
+    gather: Callable[[], Gathering[T]]
+    on_chunk: OnChunk
+
+
+def streaming_to(on_chunk: OnChunk | None, gather: Callable[[], Gathering[T]]) -> Streaming[T] | None:
+    """Say how an answer is streamed to `on_chunk`; None, and in one body, when nobody watches."""
+    return None if on_chunk is None else Streaming(gather, on_chunk)
+
+
+@dataclass(slots=True)
+class StreamReader(Generic[T]):
+    """Reads one try's answer.
+
+    Attributes:
+        streaming: How.
+        backend: Name for errors.
+        url: Address for errors.
+        request_id: Ours, for errors.
+        hide: Takes secrets out of what a server said.
+        shown: Whether anything has been given on.
+    """
+
+    streaming: Streaming[T]
+    backend: str
+    url: str
+    request_id: str
+    hide: Callable[[str], str]
+    shown: bool = False
+
+    async def __call__(self, response: httpx.Response) -> T:
+        """Read a 200 to its end.
+
+        Raises:
+            EngineConnectionError: It broke off before its end.
+            ProtocolViolationError: An event is none of this engine's, or does not go on where the one before ended.
+            BackendError: The server ended it with an error of its own.
+        """
+        kind = response.headers.get("content-type", "")
+        if "event-stream" not in kind:
+            self._refuse(await response.aread(), f"its content type is {kind!r}, though a stream was asked for")
+        events, gathering = EventReader(), self.streaming.gather()
+        async for piece in response.aiter_bytes():
+            for event in events.feed(piece):
+                self._show(self._taken(gathering, event))
+        if not events.done:
+            raise self._broken_off()
+        try:
+            return gathering.whole()
+        except msgspec.DecodeError as error:
+            self._refuse(b"", str(error), error)
+
+    def _show(self, ids: Sequence[int]) -> None:
+        if ids:
+            self.shown = True
+            self.streaming.on_chunk(TokenChunk(np.asarray(ids, np.int64)))
+
+    def _taken(self, gathering: Gathering[T], event: bytes) -> Sequence[int]:
+        if event[:24].lstrip(b"{ ").startswith(b'"error"'):
+            raise self._said(event)
+        try:
+            return gathering.take(event)
+        except (msgspec.DecodeError, StreamError) as error:
+            self._refuse(event, str(error), error)
+
+    def _said(self, event: bytes) -> BackendError:
+        """Give the error that a server ends a stream with, whose status came too early to tell."""
+        try:
+            code = msgspec.json.decode(event, type=_Failure).error.code
+        except msgspec.DecodeError:
+            code = None
+        status = code if code is not None and 400 <= code < 600 else 500
+        said = self.hide(event.decode(errors="replace"))
+        return error_from_status(self.backend, status, said, {}, url=self.url, request_id=self.request_id)
+
+    def _broken_off(self) -> EngineConnectionError:
+        error = EngineConnectionError(
+            f"The stream of {self.backend} at {self.url} broke off before its end, so nothing of it is kept. "
+            "Is the server still running? Its log may say why it hung up.",
+            backend=self.backend,
+            request_id=self.request_id,
+        )
+        error.sent = True
+        return error
+
+    def _refuse(self, event: bytes, problem: str, cause: Exception | None = None) -> NoReturn:
+        shown = self.hide(event[:2000].decode(errors="replace"))
+        error = ProtocolViolationError(
+            f"Law 4: {self.backend} at {self.url} answered 200, but {problem}"
+            f"{f': it says {shown[:80]!r}' if shown else ''}. Nothing of it is kept.",
+            backend=self.backend,
+            status=200,
+            body=shown,
+            request_id=self.request_id,
+        )
+        error.sent = True  # it may go on with what we no longer read
+        raise error from cause
+
+
+def go_on(before: S, event: S) -> None:
+    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts."""
+    for name in before.__struct_fields__:
+        old, new = getattr(before, name), getattr(event, name)
+        if new is None or (isinstance(new, msgspec.Raw) and new == NOTHING):
+            continue
+        if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
+            go_on(old, new)
+        elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_SAID_ONCE):
+            old.extend(new)
+        else:
+            setattr(before, name, new)
+
+
+class _Error(msgspec.Struct):
+    code: int | None = None
+
+
+class _Failure(msgspec.Struct):
+    error: _Error

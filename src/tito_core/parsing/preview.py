@@ -1,0 +1,192 @@
+"""What is certain of a completion while it still comes, for people who watch: reasoning and then text, never a call.
+
+Whatever is given is a beginning of what the parser says of the whole, so that a watcher never has to take a word back.
+Calls are not shown, since a limit may yet turn them into text; neither is what comes after the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from tito_core.parsing.markup import DecodedIds, Mark
+
+if TYPE_CHECKING:
+    from tito_core.parsing.turn import TurnParser
+
+_REPLACEMENT = "\ufffd"
+_SELDOM = 16
+"""Of a tokenizer whose tokens cannot be decoded apart, all are decoded anew once there are a sixteenth more."""
+Kind = Literal["reasoning", "text"]
+
+
+class PreviewError(ValueError):
+    """What a parser's preview showed is no beginning of what the parser then said. Nothing is committed."""
+
+
+class Piece(NamedTuple):
+    """Text that goes on with what was shown of its kind."""
+
+    kind: Kind
+    text: str
+
+
+class Preview:
+    """Shows one completion of a `TurnParser` as it comes.
+
+    Args:
+        parser: Whose reading it foretells.
+        in_reasoning: Whether the prompt opened reasoning.
+    """
+
+    def __init__(self, parser: TurnParser, in_reasoning: bool) -> None:
+        self._parser = parser
+        self._markup = parser.markup
+        self._beginnings = {tag[:length] for tag in parser.markup.spelled for length in range(1, len(tag))}
+        self._longest = max(map(len, self._beginnings), default=0)
+        self._ids: list[int] = []
+        self._at = 0  # the first character of theirs that was not read yet
+        self._next = 0  # how many ids there must be before they are looked at
+        self._over = False
+        self._text = _Stripped()
+        self._thoughts = _Thoughts("" if parser.reasoning is None else parser.reasoning.label)
+        self._in_block = in_reasoning
+
+    def feed(self, ids: Sequence[int]) -> list[Piece]:
+        """Take the next sampled ids; give what they make certain."""
+        if self._over:
+            return []
+        self._ids += ids
+        end = len(self._ids)
+        while end and self._ids[end - 1] in self._markup.special:
+            end -= 1  # it may be the stop token, which is no text
+        if end < self._next:
+            return []
+        decoded = DecodedIds(self._markup.decode, self._ids[:end])
+        pieces = [piece for piece in self._read(decoded) if piece.text]
+        self._forget(decoded)
+        return pieces
+
+    def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
+        text = decoded.text.rstrip(_REPLACEMENT)  # bytes that the next token may complete
+        certain = self._certain(text)
+        for mark in self._markup.marks(decoded):
+            if mark.start >= certain:
+                break
+            if mark.start >= self._at and self._counts(mark):
+                yield self._said(text[self._at : mark.start])
+                self._at = mark.stop
+                yield self._turn(mark)
+            if self._over:
+                return
+        yield self._said(text[self._at : certain])
+        self._at = max(self._at, certain)
+
+    def _certain(self, text: str) -> int:
+        """Give where the text ends, or where a tag may have begun that is not all there."""
+        for start in range(max(0, len(text) - self._longest), len(text)):
+            if text[start:] in self._beginnings:
+                return start
+        return len(text)
+
+    def _counts(self, mark: Mark) -> bool:
+        if self._in_block:
+            assert self._parser.reasoning is not None
+            return mark.tag == self._parser.reasoning.close
+        return mark.tag in self._parser.starts or mark.tag in self._parser.stray
+
+    def _turn(self, mark: Mark) -> Piece:
+        """Go over to what a tag begins; give what was held of the reasoning that it ends."""
+        if self._in_block:
+            self._in_block = False
+            return Piece("reasoning", self._thoughts.end_block())
+        reasoning, opening = self._parser.reasoning, self._parser.calls.opening
+        if reasoning is not None and mark.tag == reasoning.open and mark.tag not in opening:
+            self._in_block = True
+            self._thoughts.begin_block(late=self._text.begun)
+        else:
+            self._over = True
+        return Piece("text", "")
+
+    def _said(self, text: str) -> Piece:
+        if self._in_block:
+            return Piece("reasoning", self._thoughts.add(text))
+        if not self._text.begun and text.strip()[:1] and text.strip()[0] in self._parser.calls.bare:
+            self._over = True  # it may be a call without a tag
+            return Piece("text", "")
+        return Piece("text", self._text.add(text))
+
+    def _forget(self, decoded: DecodedIds) -> None:
+        """Drop the tokens that were read, up to one before which the text ends with a whole character."""
+        begins = getattr(self._markup.decode, "begins", None)
+        if begins is None:
+            self._next = len(self._ids) + len(self._ids) // _SELDOM
+            return
+        first = decoded.token_of(self._at)
+        while first > 0 and not begins(decoded.ids[first]):
+            first -= 1
+        if first > 0:
+            self._at -= decoded.starts[first]
+            del self._ids[:first]
+
+
+class _Stripped:
+    """Text without the blanks around it: those at its end come once something follows them.
+
+    Attributes:
+        begun: Whether anything else than blanks has come.
+    """
+
+    def __init__(self, blanks: str | None = None) -> None:
+        self._blanks = blanks
+        self._held = ""
+        self.begun = False
+
+    def add(self, text: str) -> str:
+        """Take more; give what may be shown."""
+        text = self._held + text if self.begun else text.lstrip(self._blanks)
+        shown = text.rstrip(self._blanks)
+        self._held = text[len(shown) :]
+        self.begun = self.begun or bool(shown)
+        return shown
+
+
+class _Thoughts:
+    """Blocks of reasoning as one text, as `ReasoningTags.text_of` gives each, joined by newlines."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._held = ""  # blank reasoning is none
+        self._shown = self._several = False
+        self.begin_block()
+
+    def begin_block(self, *, late: bool = False) -> None:
+        """Begin the next block; one that comes after text has a place of its own, and is not shown."""
+        self._late = late
+        self._head: str | None = "" if self._label else None  # what may be the label
+        self._block = _Stripped("\n")
+
+    def add(self, text: str) -> str:
+        """Take more of the block; give what may be shown."""
+        if self._head is not None:
+            self._head += text
+            if self._label.startswith(self._head) and self._head != self._label:
+                return ""
+            text, self._head = self._head.removeprefix(self._label), None
+        began = self._block.begun
+        new = self._block.add(text)
+        if self._late or not new:
+            return ""
+        if not began and self._several:
+            new = "\n" + new
+        self._several = True
+        self._held += new
+        if not self._shown and not self._held.strip():
+            return ""
+        shown, self._held, self._shown = self._held, "", True
+        return shown
+
+    def end_block(self) -> str:
+        """End the block; give what was held of it for the label that it has not."""
+        rest, self._head = self._head, None
+        return self.add(rest) if rest else ""

@@ -1,0 +1,342 @@
+"""Answers that stream: the same response as without, and nothing of one that is damaged on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import (
+    BACKENDS,
+    EOS,
+    PROMPT,
+    WIRES,
+    Kind,
+    Waits,
+    answering,
+    backend_of,
+    bodies,
+    engine_of,
+    hash_policy,
+    request_of,
+)
+from tito_core.backend import (
+    BackendError,
+    BadRequestError,
+    ContextLengthError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ProtocolViolationError,
+    ServerError,
+    ThrottledError,
+    TokenChunk,
+    TokenResponse,
+)
+from tito_core.ledger.turn import Finish
+from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, always, first
+
+OUTPUT = (21, 22, 23, 24, EOS)
+Events = list[dict[str, Any]]
+
+
+class Shown(list[int]):
+    """The ids that were given on."""
+
+    def __call__(self, chunk: TokenChunk) -> None:
+        self.extend(chunk.output_ids.tolist())
+
+
+def facts(response: TokenResponse) -> Any:
+    said = (response.finish, response.stop, response.prompt_length, response.versions, response.message)
+    return *said, response.output_ids.tolist(), response.logprobs.tolist()
+
+
+def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
+    engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
+    return asyncio.run(backend_of(engine, **options).generate(request_of(), Shown()))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@settings(max_examples=20, deadline=None)
+@given(
+    prompt=st.lists(st.integers(3, 999), min_size=1, max_size=40),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    limit=st.integers(1, 40),
+)
+def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], temperature: float, limit: int) -> None:
+    async def both() -> None:
+        answers = []
+        for shown in (Shown(), None):
+            backend = backend_of(engine_of(kind, hash_policy()))
+            asked = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
+            answers.append(await backend.generate(asked, shown))
+            assert shown is None or shown == answers[0].output_ids.tolist()
+        assert facts(answers[0]) == facts(answers[1])
+        assert answers[0].output_ids.dtype == np.int32
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("finish", [None, "abort"])
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+@pytest.mark.parametrize("kind", WIRES)
+def test_every_end_is_told(kind: Kind, tokens: int, finish: Any) -> None:
+    said = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
+    if not tokens and not finish:
+        with pytest.raises(ProtocolViolationError, match="gave no output ids"):
+            ask(kind, None, said)
+        return
+    assert facts(ask(kind, None, said)) == facts(
+        asyncio.run(backend_of(engine_of(kind, lambda _: said)).generate(request_of()))
+    )
+
+
+def token_events(kind: Kind, events: Events) -> int:
+    """Count the events that bring a token: vLLM's last brings the usage."""
+    return len(events) if kind == "sglang" else len(events) - 1
+
+
+def events_of(kind: Kind) -> Events:
+    seen: list[Events] = []
+    ask(kind, Fault(edit=seen.append))
+    return seen[0]
+
+
+DAMAGES: dict[str, Callable[[Events, int], Any]] = {
+    "lost": lambda events, at: [*events[:at], *events[at + 1 :]],
+    "twice": lambda events, at: [*events[: at + 1], *events[at:]],
+    "swapped": lambda events, at: [*events[:at], events[at + 1], events[at], *events[at + 2 :]],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", WIRES)
+def test_events_that_are_lost_repeated_or_out_of_order_are_found_out(kind: Kind, damage: str) -> None:
+    count = token_events(kind, events_of(kind))
+    assert count == len(OUTPUT)
+    for at in range(count - (damage == "swapped")):
+        fault = Fault(edit=lambda events, at=at: DAMAGES[damage](events, at))
+        # SGLang says everything again with each event, so that a lost one costs nothing, and one that comes twice is no
+        # news; vLLM's generate endpoint numbers nothing, so that of a swap only the ends tell.
+        harmless = kind == "sglang" and (damage == "twice" or (damage == "lost" and at < count - 1))
+        if kind == "vllm" and damage == "swapped" and 0 < at < count - 2:
+            continue
+        if harmless:
+            assert ask(kind, fault).output_ids.tolist() == list(OUTPUT)
+            continue
+        with pytest.raises(ProtocolViolationError, match=r"Law [24]|neither repeats|text offset"):
+            ask(kind, fault)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
+def test_a_stream_without_its_usage_is_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match="prompt_tokens=None"):
+        ask(kind, Fault(edit=lambda events: events[:-1]))
+
+
+def incremental(events: Events) -> Events:
+    """What SGLang says with `--incremental-streaming-output`: each event only what is new."""
+    before = 0
+    for event in events:
+        meta = event["meta_info"]
+        count = meta["completion_tokens"]
+        event["output_ids"] = event["output_ids"][before:]
+        meta["output_token_logprobs"] = meta["output_token_logprobs"][before:]
+        before = count
+    return events
+
+
+def test_sglang_may_say_only_what_is_new() -> None:
+    assert facts(ask("sglang", Fault(edit=incremental))) == facts(ask("sglang"))
+    for damage, change in DAMAGES.items():
+        for at in range(len(OUTPUT) - (damage == "swapped")):
+            if damage == "twice" and at == 0:
+                continue  # the first is all so far, which may be said again
+            fault = Fault(edit=lambda events, at=at, change=change: change(incremental(events), at))
+            with pytest.raises(ProtocolViolationError):
+                ask("sglang", fault)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_if_nothing_was_shown(kind: Kind) -> None:
+    async def broken(at: int, cut: str) -> None:
+        engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, Fault(**{cut: at})))
+        shown, waits = Shown(), Waits()
+        asked = backend_of(engine, sleep=waits).generate(request_of(), shown)
+        [outcome] = await asyncio.gather(asked, return_exceptions=True)
+        if isinstance(outcome, TokenResponse):
+            assert outcome.output_ids.tolist() == list(OUTPUT) == shown
+            assert len(engine.requests) == 2
+            return
+        assert isinstance(outcome, EngineConnectionError)
+        assert (outcome.sent, outcome.shown) == (True, True)
+        assert (len(engine.requests), waits.seconds) == (1, [])
+        assert shown
+        assert any("abort" in exchange.path for exchange in engine.exchanges)
+
+    whole = sum(len(json.dumps(event, separators=(",", ":"))) + 8 for event in events_of(kind)) + len("data: [DONE]\n")
+    for at in sorted({*range(1, whole, max(1, whole // 40)), whole - 14, whole - 2, whole - 1}):
+        asyncio.run(broken(at, "close_after"))
+        if at % 3 == 0:
+            asyncio.run(broken(at, "reset_after"))
+
+
+def failing(error: Any, after: int) -> Fault:
+    return Fault(edit=lambda events: [*events[:after], {"error": error}])
+
+
+@pytest.mark.parametrize(
+    ("error", "kind_of_error", "words"),
+    [
+        ({"message": "temperature must be a non-negative number", "code": 400}, BadRequestError, "temperature must be"),
+        ({"message": "the maximum context length is 8", "code": 400}, ContextLengthError, "maximum context length"),
+        ({"message": "Internal server error", "type": "InternalServerError", "code": 500}, ServerError, "Internal"),
+        ({"message": "queue full", "code": 503}, ThrottledError, "queue full"),
+        ("what is this", ServerError, "what is this"),
+    ],
+)
+@pytest.mark.parametrize("kind", WIRES)
+def test_errors_in_mid_stream_are_typed_with_the_servers_words(
+    kind: Kind, error: Any, kind_of_error: type[BackendError], words: str
+) -> None:
+    with pytest.raises(kind_of_error, match=words) as caught:
+        ask(kind, failing(error, 2))
+    assert type(caught.value) is kind_of_error
+    assert caught.value.shown
+    with pytest.raises(kind_of_error, match=words) as caught:
+        ask(kind, failing(error, 0))
+    assert not caught.value.shown
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_failing_server_is_asked_again_only_if_nothing_was_shown(kind: Kind, after: int) -> None:
+    async def asked() -> int:
+        engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
+        try:
+            await backend_of(engine).generate(request_of(), Shown())
+        except ServerError:
+            assert after
+        return len(engine.requests)
+
+    assert asyncio.run(asked()) == (1 if after else 2)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_what_is_no_stream_is_refused(kind: Kind) -> None:
+    with pytest.raises(ProtocolViolationError, match="content type is 'text/html', though a stream was asked for"):
+        ask(kind, Fault(content_type="text/html"))
+    for body in (b"data: {]\n\ndata: [DONE]\n\n", b"data: 5\n\ndata: [DONE]\n\n"):
+        with pytest.raises(ProtocolViolationError, match=r"answered 200, but .*it says"):
+            ask(kind, Fault(body=body))
+    with pytest.raises(ProtocolViolationError, match="it streamed no event"):
+        ask(kind, Fault(body=b"data: [DONE]\n\n"))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_the_server_is_asked_to_stream_only_when_someone_watches(kind: Kind) -> None:
+    engine = engine_of(kind)
+    backend = backend_of(engine)
+    await backend.generate(request_of(), Shown())
+    await backend.generate(request_of())
+    watched, plain = bodies(engine)
+    assert (watched["stream"], plain["stream"]) == (True, False)
+    if kind != "sglang":
+        assert watched["stream_options"] == {"include_usage": True}
+        assert "stream_options" not in plain
+    else:
+        assert watched["sampling_params"]["stream_interval"] == 1
+        assert "stream_interval" not in plain["sampling_params"]
+
+
+async def test_a_long_prompt_is_not_echoed_with_every_token() -> None:
+    engine = engine_of("sglang", max_model_len=40000)
+    prompt = [11] * 32000
+    shown = Shown()
+    response = await backend_of(engine).generate(
+        request_of(prompt, max_new_tokens=300, ignore_eos=True, stop_token_ids=()), shown
+    )
+    assert shown == response.output_ids.tolist()
+    assert len(engine.exchanges[-1].response.content) < 12 * (32000 + 300 * 1100)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
+    engine = engine_of(kind, HashPolicy(1000), latency=30.0)
+    async with ScriptedServer(engine) as server:
+        backend = BACKENDS[kind](server.base_url)
+        shown = Shown()
+        asked = request_of(max_new_tokens=600, stop_token_ids=())
+        task = asyncio.create_task(backend.generate(asked, shown))
+        while len(shown) < 2:
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(200):
+            if not engine.running:
+                break
+            await asyncio.sleep(0.01)
+        assert engine.running == 0
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None:
+    engine = engine_of(kind, HashPolicy(1000), latency=30.0)
+    async with ScriptedServer(engine) as server:
+        backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
+        shown = Shown()
+        with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
+            await backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown)
+        assert len(shown)
+        await asyncio.sleep(0.1)
+        assert engine.running == 0
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_an_abort_in_mid_stream_gives_what_there_was(kind: Kind) -> None:
+    engine = engine_of(kind, HashPolicy(1000), latency=20.0)
+    async with ScriptedServer(engine) as server:
+        backend = BACKENDS[kind](server.base_url)
+        shown = Shown()
+        task = asyncio.create_task(backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown))
+        while len(shown) < 3:
+            await asyncio.sleep(0.01)
+        engine.state.abort(lambda _: True)
+        response = await task
+        assert response.finish == Finish.ABORT
+        assert shown == response.output_ids.tolist()
+        assert len(response.output_ids) >= 3
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
+    engine = engine_of(kind)
+
+    def watcher(_: TokenChunk) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await backend_of(engine).generate(request_of(), watcher)
+    assert any("abort" in exchange.path for exchange in engine.exchanges)
+
+
+def test_a_refused_request_that_would_stream_is_refused_as_ever() -> None:
+    async def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return httpx.Response(400, json={"error": {"message": "no"}})
+
+    with pytest.raises(BadRequestError, match="answered 400: no"):
+        asyncio.run(answering("vllm", handler).generate(request_of(PROMPT), Shown()))

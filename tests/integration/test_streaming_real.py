@@ -1,0 +1,120 @@
+"""Streaming on real servers: what is shown is what is kept, and what is kept is what the server scores."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from strands import Agent
+
+from support.histories import add
+from support.real import Served
+from tito_core.backend import SamplingParams, TokenRequest
+from tito_core.ledger import Ledger, check_ledger
+from tito_core.ledger.turn import Finish
+
+pytestmark = pytest.mark.engine
+QUESTION = "What is 25 + 17? Think of it in one sentence."
+UUID = "00000000-0000-0000-0000-00000000000b"
+
+
+async def rollout(served: Served, *, stream: bool, endpoints: tuple[str, ...] | None = None) -> tuple[Any, ...]:
+    """Ask twice, greedily; give the ledger, the agent's messages, and how many deltas of text came before the end."""
+    backend: Any = served.policy.backend
+    kept = backend._info
+    if endpoints is not None:
+        backend._info = replace(kept, endpoints=endpoints)
+    try:
+        sampling = {"temperature": 0.0, "max_new_tokens": 60}
+        model = served.policy.model(sampling=sampling, stream=stream, ledger=Ledger(UUID))
+        agent = Agent(model=model, tools=[add], callback_handler=None)
+        deltas = 0
+        for question in (QUESTION, "Say it once more."):
+            async for event in agent.stream_async(question, limits={"turns": 3}):
+                deltas += "data" in event
+    finally:
+        backend._info = kept
+    check_ledger(model.ledger)
+    return model.ledger, [(m["role"], m["content"]) for m in agent.messages], deltas
+
+
+def outputs(ledger: Ledger) -> list[list[int]]:
+    return [turn.draft.output_ids.tolist() for turn in ledger]
+
+
+async def test_a_rollout_streams_to_the_same_ledger(served: Served) -> None:
+    plain, messages, _ = await rollout(served, stream=False)
+    ways: list[Any] = [None]
+    if served.kind == "vllm":
+        ways.append(("/v1/completions",))
+    for endpoints in ways:
+        watched, seen, deltas = await rollout(served, stream=True, endpoints=endpoints)
+        assert outputs(watched) == outputs(plain)
+        assert [message[0] for message in seen] == [message[0] for message in messages]
+        assert seen == messages
+        assert deltas > 10
+        for one, other in zip(watched, plain, strict=True):
+            assert np.max(np.abs(one.draft.logprobs - other.draft.logprobs)) < 1e-3
+            assert (one.draft.finish, one.draft.stop) == (other.draft.finish, other.draft.stop)
+            assert one.draft.prompt_length == other.draft.prompt_length
+            if endpoints is None:
+                assert [tuple(span)[:2] for span in one.draft.engine.versions] == [
+                    tuple(span)[:2] for span in other.draft.engine.versions
+                ]
+
+
+async def test_the_first_text_comes_long_before_the_last(served: Served) -> None:
+    times: list[float] = []
+    prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
+    request = TokenRequest(prompt, SamplingParams(max_new_tokens=200, ignore_eos=True), "streamed-first")
+    started = time.monotonic()
+    shown: list[int] = []
+
+    def watch(chunk: Any) -> None:
+        times.append(time.monotonic() - started)
+        shown.extend(chunk.output_ids.tolist())
+
+    response = await served.policy.backend.generate(request, watch)
+    assert shown == response.output_ids.tolist()
+    assert len(times) > 50
+    assert times[0] < 0.3 * times[-1]
+
+
+async def test_cancelling_in_mid_stream_frees_the_server(served: Served) -> None:
+    prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
+    request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-cancelled")
+    began = asyncio.Event()
+    task = asyncio.create_task(served.policy.backend.generate(request, lambda _: began.set()))
+    await asyncio.wait_for(began.wait(), 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    backend: Any = served.policy.backend
+    path, busy = ("/load", "server_load") if served.kind == "vllm" else ("/v1/loads", "loads")
+    for _ in range(50):
+        said = await backend.get(path, dict[str, Any])
+        running = said[busy] if served.kind == "vllm" else sum(load.get("num_running_reqs", 0) for load in said[busy])
+        if not running:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{running} requests still run")
+
+
+async def test_an_abort_in_mid_stream_gives_what_was_shown(served: Served) -> None:
+    prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
+    request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-aborted")
+    shown: list[int] = []
+    task = asyncio.create_task(
+        served.policy.backend.generate(request, lambda chunk: shown.extend(chunk.output_ids.tolist()))
+    )
+    while len(shown) < 5:
+        await asyncio.sleep(0.01)
+    await served.policy.backend.abort("streamed-aborted")
+    response = await task
+    assert response.finish == Finish.ABORT
+    assert shown == response.output_ids.tolist()
+    assert response.versions[-1].stop == len(shown)

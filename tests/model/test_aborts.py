@@ -1,0 +1,121 @@
+"""Turns that the engine was told to abort: one turn of several responses, an error, or a turn that was cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from strands import Agent
+from strands.types.exceptions import MaxTokensReachedException
+
+from support.aborting import Aborting
+from support.histories import add
+from support.scripted import BACKENDS, END, Says, backend_of, call, engine_of, ids_of, model_of, policy_of, tokenizer
+from tito_core import store
+from tito_core.backend import EngineTimeoutError, GenerationAbortedError
+from tito_core.ledger import Finish, Provenance, check_ledger
+
+SAID = "Let me add them. " + call("add", '{"a": 1, "b": 2}') + END
+
+
+def later(first: Any, *then: Any, runs: int | None = None) -> Any:
+    """The first turn, of so many runs of the engine, is said by one script, what comes after it by another."""
+    rest, runs = Says(*then), runs or len(first.cuts) + 1
+
+    def script(request: Any) -> Any:
+        return rest(request) if len(first.requests) >= runs else first(request)
+
+    return script
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_resumed_turn_is_one_turn(kind: str) -> None:
+    whole = ids_of(SAID)
+    plain = model_of(kind, Says(SAID.removesuffix(END), "It is 3."))
+    cut = model_of(kind, later(Aborting(whole, [4, 5], versions=["a", "a", "b"]), "It is 3."))
+    for model in (plain, cut):
+        await Agent(model=model, tools=[add], callback_handler=None).invoke_async("What is 1 + 2?")
+        check_ledger(model.ledger)
+    turn = cut.ledger[0].draft
+    assert len(cut.ledger) == len(plain.ledger) == 2
+    for one, other in zip(cut.trajectory.segments, plain.trajectory.segments, strict=True):
+        assert one == other
+    assert cut.trajectory.token_ids.tolist() == plain.trajectory.token_ids.tolist()
+    assert cut.trajectory.provenance.tolist() == plain.trajectory.provenance.tolist()
+    assert turn.max_new_tokens == plain.ledger[0].draft.max_new_tokens
+    assert turn.sampling == plain.ledger[0].draft.sampling
+    assert [(span.start, span.stop) for span in turn.engine.responses] == [(0, 4), (4, 9), (9, len(whole))]
+    assert [tuple(span) for span in turn.engine.versions] == [(0, 9, "a"), (9, len(whole), "b")]
+    assert turn.engine.request_id == turn.engine.responses[-1].request_id
+    assert turn.calls == plain.ledger[0].draft.calls
+    assert cut.ledger[1].draft.engine.responses == ()
+    loaded = store.from_json(store.to_json(cut.ledger))
+    assert loaded[0].draft.engine.responses == turn.engine.responses
+    assert store.to_json(cut.ledger)["turns"][0]["engine"]["responses"] == [list(s) for s in turn.engine.responses]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_discarded_turn_leaves_no_trace(kind: str) -> None:
+    model = model_of(kind, later(Aborting(ids_of(SAID), [4]), "Hello.", runs=1), on_abort="discard")
+    agent = Agent(model=model, tools=[add], callback_handler=None)
+    with pytest.raises(GenerationAbortedError, match="partial tokens were discarded"):
+        await agent.invoke_async("What is 1 + 2?")
+    assert len(model.ledger) == 0
+    await agent.invoke_async("Hello?")
+    assert [turn.parent for turn in model.ledger] == [None]
+
+
+@pytest.mark.parametrize("emitted", [3, 12])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_committed_part_is_a_turn_that_was_cut_off(kind: str, emitted: int) -> None:
+    whole = ids_of(SAID)
+    model = model_of(kind, later(Aborting(whole, [emitted]), "Two.", runs=1), on_abort="commit")
+    agent = Agent(model=model, tools=[add], callback_handler=None)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("What is 1 + 2?")
+    await agent.invoke_async("Go on.")
+    check_ledger(model.ledger)
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+    part, following = (turn.draft for turn in model.ledger)
+    assert part.finish is Finish.ABORT
+    assert part.output_ids.tolist() == whole[:emitted]
+    inserted = following.prompt_ids[following.prompt_provenance == Provenance.INSERTED].tolist()
+    assert tokenizer().decode(inserted).endswith(END)
+    loaded = store.from_json(store.to_json(model.ledger))
+    assert loaded[0].draft.finish is Finish.ABORT
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turns_deadline_holds_over_a_pause(kind: str) -> None:
+    engine = engine_of(kind, Says("One."))
+    policy = policy_of(kind)
+    backend = backend_of(engine, kind)
+    model = replace(policy, backend=backend).model(turn_timeout_s=0.2)
+    engine.state.pause()
+    agent = Agent(model=model, callback_handler=None)
+    with pytest.raises(EngineTimeoutError, match=r"within turn_timeout_s=0\.2"):
+        await agent.invoke_async("Hello?")
+    assert (len(model.ledger), engine.running) == (0, 0)
+    engine.state.resume()
+    await agent.invoke_async("Hello?")
+    assert len(model.ledger) == 1
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_paused_server_makes_a_rollout_wait(kind: str) -> None:
+    model: Any = model_of(kind, Says("One."))
+    model.scripted.state.pause()
+    task = asyncio.create_task(Agent(model=model, callback_handler=None).invoke_async("Hello?"))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    model.scripted.state.resume()
+    await task
+    assert len(model.ledger) == 1
+
+
+@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "60"])
+def test_a_bad_deadline_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="turn_timeout_s must be a positive number of seconds, or None"):
+        model_of("vllm", Says("One."), turn_timeout_s=given)

@@ -1,0 +1,69 @@
+"""`max_total_tokens`: no trajectory is longer, answers are cut there, and nothing is sent when nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands import Agent
+from strands.types.exceptions import MaxTokensReachedException
+
+from support.histories import add
+from support.scripted import BACKENDS, Says, call, model_of
+from tito_core import TotalTokensReachedError
+from tito_core.ledger import Finish, check_ledger
+
+CALL = call("add", '{"a": 1, "b": 2}')
+
+
+async def rollout(kind: str, bound: int | None, *answers: str) -> tuple[Any, list[BaseException]]:
+    """Ask an agent that goes on calling, and a second time; give its model and what ended each invocation."""
+    model = model_of(kind, Says(*answers), max_total_tokens=bound)
+    agent = Agent(model=model, tools=[add], callback_handler=None)
+    ended: list[BaseException] = []
+    for question in ("What is 1 + 2?", "And again?"):
+        try:
+            await agent.invoke_async(question)
+        except MaxTokensReachedException as error:
+            ended.append(error)
+    check_ledger(model.ledger)
+    return model, ended
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_no_trajectory_gets_longer_wherever_the_bound_falls(kind: str) -> None:
+    free, ended = asyncio.run(rollout(kind, None, CALL, CALL, "It is 3.", "Yes."))
+    assert not ended
+    whole = len(free.trajectory)
+
+    @settings(deadline=None, max_examples=25)
+    @given(st.integers(1, whole + 2))
+    def holds(bound: int) -> None:
+        model, ended = asyncio.run(rollout(kind, bound, CALL, CALL, "It is 3.", "Yes."))
+        assert all(len(trajectory) <= bound for trajectory in model.trajectories)
+        assert bool(ended) == (bound < whole)
+        for request in model.scripted.requests:
+            assert len(request.prompt_ids) + request.max_new_tokens <= bound or request.ignore_eos
+        for turn in model.ledger:
+            if turn.path_length == bound < whole and turn.draft.finish == Finish.LENGTH:
+                assert turn.draft.max_new_tokens == bound - turn.draft.prompt_length
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_what_is_used_up_is_said_before_anything_is_sent(kind: str) -> None:
+    model = model_of(kind, Says("Hello."), max_total_tokens=5)
+    agent = Agent(model=model, callback_handler=None)
+    with pytest.raises(TotalTokensReachedError, match=r"has \d+ tokens .* max_total_tokens=5, which leaves none"):
+        await agent.invoke_async("Hello?")
+    assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, True, "100"])
+def test_a_bad_bound_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="max_total_tokens must be a number of tokens, at least 1, or None"):
+        model_of("vllm", Says("One."), max_total_tokens=given)

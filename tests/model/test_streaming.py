@@ -1,0 +1,266 @@
+"""Turns that stream: Strands gets text as it comes; ledger and messages are those of a turn that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands import Agent
+from strands.types.exceptions import EventLoopException, MaxTokensReachedException, ModelThrottledException
+
+from support.aborting import Aborting
+from support.histories import add
+from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, policy_of
+from tito_core import MalformedCallError, TITOModel, store
+from tito_core.backend import GenerationAbortedError, ServerError
+from tito_core.ledger import Ledger, check_ledger
+from tito_core.parsing.preview import Piece, PreviewError
+from tito_core.testing import Fault, HashPolicy, ScriptedServer, at
+
+QWEN3 = "qwen3-tiny"
+UUID = "00000000-0000-0000-0000-00000000000a"
+ASKED: Any = [{"role": "user", "content": [{"text": "Go."}]}]
+CALL = call("add", '{"a": 1, "b": 2}')
+
+
+async def events_of(model: TITOModel, **options: Any) -> list[Any]:
+    return [event async for event in model.stream(ASKED, [add.tool_spec], **options)]
+
+
+def deltas(events: list[Any], kind: str) -> list[str]:
+    found = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+    return [d["text"] if kind == "text" else d[kind]["text"] for d in found if kind in d]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_reasoning_and_text_come_in_pieces_and_calls_whole(kind: str) -> None:
+    said = f"<think>\nHm, é🙂 so.\n</think>\n\nLet me add them. {CALL}"
+    plain, watched = (
+        model_of(kind, Says(said, name=QWEN3), QWEN3, stream=stream, ledger=Ledger(UUID)) for stream in (False, True)
+    )
+    one, other = await events_of(plain), await events_of(watched)
+    for sort in ("text", "reasoningContent"):
+        assert "".join(deltas(one, sort)) == "".join(deltas(other, sort))
+        assert len(deltas(other, sort)) > 2 > len(deltas(one, sort)) > 0
+    assert [event for event in other if "contentBlockDelta" not in event][:-1] == [
+        event for event in one if "contentBlockDelta" not in event
+    ][:-1]
+    kinds = [next(iter(event["contentBlockDelta"]["delta"])) for event in other if "contentBlockDelta" in event]
+    assert kinds == sorted(kinds, key=["reasoningContent", "text", "toolUse"].index)
+    assert kinds.count("toolUse") == 1
+
+
+PARTS = st.sampled_from(
+    [
+        "Hm. ",
+        "\n\n",
+        " ",
+        "é🙂漢",
+        "<",
+        "<tool",
+        "<think>",
+        "</think>",
+        "\n",
+        CALL,
+        call("add", "["),
+        "<tool_call>",
+        "a\n",
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@settings(max_examples=25, deadline=None)
+@given(
+    answers=st.lists(st.lists(PARTS, max_size=6).map("".join), min_size=1, max_size=3),
+    malformed=st.sampled_from(["feedback", "end_turn"]),
+    limit=st.sampled_from([8, 24, 512]),
+)
+def test_the_ledger_and_the_messages_are_the_same(kind: str, answers: list[str], malformed: Any, limit: int) -> None:
+    async def rollout(stream: bool) -> Any:
+        script = Says(*answers, "Well.", "Well.", name=QWEN3)
+        model = model_of(
+            kind,
+            script,
+            QWEN3,
+            stream=stream,
+            malformed_calls=malformed,
+            sampling={"max_new_tokens": limit},
+            ledger=Ledger(UUID),
+        )
+        agent = Agent(model=model, tools=[add], callback_handler=None)
+        ended = []
+        for question in ("One?", "Two?", "Three?"):
+            try:
+                result = await agent.invoke_async(question, limits={"turns": 4})
+                ended.append(result.stop_reason)
+            except MaxTokensReachedException:
+                ended.append("max_tokens")
+        check_ledger(model.ledger)
+        contents = [(message["role"], message["content"]) for message in agent.messages]
+        return store.encode(model.ledger, engine=False), contents, ended, len(model.trajectories)
+
+    assert asyncio.run(rollout(True)) == asyncio.run(rollout(False))
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_reasoning_after_text_is_stored_where_it_came_and_the_next_turn_goes_on(kind: str) -> None:
+    messages = []
+    for stream in (False, True):
+        model = model_of(kind, Says("<think>A</think>x<think>B</think>y", "Well.", name=QWEN3), QWEN3, stream=stream)
+        agent = Agent(model=model, callback_handler=None)
+        await agent.invoke_async("One?")
+        await agent.invoke_async("Two?")
+        assert [turn.parent for turn in model.ledger] == [None, 0]
+        messages.append(agent.messages[1]["content"])
+    thought = [{"reasoningContent": {"reasoningText": {"text": text}}} for text in "AB"]
+    assert messages[0] == messages[1] == [thought[0], {"text": "xy"}, thought[1]]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_resumed_turn_streams_on(kind: str) -> None:
+    whole = ids_of("Let me see. It is three, I think." + END)
+    model = model_of(kind, Aborting(whole, [4, 3]), stream=True)
+    events = await events_of(model)
+    assert "".join(deltas(events, "text")) == "Let me see. It is three, I think."
+    assert len(deltas(events, "text")) > 5
+    assert [(s.start, s.stop) for s in model.ledger[0].draft.engine.responses] == [(0, 4), (4, 7), (7, len(whole))]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_what_was_shown_and_cannot_be_resumed_is_an_error(kind: str) -> None:
+    whole = ids_of("Let me see. It is three." + END)
+    model = model_of(kind, Aborting(whole, [4]), stream=True, sampling={"stop": ["never"]})
+    with pytest.raises(GenerationAbortedError, match="not be sampled again once it was shown"):
+        await events_of(model)
+    assert len(model.ledger) == 0
+    # Nothing was shown of an abort that brought no token.
+    model = model_of(kind, Aborting(whole, [0]), stream=True, sampling={"stop": ["never"]})
+    await events_of(model)
+    assert len(model.ledger) == 1
+
+
+def broken(events: list[Any]) -> list[Any]:
+    return [*events[: len(events) // 2], {"error": {"message": "out of memory", "code": 500}}]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_answer_that_fails_in_its_middle_leaves_no_trace(kind: str) -> None:
+    model = model_of(kind, Says("Let me see.", "Well."), stream=True, fault=at({0: Fault(edit=broken)}))
+    agent = Agent(model=model, callback_handler=None)
+    with pytest.raises(ServerError, match="out of memory"):
+        await agent.invoke_async("Go.")
+    assert (len(model.ledger), [message["role"] for message in agent.messages]) == (0, ["user"])
+    await agent.invoke_async("Go on.")
+    assert len(model.ledger) == 1
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_throttling_in_the_middle_is_strands_own(kind: str) -> None:
+    busy = Fault(edit=lambda events: [*events[:3], {"error": {"message": "queue full", "code": 503}}])
+    model = model_of(kind, Says("Let me see."), stream=True, fault=at({0: busy}))
+    with pytest.raises(ModelThrottledException, match="queue full"):
+        await events_of(model)
+    assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_consumer_that_stops_early_leaves_no_trace(kind: str) -> None:
+    said = f"<think>\nHm.\n</think>\n\nLet me see. {CALL}"
+    count = len(await events_of(model_of(kind, Says(said, name=QWEN3), QWEN3, stream=True)))
+    assert count > 12
+    for stop_after in range(count):
+        model = model_of(kind, Says(said, name=QWEN3), QWEN3, stream=True)
+        stream = model.stream(ASKED, [add.tool_spec])
+        for _ in range(stop_after):
+            await anext(stream)
+        await stream.aclose()
+        assert len(model.ledger) == 0, stop_after
+
+
+def slow(kind: str, **options: Any) -> tuple[Any, Any]:
+    policy = policy_of(kind)
+    engine = engine_of(kind, HashPolicy(len(policy.tokenizer), eos_ids=[2], eos_weight=1e-9), latency=30.0)
+    return engine, policy
+
+
+@pytest.mark.parametrize("way", ["signal", "task", "closed"])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_cancelling_in_mid_stream_aborts_on_the_engine(kind: str, way: str) -> None:
+    engine, policy = slow(kind)
+    async with ScriptedServer(engine) as server:
+        backend: Any = type(policy.backend)(server.base_url)
+        model = replace(policy, backend=backend).model(stream=True, sampling={"max_new_tokens": 1000})
+        signal, seen = threading.Event(), asyncio.Event()
+        stream = model.stream(ASKED, cancel_signal=signal)
+
+        async def take() -> None:
+            async for event in stream:
+                if "contentBlockDelta" in event:
+                    seen.set()
+                    if way == "closed":
+                        break
+
+        task = asyncio.create_task(take())
+        await asyncio.wait_for(seen.wait(), 20)
+        if way == "signal":
+            signal.set()
+            await task
+        elif way == "task":
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            await task
+            await stream.aclose()
+        for _ in range(300):
+            if not engine.running:
+                break
+            await asyncio.sleep(0.01)
+        assert (engine.running, len(model.ledger)) == (0, 0)
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_malformed_call_raises_after_what_was_shown(kind: str) -> None:
+    model = model_of(kind, Says("So. " + call("add", "[")), stream=True, malformed_calls="raise")
+    agent = Agent(model=model, tools=[add], callback_handler=None)
+    with pytest.raises((MalformedCallError, EventLoopException)):
+        await agent.invoke_async("Go.")
+    assert len(model.ledger) == 1
+    assert [message["role"] for message in agent.messages] == ["user"]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_parser_without_a_preview_shows_the_answer_at_its_end(kind: str) -> None:
+    class Blind:
+        def __init__(self, parser: Any) -> None:
+            self.start, self.call_grammar, self.markup = parser.start, parser.call_grammar, parser.markup
+
+    model = model_of(kind, Says("Let me see."), stream=True)
+    model.policy = replace(model.policy, parser=Blind(model.policy.parser))
+    assert deltas(await events_of(model), "text") == ["Let me see."]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_preview_that_is_wrong_keeps_nothing(kind: str) -> None:
+    class Wrong:
+        def __init__(self, parser: Any) -> None:
+            self.start, self.call_grammar, self.markup = parser.start, parser.call_grammar, parser.markup
+
+        def preview(self, tail: Any) -> Any:
+            return self
+
+        def feed(self, ids: list[int]) -> list[Piece]:
+            return [Piece("text", "no")]
+
+    model = model_of(kind, Says("Let me see."), stream=True)
+    model.policy = replace(model.policy, parser=Wrong(model.policy.parser))
+    with pytest.raises(PreviewError, match=r"showed the text 'nono.*', and the whole answer says 'Let me see.'"):
+        await events_of(model)
+    assert len(model.ledger) == 0

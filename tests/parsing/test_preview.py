@@ -1,0 +1,128 @@
+"""What is shown while a completion comes is the beginning of what the parser says of the whole, however it is cut."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from parsing.families import FAMILIES, NAMES, ids_of
+from parsing.test_arbitrary_ids import CASES, SEED, TOOLS, Source, parsed, split
+from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
+from tito_core.parsing.preview import Piece
+from tito_core.parsing.turn import TurnParser
+
+PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
+SAID = ("Hm.", "\n", " ", "\n\n", "é漢🙂", "<", "<to", "a <b> c", "{", "[x", "f", "function", "thought\n", "th", "</")
+
+
+def shown(parser: TurnParser, chunks: list[list[int]], tail: list[int]) -> list[Piece]:
+    preview = parser.preview(tail)
+    return [piece for chunk in chunks for piece in preview.feed(chunk)]
+
+
+def texts(pieces: list[Piece]) -> tuple[str, str]:
+    by_kind = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind in ("reasoning", "text")}
+    return by_kind["reasoning"], by_kind["text"]
+
+
+def expect_beginning(pieces: list[Piece], turn: ParsedTurn) -> tuple[str, str]:
+    """Reasoning comes first, and both kinds are beginnings of what the message will hold."""
+    kinds = [piece.kind for piece in pieces]
+    assert kinds == sorted(kinds)
+    assert all(piece.text for piece in pieces)
+    thought, text = texts(pieces)
+    early = turn.reasoning.removesuffix(turn.late_reasoning) if turn.late_reasoning else turn.reasoning
+    assert early.startswith(thought)
+    assert turn.text.startswith(text)
+    assert not thought or thought.strip()
+    assert not text or text.strip()
+    if text and early.strip():
+        assert thought == early.removesuffix("\n"), "text is shown only once the reasoning before it is all there"
+    return thought, text
+
+
+def spoken(source: Source, chance: random.Random) -> list[int]:
+    """Text, reasoning and calls after each other, some of it cut short."""
+    ids: list[int] = []
+    for _ in range(chance.randrange(1, 9)):
+        kind = chance.random()
+        if kind < 0.6:
+            ids += ids_of(source.family, chance.choice(SAID), source.by_token)
+        elif kind < 0.85:
+            ids += chance.choice(source.markup)
+        else:
+            ids += source.sound[: chance.randrange(len(source.sound) + 1)]
+    return ids
+
+
+@pytest.mark.parametrize("name", PREVIEWED)
+def test_what_is_shown_is_a_beginning_of_what_is_said(name: str) -> None:
+    family = FAMILIES[name]
+    for by_token in (True, False):
+        chance = random.Random(f"preview {name} {by_token} {SEED}")
+        parser = get_tool_parser(name, family.tokenizer(by_token))
+        assert isinstance(parser, TurnParser)
+        source = Source(family, by_token, chance)
+        told = 0
+        for number in range(CASES):
+            ids = source.case(number) if number % 3 == 0 else spoken(source, chance)
+            tail = chance.choice(source.markup) if chance.random() < 0.3 else []
+            turn = parsed(parser, [ids], tail, chance.random() < 0.5)
+            each = shown(parser, [[token] for token in ids], tail)
+            told += any(expect_beginning(each, turn))
+            assert texts(shown(parser, split(ids, chance), tail)) == texts(each)
+        assert told > CASES / 6, "too little was shown to show anything"
+
+
+@pytest.mark.parametrize("name", PREVIEWED)
+def test_an_answer_without_calls_is_shown_all_but_its_end(name: str) -> None:
+    family = FAMILIES[name]
+    parser = get_tool_parser(name, family.tokenizer(True))
+    assert isinstance(parser, TurnParser)
+    opened, closed = family.think or ("", "")
+    for said, thought, text in [
+        ("Well, é🙂 yes.", "", "Well, é🙂 yes."),
+        *([(f"{opened}\nHm. So.\n{closed}\n\nYes. ", "Hm. So.", "Yes.")] if family.think else []),
+    ]:
+        ids = [*ids_of(family, said), *ids_of(family, "<|im_end|>")]
+        pieces = shown(parser, [[token] for token in ids], [])
+        assert texts(pieces) == (thought, text)
+        assert len(pieces) > 3
+        turn = parsed(parser, [ids], [], False)
+        assert (turn.reasoning, turn.text) == (thought, text)
+
+
+def test_nothing_of_a_call_or_after_it_is_shown() -> None:
+    family = FAMILIES["hermes"]
+    parser = get_tool_parser("hermes", family.tokenizer(False))
+    assert isinstance(parser, TurnParser)
+    said = "So. " + family.render([("look", {"at": "x"})]) + "After."
+    ids = ids_of(family, said, False)
+    assert texts(shown(parser, [[token] for token in ids], [])) == ("", "So.")
+    turn = parser.start([], TOOLS)
+    turn.feed(ids)
+    whole = turn.finish(truncated=False)
+    assert [call.status for call in whole.calls] == [CallStatus.OK]
+    assert whole.text == "So. After."
+
+
+def test_reasoning_after_text_keeps_its_place() -> None:
+    family = FAMILIES["hermes"]
+    parser = get_tool_parser("hermes", family.tokenizer(True))
+    assert isinstance(parser, TurnParser)
+    ids = ids_of(family, "<think>A</think>\n<think>B</think>x<think>C</think>y")
+    turn = parsed(parser, [ids], [], False)
+    assert (turn.reasoning, turn.late_reasoning, turn.text) == ("A\nB\nC", "C", "xy")
+    assert texts(shown(parser, [[token] for token in ids], [])) == ("A\nB", "xy")
+
+
+def test_a_long_answer_is_decoded_once() -> None:
+    """The work of a token does not grow with what came before it: what was read is let go of."""
+    family = FAMILIES["hermes"]
+    parser = get_tool_parser("hermes", family.tokenizer(True))
+    assert isinstance(parser, TurnParser)
+    preview = parser.preview([])
+    for token in ids_of(family, "Well, é🙂 yes. " * 500):
+        preview.feed([token])
+        assert len(preview._ids) < 12
