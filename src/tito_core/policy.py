@@ -122,8 +122,8 @@ class Policy:
         )
         stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
         probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
-        connected = await engine.connect()
-        info = await agreed(engine, lambda server: measure(server, connected, probe.ids))
+        asked = await engine.connect()
+        info = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
         return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
@@ -154,6 +154,14 @@ class Policy:
     def sampling(self, given: SamplingParams) -> SamplingParams:
         """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
         return self.terms.stopped(given, self.stop_token_ids)
+
+
+def _measured(info: EngineInfo) -> dict[str, object]:
+    return {
+        "what logprobs include": info.processed_logprobs,
+        "whether logprobs are truncated": info.truncated_logprobs,
+        "what can be had beside": info.capabilities,
+    }
 
 
 def summary(certificate: Certificate) -> dict[str, Any]:

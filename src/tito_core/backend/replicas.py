@@ -6,9 +6,9 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from tito_core.backend.admin import EngineAdmin, Running
@@ -210,21 +210,23 @@ def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: R
     return (AdminReplicas if administered else Replicas)(members, addresses, retries)
 
 
-async def agreed(backend: Backend, ask: Callable[[Backend], Awaitable[EngineInfo]]) -> EngineInfo:
-    """Measure a backend, or each of its servers where it has several, and give what is found of all of them.
+async def agreed(
+    backend: Backend, ask: Callable[[Backend], Awaitable[T]], facts: Callable[[T], Mapping[str, object]]
+) -> T:
+    """Ask a backend, or each of its servers where it has several, and give the answer whose facts are those of all.
 
     Raises:
         BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
     found = await asyncio.gather(*map(ask, members))
-    for number, other in enumerate(found):
-        for what in (one.name for one in fields(EngineInfo)):
-            expected, said = getattr(found[0], what), getattr(other, what)
-            if expected != said:
+    first = facts(found[0])
+    for number, other in enumerate(map(facts, found), 1):
+        for what, said in first.items():
+            if other[what] != said:
                 raise BadRequestError(
-                    f"The {backend.name} servers are not alike: {what}, as measured, is {expected!r} on the first of "
-                    f"them and {said!r} on number {number + 1}. Start them alike, or leave one out of base_url.",
+                    f"The {backend.name} servers are not alike: {what} is {said!r} on the first of them and "
+                    f"{other[what]!r} on number {number}. Start them alike, or leave one out of base_url.",
                     backend=backend.name,
                 )
     return found[0]
