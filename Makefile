@@ -72,7 +72,8 @@ docs: $(READY)  ## build the documentation into site/
 bench: $(READY)  ## print the benchmark tables
 	$(BIN)/python benchmarks/ledger_speed.py
 	$(BIN)/python benchmarks/ledger_memory.py
-	$(BIN)/python benchmarks/turn.py
+	$(BIN)/python benchmarks/turn_cost.py
+	$(BIN)/python benchmarks/concurrency.py
 
 lock: $(READY)  ## write constraints.txt anew from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools

@@ -173,3 +173,12 @@ def test_the_page_on_servers_changes_weights(kind: str, capsys: pytest.CaptureFi
         code = re.sub(r"http://localhost:\d+", server.base_url, code).replace('"sglang"', f'"{kind}"')
         exec("import asyncio\nasync def main():\n" + textwrap.indent(code, "    ") + "\nasyncio.run(main())", {})
     assert capsys.readouterr().out == "step-17\n"
+
+
+def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(engine_of("vllm", Says("Yes."))) as one, ScriptedServer(engine_of("vllm", Says("Yes."))) as two:
+        code = snippets("docs/scaling.md")[0].replace("http://localhost:8000", one.base_url)
+        exec(at_server(code, two.base_url, folder), {})
+        turns = [sum("x-session-id" in request.headers for request in each.engine.requests) for each in (one, two)]
+    assert capsys.readouterr().out.endswith("8 rollouts\n")
+    assert turns == [4, 4]

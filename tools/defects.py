@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     wanted = parser.parse_args()
     console, tokenizer = Console(), models.load_tokenizer("smollm2")
-    end, started = int(tokenizer.eos_token_id), time.monotonic()
+    end, started, commit = int(tokenizer.eos_token_id), time.monotonic(), commit_of_src()
     chosen = [(defect, wire) for defect, wire in all_defects() if not wanted.only or defect.name in wanted.only]
     found = [tried(defect, wire, tokenizer, end, PROFILE) for defect, wire in track(chosen, "defects", console=console)]
     runs = [(wire, seed) for seed in range(0 if wanted.only else wanted.seeds) for wire in SERVERS]
@@ -51,15 +51,22 @@ def main() -> int:
         highlight=False,
     )
     if not wanted.only:
-        PAGE.write_text(page(found, sound, alarms), encoding="utf-8")
+        PAGE.write_text(page(found, sound, alarms, commit), encoding="utf-8")
     return 1 if escaped or alarms else 0
 
 
-def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict]) -> str:
+def commit_of_src() -> str:
+    """Give the last commit that changed the code, and say so when it has changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, capture_output=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src")
+    return git("log", "-1", "--format=%h", "--", "src") + (" with changes" if changed else "")
+
+
+def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], commit: str) -> str:
     """Write the page."""
-    commit = subprocess.run(
-        ["git", "log", "-1", "--format=%h", "--", "src"], cwd=ROOT, check=True, text=True, capture_output=True
-    ).stdout.strip()
     turns = statistics.median(verdict.turns for verdict in sound) if sound else 0
     by_name: dict[str, list[Verdict]] = {}
     for verdict in found:

@@ -57,10 +57,10 @@ def message_of(events: list[Any]) -> Any:
     return {"role": "assistant", "content": blocks}
 
 
-async def turn(model: Any, messages: list[Any]) -> float:
+async def turn(model: Any, messages: list[Any], tools: list[Any] = TOOLS) -> float:
     """Run one turn of `Model.stream` and go on with the history; give its CPU milliseconds."""
     began = time.process_time()
-    events = [event async for event in model.stream(messages, TOOLS, SYSTEM)]
+    events = [event async for event in model.stream(messages, tools, SYSTEM)]
     spent = (time.process_time() - began) * 1e3
     message = message_of(events)
     messages += [message, result(message)]

@@ -38,18 +38,29 @@ def looking(turns: int) -> Any:
     return look
 
 
-async def through_agent(seeded: Seeded, turns: int) -> None:
-    """Let an agent take its turns, a tool call each."""
+SPECS: list[Any] = [looking(0).tool_spec]
+"""The tool as an agent shows it to its model."""
+
+
+def agent_of(seeded: Seeded, turns: int) -> Agent:
+    """Make an agent that will take so many turns, a tool call each."""
     model, messages = seeded
-    agent = Agent(
+    # What Strands keeps with an answer, and counts on from.
+    usage = {"inputTokens": 2000, "outputTokens": 300, "totalTokens": 2300}
+    messages = [{**messages[0]}, {**messages[1], "metadata": {"usage": usage}}, {**messages[2]}]  # Strands writes there
+    return Agent(
         model=model,
-        messages=list(messages[:-1]),
+        messages=messages,
         tools=[looking(turns)],
         system_prompt=SYSTEM,
         callback_handler=None,
         load_tools_from_directory=False,
     )
-    await agent.invoke_async(messages[-1]["content"])
+
+
+async def through_agent(agent: Agent, turns: int) -> None:
+    """Let an agent take its turns."""
+    await agent.invoke_async()
     answered = sum(message["role"] == "assistant" for message in agent.messages) - 1
     if answered < turns:
         raise RuntimeError(f"The agent took {answered} turns of {turns}.")
@@ -60,20 +71,24 @@ async def through_stream(seeded: Seeded, turns: int) -> None:
     model, messages = seeded
     messages = list(messages)
     for _ in range(turns):
-        await turn(model, messages)
+        await turn(model, messages, SPECS)
 
 
 async def crowd(make: Callable[[], Seeded], way: str, rollouts: int, turns: int) -> dict[str, Any]:
     """Run rollouts at once; give turns a second of CPU and of time, and how late the event loop was."""
-    seeded = [make() for _ in range(rollouts)]
-    run = through_agent if way == "agent" else through_stream
-    await run(make(), turns)  # what is done once is done
+    run: Any = through_agent if way == "agent" else through_stream
+
+    def ready() -> Any:
+        return agent_of(make(), turns) if way == "agent" else make()
+
+    await run(ready(), turns)  # what is done once is done
+    waiting = [ready() for _ in range(rollouts)]
     gc.collect()
     gc.freeze()
     lags: list[float] = []
     beating = asyncio.ensure_future(_beat(lags))
     began, spent = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(run(one, turns) for one in seeded))
+    await asyncio.gather(*(run(one, turns) for one in waiting))
     took, spent = time.perf_counter() - began, time.process_time() - spent
     beating.cancel()
     gc.unfreeze()

@@ -11,8 +11,8 @@ from typing import Any
 
 from strands.models.model import Model
 
-from conversation import CONTEXTS, SYSTEM, TOOLS, message_of, opening, result, told, turn
-from crowd import Seeded, crowd, looking, through_agent
+from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, turn
+from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from tito_core import Policy
 from tito_core.engine import models
 from tito_core.history import as_shown, opening_of
@@ -48,13 +48,13 @@ class Seeds:
     def __init__(self, policy: Policy, model: Any, messages: list[Any]) -> None:
         self.policy, self.messages = policy, messages
         self.draft = model.ledger[0].draft
-        self.history = [opening_of(SYSTEM, TOOLS, policy.template.fingerprint), messages[0]]
+        self.history = [opening_of(SYSTEM, SPECS, policy.template.fingerprint), messages[0]]
 
     @classmethod
     async def of(cls, policy: Policy, tokens: int) -> Seeds:
         """Take a context in."""
         model, messages = policy.model(sampling={"max_new_tokens": 300}), opening(tokens)
-        await turn(model, messages)
+        await turn(model, messages, SPECS)
         return cls(policy, model, messages)
 
     def __call__(self) -> Seeded:
@@ -83,32 +83,21 @@ async def strands_ms(rollouts: int, turns: int) -> float:
     history = opening(2000)
     answer = message_of(events)
     history += [answer, result(answer)]
-    await through_agent((Canned(events), history), turns)
+    agents = [agent_of((Canned(events), history), turns) for _ in range(rollouts + 1)]
+    await through_agent(agents.pop(), turns)
     began = time.process_time()
-    await asyncio.gather(*(through_agent((Canned(events), history), turns) for _ in range(rollouts)))
+    await asyncio.gather(*(through_agent(agent, turns) for agent in agents))
     return (time.process_time() - began) * 1e3 / rollouts / turns
 
 
 async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
     """Give the bytes of a rollout that waits for its next turn, agent and all, and what of them is tokens and body."""
-    from strands import Agent
-
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    agents = []
-    for _ in range(rollouts):
-        model, messages = seeds()
-        agent = Agent(
-            model=model,
-            messages=list(messages[:-1]),
-            tools=[looking(turns)],
-            system_prompt=SYSTEM,
-            callback_handler=None,
-            load_tools_from_directory=False,
-        )
-        await agent.invoke_async(messages[-1]["content"])
-        agents.append(agent)
+    agents = [agent_of(seeds(), turns) for _ in range(rollouts)]
+    for agent in agents:
+        await through_agent(agent, turns)
     gc.collect()
     held = (tracemalloc.get_traced_memory()[0] - before) / rollouts
     tracemalloc.stop()

@@ -10,7 +10,7 @@ from strands_sglang import SGLangClient, SGLangModel
 from transformers import AutoTokenizer
 
 from conversation import CONTEXTS, opening, told, turn
-from crowd import Seeded, crowd
+from crowd import SPECS, Seeded, crowd
 
 
 async def main(port: str, tokenizer: str) -> None:
@@ -23,7 +23,7 @@ async def main(port: str, tokenizer: str) -> None:
 
     async def answer(asked: Any) -> Any:
         first, messages = fresh(), opening(CONTEXTS[asked["context"]])
-        await turn(first, messages)
+        await turn(first, messages, SPECS)
 
         def seeded() -> Seeded:
             model = fresh()

@@ -275,6 +275,10 @@ class _Wrapped:
         return completion
 
 
+def _seedless(script: Any) -> Script:
+    return _Wrapped(script, lambda request: replace(request, seed=request.number))
+
+
 def _of_the_neighbour(script: Any) -> Script:
     """Answer each prompt as if it were the one before."""
     before: list[tuple[int, ...]] = []
@@ -318,7 +322,7 @@ def _crowded(script: Any) -> Script:
 
 POLICIES = (
     Defect("temperature-ignored", 4, "The temperature is ignored: greedy answers vary.", wrap=_asked(temperature=1.0)),
-    Defect("seed-ignored", 4, "The seed is ignored.", wrap=_asked(seed=None)),
+    Defect("seed-ignored", 4, "The seed is ignored.", wrap=_seedless),
     Defect("top-k-ignored", 4, "top_k is ignored.", wrap=_asked(top_k=0)),
     Defect("ignore-eos-ignored", 4, "ignore_eos is ignored.", wrap=_asked(ignore_eos=False)),
     Defect("min-tokens-ignored", 4, "min_new_tokens is ignored.", wrap=_asked(min_new_tokens=0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -28,8 +29,8 @@ SAYINGS = (
 class ConformancePolicy:
     """Says one of `SAYINGS`, or samples from a `HashPolicy`, which scores everything; obeys grammars.
 
-    The choice depends on the prompt, the seed and the sampling parameters alone where an engine's would (greedy, or
-    with a seed), else on the request's number too.
+    What it says depends on the prompt, the seed and the sampling parameters alone, so that a conversation that is
+    played again goes the same way.
 
     Args:
         tokenizer: The model's.
@@ -45,8 +46,9 @@ class ConformancePolicy:
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Answer one request."""
-        settled = request.temperature == 0 or request.seed is not None
-        draw = Random(str((request.prompt_ids[-40:], request.seed, None if settled else request.number)))
+        draw = Random(str((request.prompt_ids[-40:], request.seed)))
+        if request.seed is None:
+            request = replace(request, seed=draw.getrandbits(62))
         if request.grammar is not None:
             ids = self._ids(written(request.grammar, draw))
             return Completion([*ids, self._end])

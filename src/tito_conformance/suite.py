@@ -160,8 +160,25 @@ def _drawn(running: Run) -> None:
         outcome.moves = moves
         if isinstance(shown, BrokenLawError):
             outcome.broken = shown
+            if running.shrink:
+                _leave_out(running)
         else:
             outcome.error = f"{type(shown).__name__}: {shown}"
+
+
+def _leave_out(running: Run) -> None:
+    """Leave out each move without which the same check still fails: drawing anew does not always get there."""
+    outcome = running.outcome
+    assert outcome.broken is not None  # who calls has seen it
+    for move in outcome.moves:
+        fewer = [each for each in outcome.moves if each is not move]
+        try:
+            running.runner.run(_whole(outcome, fewer))
+        except BrokenLawError as broken:
+            if broken.check is outcome.broken.check:
+                outcome.broken, outcome.moves = broken, tuple(fewer)
+        except Exception:  # another way to fail shows nothing smaller of this one
+            continue
 
 
 def _machine(running: Run) -> type[RuleBasedStateMachine]:
@@ -206,6 +223,8 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
                 self.failed = True
                 broken = _as_law(error)
                 running.found.append((broken, tuple(self.moves)))
+                if broken is error:
+                    raise
                 raise broken from error
 
     return Conversation

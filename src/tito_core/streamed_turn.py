@@ -22,6 +22,7 @@ from tito_core.malformed import MalformedCallError
 from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.showing import Showing
+from tito_core.turnstile import in_turn
 from tito_core.view import events, stop_reason
 
 
@@ -38,6 +39,7 @@ async def one_turn(
 ) -> AsyncGenerator[StreamEvent]:
     """Run one turn and yield its events; what it raises is told by `TITOModel.stream`."""
     settings.refuse_reserved_name(tool_specs)
+    await in_turn()
     ledger = recording.begin(model_state)
     try:
         prepared = turns.prepare(
@@ -64,6 +66,7 @@ async def one_turn(
                     yield event
         assert isinstance(came, TokenResponse)  # which comes last
         response = came
+        await in_turn()
     except generating.CancelledBySignal:
         return  # without messageStop, which is how Strands recognises a provider that was cancelled
     except ContextLengthError as error:

@@ -83,11 +83,11 @@ def test_a_defect_is_told_with_the_smallest_conversation_which_can_be_played_aga
     with served("sglang", defect) as server:
         done = conformance(server, tokenizer_folder, tmp_path)
         assert done.returncode == 1, done.stdout + done.stderr
-        assert "Law 4 (Truth)" in done.stdout
+        [broken] = [line for line in done.stdout.splitlines() if line.startswith("Law ")]
         assert "broken" in done.stdout
         again = conformance(server, tokenizer_folder, tmp_path, "--replay", "conformance/conversation.json")
         assert again.returncode == 1, again.stdout + again.stderr
-        assert "Law 4 (Truth)" in again.stdout
+        assert broken.partition(":")[0] in again.stdout
 
 
 def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> None:

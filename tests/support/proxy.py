@@ -138,10 +138,13 @@ class Proxy:
         """
         upstream, out = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
         gone = asyncio.ensure_future(client.read(1))
+        keep = self._random.random() < 0.5
         try:
+            await asyncio.sleep(0)
+            if gone.done():  # what went before it was passed on has been aborted by now, so it must not begin
+                return None
             out.write(request)
             await out.drain()
-            keep = self._random.random() < 0.5
             if plan.kind == "silence" or plan.at == "after the request":
                 await (gone if plan.kind == "silence" else asyncio.sleep(self.seconds))
                 self._kept += [out] * keep

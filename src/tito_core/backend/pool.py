@@ -39,15 +39,17 @@ class Pool(AiohttpTransport):
         response = await self.client.request(
             request.method,
             str(request.url),
-            headers=request.headers,
+            headers=[(name.decode(), value.decode()) for name, value in request.headers.raw],
             data=data,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(sock_connect=timeout.get("connect"), sock_read=timeout.get("read")),
         )
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response))
+        return httpx.Response(response.status, headers=response.raw_headers, stream=Body(response))
 
 
-class _Body(httpx.AsyncByteStream):
+class Body(httpx.AsyncByteStream):
+    """An answer's body, as it arrives or whole."""
+
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
 
@@ -55,7 +57,12 @@ class _Body(httpx.AsyncByteStream):
         async for piece in self._response.content.iter_any():
             yield piece
 
+    async def whole(self) -> bytes:
+        """Read it to its end, past what httpx does with each piece."""
+        return await self._response.read()
+
     async def aclose(self) -> None:
+        """Let go of the connection, which is kept where all of it was read."""
         self._response.release()
         await self._response.wait_for_close()
 

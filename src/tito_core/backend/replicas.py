@@ -92,7 +92,7 @@ class Replicas:
     def _check_alike(self, found: Sequence[EngineInfo]) -> None:
         first = found[0]
         for member, info in zip(self._members, found, strict=True):
-            for what in ("model", "version", "vocab_size", "endpoints"):
+            for what in ("model", "version", "vocab_size", "endpoints", "capabilities"):
                 one, other = getattr(first, what), getattr(info, what)
                 if one != other:
                     raise BadRequestError(
@@ -216,7 +216,7 @@ async def agreed(
     """Ask a backend, or each of its servers where it has several, and give the answer whose facts are those of all.
 
     Raises:
-        BadRequestError: They say different things.
+        BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
     found = await asyncio.gather(*map(ask, members))

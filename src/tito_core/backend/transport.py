@@ -21,7 +21,7 @@ from tito_core.backend.clients import LoopTransports
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Pool, tls
+from tito_core.backend.pool import Body, Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
 
 T = TypeVar("T")
@@ -189,7 +189,10 @@ class EngineHttp:
 
 
 async def _whole(response: httpx.Response) -> HttpAnswer:
-    return HttpAnswer(await response.aread(), response.headers.get("content-type", ""))
+    kind = response.headers.get("content-type", "")
+    if isinstance(response.stream, Body) and "content-encoding" not in response.headers:
+        return HttpAnswer(await response.stream.whole(), kind)
+    return HttpAnswer(await response.aread(), kind)
 
 
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:

@@ -1,0 +1,106 @@
+"""Many rollouts in one event loop leave room for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from support.scripted import BACKENDS, Says, model_of
+from tito_core import turns, turnstile
+from tito_core.turnstile import ROUND, in_turn
+
+TASKS = 15 * ROUND
+
+
+class Rounds:
+    """Counts an event loop's rounds while something runs in it, and what is done in each."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.done: Counter[int] = Counter()
+
+    def note(self) -> None:
+        self.done[self.number] += 1
+
+    async def during(self, work: Any) -> None:
+        async def count() -> None:
+            while True:
+                self.number += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.ensure_future(count())
+        await work
+        counting.cancel()
+
+
+async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
+    went: list[int] = []
+    rounds = Rounds()
+
+    async def one(number: int) -> None:
+        await in_turn()
+        went.append(number)
+        rounds.note()
+
+    await rounds.during(asyncio.gather(*map(one, range(TASKS))))
+    assert went == list(range(TASKS))
+    assert max(rounds.done.values()) == ROUND
+    assert len(rounds.done) == TASKS // ROUND
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not turnstile._rounds
+
+
+async def test_who_is_alone_does_not_wait() -> None:
+    one = in_turn()
+    with pytest.raises(StopIteration):
+        one.send(None)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not turnstile._rounds
+
+
+async def test_who_is_cancelled_holds_nobody_up() -> None:
+    tasks = [asyncio.ensure_future(in_turn()) for _ in range(4 * ROUND)]
+    await asyncio.sleep(0)
+    for task in tasks[ROUND : 3 * ROUND]:
+        task.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait(tasks)
+    assert [task.cancelled() for task in tasks] == [number // ROUND in (1, 2) for number in range(4 * ROUND)]
+
+
+def test_a_loop_that_ends_in_between_is_forgotten() -> None:
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(in_turn())
+    loop.close()
+    asyncio.run(in_turn())
+    assert loop not in turnstile._rounds
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_turns_of_many_rollouts_are_done_a_few_at_a_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds()
+
+    def noted(work: Any) -> Any:
+        def do(*arguments: Any, **options: Any) -> Any:
+            rounds.note()
+            return work(*arguments, **options)
+
+        return do
+
+    monkeypatch.setattr(turns, "prepare", noted(turns.prepare))
+    monkeypatch.setattr(turns, "read", noted(turns.read))
+    models = [model_of(kind, Says("Yes.")) for _ in range(TASKS)]
+
+    async def ask(model: Any) -> None:
+        async for _ in model.stream([{"role": "user", "content": [{"text": "Well?"}]}]):
+            pass
+
+    await rounds.during(asyncio.gather(*map(ask, models)))
+    assert sum(rounds.done.values()) == 2 * TASKS
+    assert max(rounds.done.values()) <= ROUND
+    assert [len(model.ledger) for model in models] == [1] * TASKS
