@@ -149,8 +149,7 @@ class DeltaSource:
             opening = template_messages(before, candidate.system, form=self.rendering.form)
         stand_in = _SAID
         if uses:
-            remark = said(candidate.remark)["content"] if candidate.remark else []
-            stand_in = {"role": "assistant", "content": [*remark, *uses]}
+            stand_in = {"role": "assistant", "content": [*said(candidate.remark)["content"], *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
         messages = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
         text = self.rendering.of_translated([*opening, *messages], template_tools(shown))
