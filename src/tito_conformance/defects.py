@@ -14,6 +14,8 @@ from tito_core.testing import Completion, Fault, InProcessTransport, Script, Scr
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
+LEAST_EVENTS = 5
+"""Streams of fewer events are left alone."""
 SERVERS = ("vllm", "vllm-completions", "sglang")
 """The wires of the scripted engines; vLLM has two."""
 
@@ -28,6 +30,7 @@ class Defect:
         what: What is wrong, as a sentence.
         edit: Changes an answer, or None.
         wrap: Changes what the policy says, or None.
+        events: Changes the events of a streamed answer, or None.
         client: Changes the client while it lasts, or None.
         wires: Those on which it can be planted.
     """
@@ -37,14 +40,14 @@ class Defect:
     what: str
     edit: Edit | None = None
     wrap: Wrap | None = None
+    events: Callable[[list[Any]], None] | None = None
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
     wires: tuple[str, ...] = SERVERS
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
         """Give the fault that plants it in answers of a wire."""
-        if self.edit is None:
+        if self.edit is None and self.events is None:
             return None
-        edit = self.edit
 
         def of_request(number: int, request: ScriptedRequest) -> Fault | None:
             measured = request.ignore_eos and request.temperature == 2.0  # at connect
@@ -52,7 +55,11 @@ class Defect:
                 return None
 
             def change(answer: Any) -> None:
-                edit(view_of(wire, answer), request)
+                if isinstance(answer, list):
+                    if self.events is not None and len(answer) > LEAST_EVENTS:
+                        self.events(answer)
+                elif self.edit is not None:
+                    self.edit(view_of(wire, answer), request)
 
             return Fault(edit=change)
 
@@ -320,6 +327,33 @@ def _crowded(script: Any) -> Script:
     return _Other(script, heard)
 
 
+def _repeated(events: list[Any]) -> None:
+    events.insert(2, events[1])
+
+
+def _lost(events: list[Any]) -> None:
+    del events[1]
+
+
+def _swapped(events: list[Any]) -> None:
+    events[1], events[2] = events[2], events[1]
+
+
+def _cut_off(events: list[Any]) -> None:
+    del events[3:]
+
+
+OF_EVENTS = ("vllm", "vllm-completions")
+"""Wires whose events hold new tokens only; SGLang's repeat all, so that one lost or doubled changes nothing."""
+STREAMS = (
+    Defect("event-repeated", 4, "An event of a stream comes twice.", events=_repeated, wires=OF_EVENTS),
+    Defect("event-lost", 4, "An event of a stream is lost.", events=_lost, wires=OF_EVENTS),
+    Defect("events-swapped", 4, "Two events of a stream change places.", events=_swapped, wires=OF_EVENTS),
+    Defect("stream-cut-off", 4, "A stream ends early, as if it were whole.", events=_cut_off),
+)
+"""Defects of streamed answers."""
+
+
 POLICIES = (
     Defect("temperature-ignored", 4, "The temperature is ignored: greedy answers vary.", wrap=_asked(temperature=1.0)),
     Defect("seed-ignored", 4, "The seed is ignored.", wrap=_seedless),
@@ -364,7 +398,7 @@ def all_defects() -> Iterator[tuple[Defect, str]]:
     """Yield each defect with each wire that it can be planted on."""
     from tito_conformance.client_defects import CLIENT
 
-    for defect in (*ANSWERS, *POLICIES):
+    for defect in (*ANSWERS, *STREAMS, *POLICIES):
         for wire in defect.wires:
             yield defect, wire
     for defect in CLIENT:

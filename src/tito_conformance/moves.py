@@ -115,7 +115,25 @@ class Together(Move, frozen=True):
     texts: tuple[str, ...] = ("One", "Two")
 
 
+class Stream(Move, frozen=True):
+    """Answers are streamed, in the whole conversation; it comes first."""
+
+
 AnyMove = (
-    Ask | Cut | StopAt | Force | Shape | Cancel | Edit | Trim | Rewind | Again | Seed | Opening | Sampling | Together
+    Stream
+    | Ask
+    | Cut
+    | StopAt
+    | Force
+    | Shape
+    | Cancel
+    | Edit
+    | Trim
+    | Rewind
+    | Again
+    | Seed
+    | Opening
+    | Sampling
+    | Together
 )
 """Any move, for reading it from JSON."""

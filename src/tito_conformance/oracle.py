@@ -149,22 +149,27 @@ def _sglang(exchange: Seen, sent: dict[str, Any]) -> Heard | None:
     if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
         return None
     heard = Heard(sent["rid"], list(sent["input_ids"]), wanted)
-    for answer in _answers(exchange):
-        meta = answer["meta_info"]
-        rows = meta.get("output_token_logprobs") or []
-        if len(answer["output_ids"]) >= len(heard.output) + len(rows) or len(rows) == len(answer["output_ids"]):
-            heard.output, heard.logprobs, heard.logprob_ids = [], [], []
-        heard.output += answer["output_ids"]
-        heard.logprobs += [row[0] for row in rows]
-        heard.logprob_ids += [row[1] for row in rows]
-        heard.echoed = answer.get("prompt_token_ids") or heard.echoed
-        reason = meta.get("finish_reason") or {}
-        heard.finish, heard.stop = reason.get("type"), reason.get("matched")
-        heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
-        heard.completion_tokens = meta.get("completion_tokens")
-        heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
-        heard.text = answer.get("text")
+    answers = _answers(exchange)
+    meta = answers[-1]["meta_info"]
+    heard.completion_tokens = meta.get("completion_tokens")
+    heard.output = _whole([answer["output_ids"] for answer in answers], heard.completion_tokens)
+    tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
+    rows = _whole(tables, heard.completion_tokens)
+    heard.logprobs, heard.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
+    heard.echoed = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
+    reason = meta.get("finish_reason") or {}
+    heard.finish, heard.stop = reason.get("type"), reason.get("matched")
+    heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
+    heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
+    heard.text = answers[0].get("text") if len(answers) == 1 else None
     return heard
+
+
+def _whole(parts: list[list[Any]], count: int | None) -> list[Any]:
+    """Put the parts of a stream together: each event repeats what came before, unless the server was told not to."""
+    if len(parts) == 1 or len(parts[-1]) == count:
+        return list(parts[-1])
+    return [item for part in parts for item in part]
 
 
 def compare(turns: Sequence[Told], heard: Sequence[Heard], stop_ids: Sequence[int]) -> Iterator[Problem]:

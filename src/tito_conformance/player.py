@@ -45,6 +45,7 @@ class Player:
     Attributes:
         connected: The server.
         tally: Where checks are counted.
+        stream: Whether answers are streamed.
         model: The model; its ledger is what is checked.
         lives: The agents.
         cancelled: Requests that were given up, whose answers may be missing.
@@ -53,6 +54,7 @@ class Player:
 
     connected: Connected
     tally: Tally
+    stream: bool = False
     model: TITOModel = field(init=False)
     lives: list[Life] = field(default_factory=lambda: [Life(), Life()])
     parents: Parents = field(default_factory=Parents)
@@ -62,13 +64,15 @@ class Player:
 
     def __post_init__(self) -> None:
         policy = self.connected.policy
-        self.model = policy.model(sampling={"max_new_tokens": TOKENS})
+        self.model = policy.model(sampling={"max_new_tokens": TOKENS}, stream=self.stream)
         self.renderer = Renderer(policy.tokenizer, policy.template.arguments)
 
     async def play(self, move: m.Move) -> None:
         """Play one move."""
         life = self.lives[move.agent % len(self.lives)]
         match move:
+            case m.Stream():
+                return  # how the whole conversation is played
             case m.Ask():
                 life.hear(move.text, move)
                 await self._answered(life)

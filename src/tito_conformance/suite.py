@@ -10,14 +10,15 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tito_conformance import closing, drawing, fixed
 from tito_conformance.laws import BrokenLawError, Tally
-from tito_conformance.moves import Move
+from tito_conformance.moves import Move, Stream
 from tito_conformance.player import Player
 from tito_conformance.profiles import Profile
-from tito_conformance.target import Connected, Target, connect
+from tito_conformance.target import Connected, Target, connect, takes_chunks
 from tito_core.backend.errors import BackendError
 from tito_core.ledger import LawViolationError
 from tito_core.parsing.grammar import NoCallGrammarError
@@ -116,7 +117,7 @@ def replay(target: Target, profile: Profile, moves: list[Move]) -> Outcome:
 
 async def _whole(outcome: Outcome, moves: list[Move]) -> None:
     first = len(outcome.connected.log.exchanges) if outcome.connected.log else 0
-    player = Player(outcome.connected, outcome.tally)
+    player = Player(outcome.connected, outcome.tally, any(isinstance(move, Stream) for move in moves))
     for move in moves:
         await player.play(move)
     await closing.close(player, first)
@@ -192,6 +193,8 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
         can_force=_can_force(connected),
     )
 
+    can_stream = takes_chunks(connected.policy.backend)
+
     class Conversation(RuleBasedStateMachine):
         """One conversation: each step is one move."""
 
@@ -201,6 +204,12 @@ def _machine(running: Run) -> type[RuleBasedStateMachine]:
             self.player = Player(connected, outcome.tally)
             self.moves: list[Move] = []
             self.failed = False
+
+        @initialize(streams=st.booleans())
+        def begin(self, streams: bool) -> None:
+            if streams and can_stream:
+                self.moves.append(Stream())
+                self.player = Player(connected, outcome.tally, stream=True)
 
         @rule(move=drawn)
         def step(self, move: Any) -> None:

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tito_conformance.wire_log import TransportFactory, WireLog
+from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.policy import Policy
 
@@ -75,6 +76,11 @@ async def connect(target: Target) -> Connected:
         **options,
     )
     return Connected(target, policy, log)
+
+
+def takes_chunks(backend: Backend) -> bool:
+    """Tell whether a backend can stream."""
+    return "on_chunk" in inspect.signature(backend.generate).parameters
 
 
 def _takes_transport(backend: str) -> bool:
