@@ -22,6 +22,7 @@ from tito_core.ledger import (
     Ledger,
     MediaSpan,
     Reason,
+    ResponseSpan,
     Turn,
     VersionSpan,
     check_ledger,
@@ -433,3 +434,32 @@ def test_identities_and_annotations_are_named() -> None:
     with pytest.raises(UnicodeEncodeError):
         Annotation("\ud800", 1)
     said(TypeError, "reward is {1}, which is no JSON.", lambda: Annotation("reward", {1}))
+
+
+SPANS = [
+    ([(0, 3)], None),
+    ([(0, 1), (1, 3)], None),
+    ([], "response spans end at 0, the output has 3 tokens."),
+    ([(0, 2)], "response spans end at 2, the output has 3 tokens."),
+    ([(0, 4)], "response spans end at 4, the output has 3 tokens."),
+    ([(1, 3)], "response span 1:3 should start at output offset 0."),
+    ([(0, 1), (2, 3)], "response span 2:3 should start at output offset 1."),
+    ([(0, 2), (1, 3)], "response span 1:3 should start at output offset 2."),
+    ([(0, 0), (0, 3)], "response span 0:0 should start at output offset 0."),
+    ([(0, 3), (3, 2)], "response span 3:2 should start at output offset 3."),
+]
+
+
+@pytest.mark.parametrize(("spans", "sentence"), SPANS)
+def test_the_responses_of_a_resumed_turn_tile_it(spans: list[tuple[int, int]], sentence: str | None) -> None:
+    responses = [ResponseSpan(start, stop, "r") for start, stop in spans]
+    if sentence is None:
+        laws.check_responses(responses, 3, turn=7)
+    else:
+        said(4, f"turn 7: {sentence}", lambda: laws.check_responses(responses, 3, turn=7))
+    draft = make_draft(None, 0, [1, 2], [3, 4, 5])
+    resumed = replace(draft, engine=replace(draft.engine, responses=tuple(responses)))
+    if sentence is None or not responses:  # none: one response is all
+        Ledger().commit(resumed)
+    else:
+        said(4, f"turn 0: {sentence}", lambda: Ledger().commit(resumed))
