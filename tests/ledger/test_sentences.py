@@ -23,6 +23,7 @@ from tito_core.ledger import (
     MediaSpan,
     Reason,
     ResponseSpan,
+    Trajectory,
     Turn,
     VersionSpan,
     check_ledger,
@@ -463,3 +464,71 @@ def test_the_responses_of_a_resumed_turn_tile_it(spans: list[tuple[int, int]], s
         Ledger().commit(resumed)
     else:
         said(4, f"turn 0: {sentence}", lambda: Ledger().commit(resumed))
+
+
+def three_turns() -> Ledger:
+    ledger = Ledger()
+    for _ in range(3):
+        parent = len(ledger) - 1 if len(ledger) else None
+        ledger.commit(make_draft(parent, ledger.path_length(parent), [0, 2], [3, 0, 5]))
+    return ledger
+
+
+WRONG: dict[str, Callable[[Trajectory], dict[str, Any]]] = {
+    "a mask too short": lambda t: {"loss_mask": t.loss_mask[1:]},
+    "a logprob too few": lambda t: {"logprobs": t.logprobs[:-1]},
+    "a token too few": lambda t: {
+        "token_ids": t.token_ids[:-1],
+        "loss_mask": t.loss_mask[:-1],
+        "logprobs": t.logprobs[:-1],
+        "provenance": t.provenance[:-1],
+    },
+    "a turn too few": lambda t: {"path": t.path[:-1]},
+    "a logprob on a prompt": lambda t: {"logprobs": np.where(np.arange(len(t.logprobs)) == 5, -1.0, t.logprobs)},
+    "no logprob on an output": lambda t: {"logprobs": np.where(np.arange(len(t.logprobs)) == 3, np.nan, t.logprobs)},
+    "an id below 0": lambda t: {"token_ids": np.where(np.arange(len(t.token_ids)) == 7, -1, t.token_ids)},
+    "a sentinel": lambda t: {"logprobs": np.where(np.arange(len(t.logprobs)) == 3, -9999.0, t.logprobs)},
+    "a logprob above 0": lambda t: {"logprobs": np.where(np.arange(len(t.logprobs)) == 3, 2e-4, t.logprobs)},
+}
+
+
+def test_what_is_sound_is_told_at_once_from_what_is_not() -> None:
+    [whole] = three_turns().trajectories()
+    assert laws._is_sound(whole)
+    at_the_bound = np.where(np.isfinite(whole.logprobs), np.float64(laws.ROUNDING), whole.logprobs)
+    assert laws._is_sound(replace(whole, logprobs=at_the_bound))
+    for name, change in WRONG.items():
+        assert not laws._is_sound(replace(whole, **change(whole))), name
+
+
+def test_the_first_wrong_place_is_named_after_values_at_the_bound() -> None:
+    ids = lambda *values: replace(make_draft(None, 0, [1], [2]), columns=pack(output_ids=values))  # noqa: E731
+    for place in range(3):
+        values = [0, 0, 0]
+        values[place] = -7
+        sentence = f"turn 4: output id -7 at offset {place} is negative."
+        said(2, sentence, lambda values=values: laws.check_values(ids(*values), turn=4))
+    laws.check_values(ids(0, 0, 0), turn=4)
+    mixed = replace(make_draft(None, 0, [1], [2]), columns=pack(prompt_provenance=[2, 3]))
+    said(
+        3,
+        "turn 4: delta token 1 has provenance 3; only the engine's output may.",
+        lambda: laws.check_values(mixed, turn=4),
+    )
+
+
+def test_a_ledger_names_the_turn_whose_facts_are_wrong() -> None:
+    ledger = three_turns()
+    wrong = replace(ledger[1].draft, prompt_length=99)
+    loaded = Ledger.load(ledger.header, [ledger[0].draft, wrong, ledger[2].draft], [])
+    sentence = (
+        "turn 1: the engine reported a prompt of 99 tokens, the ledger holds 7 (5 of the path and 2 of the delta)."
+    )
+    said(4, sentence, lambda: check_ledger(loaded))
+
+
+def test_a_resumed_turn_keeps_its_responses() -> None:
+    spans = (ResponseSpan(0, 1, "a"), ResponseSpan(1, 3, "b"))
+    draft = make_draft(None, 0, [1, 2], [3, 4, 5])
+    turn = Ledger().commit(replace(draft, engine=replace(draft.engine, responses=spans)))
+    assert turn.draft.engine.responses == spans
