@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ from tito_core.history import as_shown
 from tito_core.ledger import CallRecord, Finish, Ledger
 from tito_core.ledger.histories import extended
 from tito_core.policy import Policy
-from tito_core.prompts import Prompts
 from tito_core.turns import Prepared, prepare
 
 
@@ -27,9 +25,10 @@ def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> i
 
     What a request holds is worked out by the model's own code from the whole history, each time anew.
     """
-    parts: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(Policy))
-    parts |= {"backend": SimpleNamespace(name="drawn"), "tokenizer": tokenizer, "template": template}
-    policy, ledger, state = Policy(**{**parts, "stop_token_ids": (), "prompts": Prompts()}), Ledger(), {}  # type: ignore[var-annotated]
+    nothing: Any = None  # what no request needs before it is sent
+    backend: Any = SimpleNamespace(name="drawn")
+    policy = Policy(backend, nothing, tokenizer, template, nothing, nothing, stop_token_ids=())
+    ledger, state = Ledger(), dict[str, Any]()
     before: list[int] = []
     broken = 0
     for turn in [*drawn.turns, None]:
