@@ -13,7 +13,8 @@ import pytest
 
 from support.drafts import make_draft
 from tito_core import store
-from tito_core.ledger import Ledger
+from tito_core.ledger import Header, Ledger
+from tito_core.ledger.header import new_uuid
 
 
 def through_a_file(ledger: Ledger, path: Path) -> Ledger:
@@ -109,3 +110,15 @@ def test_what_was_said_does_not_change_afterwards() -> None:
     said["a"].append(2)
     assert ledger.header.user == {"a": [1]}
     assert ledger.annotation("scores") == [1]
+
+
+def test_a_certificate_is_kept_as_plain_json_of_its_own() -> None:
+    given: dict[str, Any] = {"template": "t", "passed": np.int64(3)}
+    header = Header(new_uuid(), certificate=given)
+    given["template"] = "changed"
+    assert header.certificate == {"template": "t", "passed": 3}
+    assert header.certificate is not None
+    assert type(header.certificate["passed"]) is int
+    assert Header(new_uuid()).certificate is None
+    with pytest.raises(TypeError, match=r"^certificate\['a'\] is \{1\}, which is no JSON\.$"):
+        Header(new_uuid(), certificate={"a": {1}})
