@@ -161,6 +161,7 @@ class _Reader:
         self._blocks: list[str] = []
         self._late: list[str] = []  # those after text
         self._texts: list[str] = []
+        self._talked = False  # whether any of them is more than blank
         self._closed = True
         self._spoken = False  # calls without a tag are the message, so nothing is said before them
 
@@ -203,6 +204,7 @@ class _Reader:
             if after is not None:
                 return after
         self._texts.append(text)
+        self._talked = self._talked or bool(text.strip())
         return stop
 
     def _block(self, start: int) -> int:
@@ -211,6 +213,6 @@ class _Reader:
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._said.text) if close is None else close.start
-        blocks = self._late if any(map(str.strip, self._texts)) else self._blocks
+        blocks = self._late if self._talked else self._blocks
         blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
         return stop if close is None else close.stop
