@@ -18,7 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from tito_conformance.defects import SERVERS, SOUND, Defect, all_defects
+from tito_conformance.defect import SERVERS, SOUND, Defect
+from tito_conformance.defects import all_defects
 from tito_conformance.laws import LAWS
 from tito_conformance.profiles import PROFILES
 from tito_conformance.trial import Verdict, tried

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_conformance import suite
-from tito_conformance.defects import Defect, planted
+from tito_conformance.defect import Defect, planted
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError

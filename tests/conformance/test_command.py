@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from support.scripted import tokenizer
-from tito_conformance.defects import Defect, all_defects
+from tito_conformance.defect import Defect
+from tito_conformance.defects import all_defects
 from tito_conformance.scripted_policy import ConformancePolicy
 from tito_core.testing import ScriptedServer, scripted_server
 

@@ -8,7 +8,8 @@ import pytest
 
 from support.scripted import tokenizer
 from tito_conformance import suite
-from tito_conformance.defects import SERVERS, SOUND, Defect, all_defects, planted
+from tito_conformance.defect import SERVERS, SOUND, Defect, planted
+from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS
 from tito_conformance.profiles import PROFILES
