@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tito_conformance.moves import Ask
+from tito_core.testing.moves import Ask
 
 Message = dict[str, Any]
 
@@ -61,7 +61,7 @@ class Life:
         """List the calls of the last answer, which no result has met."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             return []
-        return [block["toolUse"] for block in self.messages[-1]["content"] if "toolUse" in block]
+        return uses_of(self.messages[-1])
 
     def hear(self, text: str, ask: Ask | None = None) -> None:
         """Add what comes before the next answer: results of the calls that wait for them, else the user's words."""
@@ -76,6 +76,16 @@ class Life:
         else:
             self.messages.append({"role": "user", "content": blocks})
 
+    def uses(self) -> list[Any]:
+        """List every call of the history."""
+        return [use for message in self.messages for use in uses_of(message)]
+
+    def edit(self, at: int, text: str) -> None:
+        """Let a message that has words say others."""
+        message = self.messages[at % len(self.messages)]
+        if any("text" in block for block in message["content"]):
+            message["content"] = [{"text": text} if "text" in block else block for block in message["content"]]
+
     def drop_first(self, count: int) -> None:
         """Let the oldest messages go, up to a user's own words."""
         del self.messages[:count]
@@ -87,6 +97,11 @@ class Life:
         del self.messages[max(0, len(self.messages) - count) :]
         while self.messages and (self.messages[-1]["role"] == "assistant" and self.pending()):
             del self.messages[-1]
+
+
+def uses_of(message: Message) -> list[Any]:
+    """List the calls of one message."""
+    return [block["toolUse"] for block in message["content"] if "toolUse" in block]
 
 
 def _is_words(message: Message) -> bool:

@@ -72,7 +72,7 @@ def read_moves(path: Path) -> list[Any]:
     """
     import msgspec
 
-    from tito_conformance.moves import AnyMove
+    from tito_core.testing.moves import AnyMove
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[AnyMove])

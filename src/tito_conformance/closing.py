@@ -9,61 +9,61 @@ from typing import Any
 
 import numpy as np
 
-from tito_conformance import oracle, told
-from tito_conformance.laws import Tally
+from tito_conformance import oracle, routing, told, wire_reading
+from tito_conformance.laws import OF_COLUMNS, Tally
 from tito_conformance.player import Player
 from tito_conformance.target import Connected
+from tito_conformance.telling import Problem, Told
 from tito_core import store
 from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
 from tito_core.verify import rescore
 
 OF_THE_WIRE = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
 """Checks that need to read the wire."""
+OF_TRAINING = ("trajectory", "mask", "alignment")
+"""Checks of what a trainer gets."""
 
 
-async def close(player: Player, first_exchange: int) -> None:
-    """Check a finished conversation.
-
-    Args:
-        player: It.
-        first_exchange: Where its part of the wire log begins.
-    """
+async def close(player: Player) -> None:
+    """Check a finished conversation, and forget its part of the wire log."""
     ledger, tally, connected = player.model.ledger, player.tally, player.connected
-    if not len(ledger):
-        return
-    try:
-        check_ledger(ledger)
-    except LawViolationError as error:
-        tally.hold("ledger", False, str(error))
-    tally.hold("ledger", True, "", len(ledger))
-    _against_the_wire(player, first_exchange)
-    turns = told.turns(ledger)
-    _count(
-        tally, ("trajectory", "mask", "alignment"), oracle.trained(turns, list(told.trajectories(ledger))), len(turns)
-    )
-    _inert(ledger, connected, tally)
-    _saved(ledger, tally)
-    await _rescored(ledger, connected, tally)
+    if len(ledger):
+        try:
+            check_ledger(ledger)
+        except LawViolationError as error:
+            tally.hold("ledger", False, str(error))
+        tally.hold("ledger", True, "", len(ledger))
+        turns = told.turns(ledger, player.wanted)
+        _against_the_wire(player, turns)
+        _count(tally, OF_TRAINING, oracle.trained(turns, list(told.trajectories(ledger))), len(turns))
+        _inert(ledger, connected, tally)
+        _saved(ledger, tally)
+        await _rescored(ledger, connected, tally)
+        if player.wanted.routed_experts:
+            await routing.again(ledger, player.wanted, connected, tally)
+    if connected.log is not None:
+        del connected.log.exchanges[player.first :]
 
 
-def _count(tally: Tally, names: Iterable[str], problems: Iterable[oracle.Problem], cases: int) -> None:
+def _count(tally: Tally, names: Iterable[str], problems: Iterable[Problem], cases: int) -> None:
     for name, problem in problems:
         tally.hold(name, False, problem)
     for name in names:
         tally.hold(name, True, "", cases)
 
 
-def _against_the_wire(player: Player, first: int) -> None:
+def _against_the_wire(player: Player, turns: list[Told]) -> None:
     connected, tally, ledger = player.connected, player.tally, player.model.ledger
     if connected.wire is None or connected.log is None:
         why = f"The wire of {connected.target.backend} is not known, or the backend lets nobody listen."
         for name in OF_THE_WIRE:
             tally.skip(name, why, len(ledger))
         return
-    heard = oracle.generations(connected.wire, connected.log.exchanges[first:])
-    turns = told.turns(ledger)
+    heard = wire_reading.generations(connected.wire, connected.log.exchanges[player.first :])
     stops = connected.policy.stop_token_ids
-    _count(tally, [n for n in OF_THE_WIRE if n != "text"], oracle.compare(turns, heard, stops), len(turns))
+    columns = [name for name, column in OF_COLUMNS.items() if getattr(player.wanted, column)]
+    made = [*(name for name in OF_THE_WIRE if name != "text"), *columns]
+    _count(tally, made, oracle.compare(turns, heard, stops), len(turns))
     decode = connected.policy.tokenizer.decode
     spoken = [one for one in heard if one.text is not None]
     _count(tally, ("text",) if spoken else (), oracle.spelled(heard, lambda ids: str(decode(ids))), len(spoken))
@@ -104,18 +104,20 @@ def _saved(ledger: Ledger, tally: Tally) -> None:
 
 
 async def _rescored(ledger: Ledger, connected: Connected, tally: Tally) -> None:
-    found = await rescore(ledger, connected.policy.backend)
-    if len(found.differences):
-        tolerance = connected.target.tolerance_nats
-        worst = float(np.max(found.differences))
-        tally.hold(
-            "rescored",
-            worst <= tolerance,
-            f"a sampled token's logprob lies {worst:.4g} nats from the server's own score, more than {tolerance:g}.",
-            len(found.differences),
-        )
+    found = await rescore(ledger, connected.policy.backend, version=connected.live)
+    tolerance = connected.target.tolerance_nats
+    for check, differences, what in (
+        ("rescored", found.differences, "a sampled token's"),
+        ("scored", found.prompt_differences, "a prompt token's"),
+    ):
+        if len(differences):
+            worst = float(np.max(differences))
+            problem = f"{what} logprob lies {worst:.4g} nats from the server's own score, more than {tolerance:g}."
+            tally.hold(check, worst <= tolerance, problem, len(differences))
     if found.not_comparable:
         why = "Sampled at a temperature, or under penalties or a grammar, that a score does not have."
+        if connected.live is not None:
+            why = "Sampled by weights that are gone, or at a temperature, under penalties or a grammar."
         tally.skip("rescored", why, found.not_comparable)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_conformance.answer_views import View, view_of
+from tito_conformance.reloading import TOKENS as RELOADED
 from tito_conformance.scripted_policy import ConformancePolicy
 from tito_conformance.wire_log import TransportFactory
 from tito_core.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
@@ -31,7 +32,8 @@ class Defect:
         edit: Changes an answer, or None.
         wrap: Changes what the policy says, or None.
         events: Changes the events of a streamed answer, or None.
-        client: Changes the client while it lasts, or None.
+        client: Changes the client, or the scripted engine, while it lasts.
+        weights: Whether it shows only where weights change.
         wires: Those on which it can be planted.
     """
 
@@ -43,6 +45,7 @@ class Defect:
     events: Callable[[list[Any]], None] | None = None
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
     wires: tuple[str, ...] = SERVERS
+    weights: bool = False
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
         """Give the fault that plants it in answers of a wire."""
@@ -66,6 +69,16 @@ class Defect:
         return of_request
 
 
+EXPERTS = (2, 2)
+"""Layers, and experts a token, of the scripted models."""
+_WATCHED_S = 0.5
+
+
+def latency(request: ScriptedRequest) -> float:
+    """Take time for those answers under which weights change, and for no other."""
+    return _WATCHED_S if request.max_new_tokens == RELOADED else 0.0
+
+
 def planted(defect: Defect, wire: str, tokenizer: Any, end: int) -> TransportFactory:
     """Give a scripted engine with the defect in its answers or its policy, as a transport.
 
@@ -84,6 +97,8 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int) -> TransportFac
         decode=lambda ids: str(tokenizer.decode(list(ids))),
         scale_out=wire == "vllm",
         fault=defect.fault(wire),
+        experts=EXPERTS,
+        latency=latency,
     )
     return lambda: InProcessTransport(engine)
 

@@ -82,6 +82,7 @@ def _alike(tally: Tally, check: str, one: TokenResponse, other: TokenResponse, q
             f"{question!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
         )
         tally.hold(check, margin <= NEAR_TIE_NATS, problem)
+        tally.notes.append(f"A near-tie fell two ways: {problem}")
     else:
         tally.hold(check, len(one.output_ids) == len(other.output_ids), f"{question!r}: one answer is longer.")
     tally.hold(check, drift <= NEAR_TIE_NATS, f"{question!r}: equal tokens, but logprobs {drift:.3g} nats apart.")

@@ -52,6 +52,10 @@ _ALL = (
     Check("usage", 4, "The server counts the tokens that there are."),
     Check("cached", 4, "Cached tokens are tokens of the prompt."),
     Check("finish", 4, "Why an answer ended agrees with its last tokens and with what was asked for."),
+    Check("top", 4, "The likeliest tokens are the answer's; the sampled one is among them, or less likely than all."),
+    Check("scored", 4, "Logprobs of the prompt are the answer's, of the prompt's own tokens, and as the server scores."),
+    Check("routed", 4, "Each token but the last has the experts that the answer tells, and tells again."),
+    Check("left", 4, "A sampling mask is the answer's, no larger than top_k, and holds the sampled token."),
     Check("text", 4, "The ids spell the text beside them."),
     Check("refused", 4, "The client refuses no answer of the server."),
     Check("stopped", 4, "An answer ends with the stop string that was asked for, and holds none before."),
@@ -70,9 +74,25 @@ _ALL = (
     Check("shaped", 9, "An answer of a given shape has it."),
     Check("constrained", 9, "What was sampled under a grammar is marked so, and nothing else."),
     Check("versions", 10, "Weight versions tile each completion as the server says them."),
+    Check("changed", 10, "Weights that change under an answer are named for the tokens that each sampled."),
+    Check("live", 10, "After a change of weights an answer names the new ones alone."),
     Check("semantics", 11, "What the logprobs mean was measured."),
     Check("saved", 12, "A ledger comes back from JSON and from a file as it was."),
+    Check("ledgers", 13, "Two servers give one ledger, apart from the engine's record and the logprobs' last digits."),
+    Check("greedy", 13, "Two servers give the same greedy ids, up to a near-tie."),
+    Check("agreed", 13, "Two servers give equal tokens the same logprobs, within the tolerance."),
 )
+OF_PARITY = ("ledgers", "greedy", "agreed")
+"""Checks that need a second server."""
+OF_WEIGHTS = ("changed", "live")
+"""Checks that need leave to change weights."""
+OF_COLUMNS = {
+    "top": "top_logprobs",
+    "scored": "prompt_logprobs",
+    "routed": "routed_experts",
+    "left": "sampling_mask",
+}
+"""Checks of what is wanted beside, with what is wanted."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
 
@@ -93,12 +113,23 @@ class BrokenLawError(AssertionError):
 
 @dataclass
 class Tally:
-    """How often each check was made, what could not be checked, with why, and how many turns were played."""
+    """How often each check was made, and what could not be checked, with why.
+
+    Attributes:
+        passed: Cases that held, by check.
+        failed: Cases that did not.
+        not_applicable: Cases that could not be checked, by check and why.
+        turns: How many turns were played.
+        apart_nats: The furthest that two servers' logprobs of one token were apart.
+        notes: What a reader of the report should know besides, as sentences: near-ties.
+    """
 
     passed: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     not_applicable: dict[str, Counter[str]] = field(default_factory=dict)
     turns: int = 0
+    apart_nats: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def hold(self, check: str, sound: bool, problem: str, cases: int = 1) -> None:
         """Count a check; raise what is broken."""

@@ -1,70 +1,18 @@
-"""An independent reader of the wire: slow, obvious, and sharing no code with `tito_core`.
+"""An independent judge of ledgers: slow, obvious, and sharing no code with `tito_core`.
 
-It knows the JSON of vLLM's and SGLang's answers by itself, rebuilds every path of a rollout out of what was sent and
-what came back, and compares that with what the ledger says. A ledger comes to it as plain lists.
+It rebuilds every path of a rollout out of what was sent and what came back, as `wire_reading` reads it, and compares
+that with what the ledger says. A ledger comes to it as plain lists.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-Problem = tuple[str, str]
-"""A check's name and a sentence."""
-
-
-class Seen(Protocol):
-    """What the oracle reads of an exchange."""
-
-    path: str
-    headers: dict[str, str]
-    sent: bytes
-    status: int | None
-    got: bytearray
-    whole: bool
-
-
-@dataclass
-class Heard:
-    """One generation as the wire tells it. What an engine does not say is None."""
-
-    name: str
-    prompt: list[int]
-    wanted: dict[str, Any]
-    echoed: list[int] | None = None
-    output: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
-    logprob_ids: list[int] = field(default_factory=list)
-    finish: str | None = None
-    stop: int | str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
-    versions: list[tuple[int, int, str]] | None = None
-    text: str | None = None
-
-
-@dataclass
-class Told:
-    """One turn as the ledger tells it."""
-
-    index: int
-    parent: int | None
-    prompt: list[int]
-    provenance: list[int]
-    output: list[int]
-    logprobs: list[float]
-    finish: str
-    stop: int | str | None
-    request: str
-    cached_tokens: int | None
-    versions: list[tuple[int, int, str | None]]
-    constrained: bool
-    max_new_tokens: int
+from tito_conformance.column_oracle import beside
+from tito_conformance.telling import Problem, Told, float32
+from tito_conformance.wire_reading import Heard
 
 
 @dataclass
@@ -75,101 +23,6 @@ class Trained:
     mask: list[int]
     logprobs: list[float]
     turns: list[int]
-
-
-def generations(kind: str, exchanges: Iterable[Seen]) -> list[Heard]:
-    """Read every whole, successful generation; scores and what the server was asked about itself are left out.
-
-    Args:
-        kind: "vllm" or "sglang"; of another wire nothing is known.
-        exchanges: What went over it.
-    """
-    read = {"vllm": _vllm, "sglang": _sglang}.get(kind)
-    if read is None:
-        return []
-    found = []
-    for exchange in exchanges:
-        if exchange.status == 200 and exchange.whole and exchange.sent:
-            heard = read(exchange, json.loads(exchange.sent))
-            if heard is not None:
-                found.append(heard)
-    return found
-
-
-def _answers(exchange: Seen) -> list[Any]:
-    """Give the answer's JSON documents: one, or one an event of a stream."""
-    text = exchange.got.decode()
-    if not text.lstrip().startswith("data:"):
-        return [json.loads(text)]
-    lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-def _vllm(exchange: Seen, sent: dict[str, Any]) -> Heard | None:
-    whole = exchange.path.endswith("/inference/v1/generate")
-    if not whole and not exchange.path.endswith("/v1/completions"):
-        return None
-    wanted = sent.get("sampling_params", sent) if whole else sent
-    if wanted.get("logprobs") is None or (wanted.get("prompt_logprobs") is not None and wanted.get("max_tokens") == 1):
-        return None
-    heard = Heard(exchange.headers["x-request-id"], list(sent["token_ids" if whole else "prompt"]), wanted)
-    for answer in _answers(exchange):
-        if answer.get("usage"):
-            heard.prompt_tokens = answer["usage"]["prompt_tokens"]
-            heard.completion_tokens = answer["usage"]["completion_tokens"]
-            heard.cached_tokens = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
-        for choice in answer.get("choices", ()):
-            heard.output += choice.get("token_ids") or []
-            _vllm_logprobs(heard, choice.get("logprobs"))
-            heard.echoed = heard.echoed or choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
-            heard.finish = choice.get("finish_reason") or heard.finish
-            heard.stop = heard.stop if choice.get("stop_reason") is None else choice["stop_reason"]
-            if choice.get("weight_versions") is not None:
-                heard.versions = [(v["start"], v["end"], v["version"]) for v in choice["weight_versions"]]
-            if choice.get("text") is not None:
-                heard.text = (heard.text or "") + choice["text"]
-    return heard
-
-
-def _vllm_logprobs(heard: Heard, logprobs: Any) -> None:
-    if logprobs is None:
-        return
-    if "content" in logprobs:
-        for entry in logprobs["content"]:
-            heard.logprobs.append(entry["logprob"])
-            token = entry.get("token_id")
-            heard.logprob_ids.append(int(entry["token"].split(":")[1]) if token is None else token)
-        return
-    heard.logprobs += logprobs["token_logprobs"]
-    heard.logprob_ids += [int(token.split(":")[1]) for token in logprobs["tokens"]]
-
-
-def _sglang(exchange: Seen, sent: dict[str, Any]) -> Heard | None:
-    wanted = sent.get("sampling_params") or {}
-    if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
-        return None
-    heard = Heard(sent["rid"], list(sent["input_ids"]), wanted)
-    answers = _answers(exchange)
-    meta = answers[-1]["meta_info"]
-    heard.completion_tokens = meta.get("completion_tokens")
-    heard.output = _whole([answer["output_ids"] for answer in answers], heard.completion_tokens)
-    tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
-    rows = _whole(tables, heard.completion_tokens)
-    heard.logprobs, heard.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
-    heard.echoed = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
-    reason = meta.get("finish_reason") or {}
-    heard.finish, heard.stop = reason.get("type"), reason.get("matched")
-    heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
-    heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
-    heard.text = answers[0].get("text") if len(answers) == 1 else None
-    return heard
-
-
-def _whole(parts: list[list[Any]], count: int | None) -> list[Any]:
-    """Put the parts of a stream together: each event repeats what came before, unless the server was told not to."""
-    if len(parts) == 1 or len(parts[-1]) == count:
-        return list(parts[-1])
-    return [item for part in parts for item in part]
 
 
 def compare(turns: Sequence[Told], heard: Sequence[Heard], stop_ids: Sequence[int]) -> Iterator[Problem]:
@@ -210,7 +63,7 @@ def _one(turn: Told, before: list[int], said: Heard, stop_ids: set[int]) -> Iter
         yield "output", f"the ledger's output differs from the answer at token {_apart(turn.output, said.output)}."
     if said.logprob_ids != said.output:
         yield "logprobs", "the answer's logprobs are those of other tokens."
-    if [_float32(value) for value in said.logprobs] != turn.logprobs:
+    if [float32(value) for value in said.logprobs] != turn.logprobs:
         yield "logprobs", "the ledger's logprobs differ from the answer's."
     if any(not math.isfinite(value) or value > 1e-4 or value <= -9999 for value in turn.logprobs):
         yield "logprobs", "a logprob is none."
@@ -218,6 +71,7 @@ def _one(turn: Told, before: list[int], said: Heard, stop_ids: set[int]) -> Iter
         yield "usage", f"the server counted {said.prompt_tokens} prompt tokens of {len(said.prompt)}."
     if said.completion_tokens is not None and said.completion_tokens != len(said.output):
         yield "usage", f"the server counted {said.completion_tokens} completion tokens of {len(said.output)}."
+    yield from beside(turn, said, len(before))
     if turn.cached_tokens != said.cached_tokens or not 0 <= (said.cached_tokens or 0) <= len(said.prompt):
         yield (
             "cached",
@@ -302,7 +156,3 @@ def spelled(heard: Sequence[Heard], decode: Callable[[list[int]], str]) -> Itera
 def _apart(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _float32(value: float | None) -> float | None:
-    return None if value is None else struct.unpack("f", struct.pack("f", value))[0]

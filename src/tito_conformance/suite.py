@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-
-from tito_conformance import closing, drawing, fixed
-from tito_conformance.laws import BrokenLawError, Tally
-from tito_conformance.moves import Move, Stream
-from tito_conformance.player import Player
+from tito_conformance import fixed, reloading
+from tito_conformance.drawn import Drawn, Found, refused_as_law
+from tito_conformance.laws import OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
+from tito_conformance.parity import Pair
+from tito_conformance.playing import Alone, Playing, Stage
 from tito_conformance.profiles import Profile
-from tito_conformance.target import Connected, Target, connect, takes_chunks
+from tito_conformance.target import Connected, Target, connect
 from tito_core.backend.errors import BackendError
-from tito_core.ledger import LawViolationError
-from tito_core.parsing.grammar import NoCallGrammarError
+from tito_core.testing.moves import Move, Opening
 
 Progress = Callable[[int], None]
 """Told after each conversation how many there were."""
+NO_SECOND = "It takes a second server: --against-backend and --against-url."
+NO_WEIGHTS = "Weights are changed only on request: --weights."
 
 
 @dataclass
@@ -35,6 +31,7 @@ class Outcome:
         connected: The server, with what it said of itself.
         profile: How much was to be played.
         tally: The checks.
+        against: The second server, or None.
         broken: The law that does not hold, or None.
         moves: The smallest conversation that shows it; empty when a fixed question showed it.
         error: Something else that ended the run, as a sentence.
@@ -45,6 +42,7 @@ class Outcome:
     connected: Connected
     profile: Profile
     tally: Tally
+    against: Connected | None = None
     broken: BrokenLawError | None = None
     moves: tuple[Move, ...] = ()
     error: str | None = None
@@ -63,185 +61,133 @@ class Outcome:
         return self.broken is None and self.error is None and not self.interrupted
 
 
-@dataclass
-class Run:
-    """A run in progress, in an event loop of its own."""
-
-    outcome: Outcome
-    runner: asyncio.Runner
-    progress: Progress
-    shrink: bool = True
-    found: list[tuple[BaseException, tuple[Move, ...]]] = field(default_factory=list)
-
-
-def run(target: Target, profile: Profile, progress: Progress = lambda count: None, *, shrink: bool = True) -> Outcome:
-    """Test a server.
+def run(
+    target: Target,
+    profile: Profile,
+    progress: Progress = lambda count: None,
+    *,
+    shrink: bool = True,
+    against: Target | None = None,
+) -> Outcome:
+    """Test a server, or two against each other.
 
     Args:
         target: Which.
         profile: How much.
         progress: Told after each conversation.
         shrink: Whether the smallest conversation that breaks a law is looked for.
+        against: A second server of the same weights, which is to say the same; None tests one.
 
     Raises:
-        BackendError, TemplateError, TokenizerError: The server cannot be connected to at all.
+        BackendError, TemplateError, TokenizerError: A server cannot be connected to at all.
     """
     started = time.monotonic()
     with asyncio.Runner() as runner:
-        connected = runner.run(connect(target))
-        outcome = Outcome(connected, profile, Tally())
+        outcome = runner.run(_connected(target, against, profile))
         try:
-            _fixed(outcome, runner)
+            if against is None:
+                _fixed(outcome, runner)
             if outcome.broken is None:
-                _drawn(Run(outcome, runner, progress, shrink))
+                _drawn(outcome, runner, progress, shrink=shrink)
         except KeyboardInterrupt:
             outcome.interrupted = True
         finally:
-            runner.run(connected.policy.backend.aclose())
+            runner.run(_closed(outcome))
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
-def replay(target: Target, profile: Profile, moves: list[Move]) -> Outcome:
+def replay(target: Target, profile: Profile, moves: Sequence[Move], *, against: Target | None = None) -> Outcome:
     """Play one conversation, as a report gives it."""
+    started = time.monotonic()
     with asyncio.Runner() as runner:
-        outcome = Outcome(runner.run(connect(target)), profile, Tally())
+        outcome = runner.run(_connected(target, against, profile))
         try:
-            runner.run(_whole(outcome, moves))
-        except BrokenLawError as broken:
-            outcome.broken, outcome.moves = broken, tuple(moves)
+            runner.run(whole(_stage(outcome), moves))
+            outcome.conversations = 1
+        except (BrokenLawError, BackendError) as error:
+            _found(outcome, Found(refused_as_law(error), tuple(moves)))
         finally:
-            runner.run(outcome.connected.policy.backend.aclose())
+            runner.run(_closed(outcome))
+    outcome.seconds = time.monotonic() - started
     return outcome
 
 
-async def _whole(outcome: Outcome, moves: list[Move]) -> None:
-    first = len(outcome.connected.log.exchanges) if outcome.connected.log else 0
-    player = Player(outcome.connected, outcome.tally, any(isinstance(move, Stream) for move in moves))
+async def whole(stage: Stage, moves: Sequence[Move]) -> None:
+    """Play a whole conversation, and check it at its end."""
+    playing: Playing = stage.begin([move for move in moves if isinstance(move, Opening)])
     for move in moves:
-        await player.play(move)
-    await closing.close(player, first)
+        await playing.play(move)
+    await playing.close()
+
+
+async def _connected(target: Target, against: Target | None, profile: Profile) -> Outcome:
+    outcome = Outcome(await connect(target), profile, Tally())
+    if against is not None:
+        outcome.against = await connect(against)
+    else:
+        for check in OF_PARITY:
+            outcome.tally.skip(check, NO_SECOND)
+    if target.weights is None:
+        for check in OF_WEIGHTS:
+            outcome.tally.skip(check, NO_WEIGHTS)
+    return outcome
+
+
+async def _closed(outcome: Outcome) -> None:
+    for connected in (outcome.connected, outcome.against):
+        if connected is not None:
+            await connected.policy.backend.aclose()
+
+
+def _stage(outcome: Outcome) -> Stage:
+    if outcome.against is None:
+        return Alone(outcome.connected, outcome.tally)
+    return Pair(outcome.connected, outcome.against, outcome.tally)
 
 
 def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
     try:
         runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
+        if outcome.connected.target.weights is not None:
+            runner.run(reloading.change(outcome.connected, outcome.tally))
     except (BrokenLawError, BackendError) as error:
-        broken = _as_law(error)
+        broken = refused_as_law(error)
         if not isinstance(broken, BrokenLawError):
             raise
         outcome.broken = broken
 
 
-def _as_law(error: Exception) -> BrokenLawError | Exception:
-    """Give what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
-    refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
-    return BrokenLawError("refused", str(error)) if refused else error
+def _drawn(outcome: Outcome, runner: asyncio.Runner, progress: Progress, *, shrink: bool) -> None:
+    def told(count: int) -> None:
+        outcome.conversations = count
+        progress(count)
+
+    stage = _stage(outcome)
+    found = Drawn(stage, outcome.profile, outcome.connected.target.seed, runner, told, shrink).play()
+    if found is None:
+        return
+    _found(outcome, found)
+    for move in found.moves if shrink and outcome.broken is not None else ():
+        _left_out(outcome, stage, runner, move)
 
 
-def _drawn(running: Run) -> None:
-    outcome = running.outcome
-    machine = _machine(running)
-    chosen = settings(
-        max_examples=outcome.profile.conversations,
-        stateful_step_count=outcome.profile.moves,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, *([Phase.shrink] if running.shrink else [])],
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
-    try:
-        run_state_machine_as_test(hypothesis.seed(outcome.connected.target.seed)(machine), settings=chosen)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        shown, moves = min(running.found, key=lambda pair: len(pair[1])) if running.found else (error, ())
-        outcome.moves = moves
-        if isinstance(shown, BrokenLawError):
-            outcome.broken = shown
-            if running.shrink:
-                _leave_out(running)
-        else:
-            outcome.error = f"{type(shown).__name__}: {shown}"
+def _found(outcome: Outcome, found: Found) -> None:
+    outcome.moves = found.moves
+    if isinstance(found.error, BrokenLawError):
+        outcome.broken = found.error
+    else:
+        outcome.error = f"{type(found.error).__name__}: {found.error}"
 
 
-def _leave_out(running: Run) -> None:
-    """Leave out each move without which the same check still fails: drawing anew does not always get there."""
-    outcome = running.outcome
+def _left_out(outcome: Outcome, stage: Stage, runner: asyncio.Runner, move: Move) -> None:
+    """Leave out a move without which the same check still fails: drawing anew does not always get there."""
     assert outcome.broken is not None  # who calls has seen it
-    for move in outcome.moves:
-        fewer = [each for each in outcome.moves if each is not move]
-        try:
-            running.runner.run(_whole(outcome, fewer))
-        except BrokenLawError as broken:
-            if broken.check is outcome.broken.check:
-                outcome.broken, outcome.moves = broken, tuple(fewer)
-        except Exception:  # another way to fail shows nothing smaller of this one
-            continue
-
-
-def _machine(running: Run) -> type[RuleBasedStateMachine]:
-    outcome = running.outcome
-    connected = outcome.connected
-    own = closing.controls_of(connected.policy.tokenizer)
-    tokenizer = connected.policy.tokenizer
-    drawn = drawing.moves(
-        own,
-        lambda text: str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))) == text,
-        can_force=_can_force(connected),
-    )
-
-    can_stream = takes_chunks(connected.policy.backend)
-
-    class Conversation(RuleBasedStateMachine):
-        """One conversation: each step is one move."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = len(connected.log.exchanges) if connected.log else 0
-            self.player = Player(connected, outcome.tally)
-            self.moves: list[Move] = []
-            self.failed = False
-
-        @initialize(streams=st.booleans())
-        def begin(self, streams: bool) -> None:
-            if streams and can_stream:
-                self.moves.append(Stream())
-                self.player = Player(connected, outcome.tally, stream=True)
-
-        @rule(move=drawn)
-        def step(self, move: Any) -> None:
-            self.moves.append(move)
-            self._held(self.player.play(move))
-
-        def teardown(self) -> None:
-            if self.failed:
-                return
-            self._held(closing.close(self.player, self.first))
-            if connected.log is not None:
-                del connected.log.exchanges[self.first :]
-            outcome.conversations += 1
-            running.progress(outcome.conversations)
-
-        def _held(self, work: Any) -> None:
-            try:
-                running.runner.run(work)
-            except Exception as error:
-                self.failed = True
-                broken = _as_law(error)
-                running.found.append((broken, tuple(self.moves)))
-                if broken is error:
-                    raise
-                raise broken from error
-
-    return Conversation
-
-
-def _can_force(connected: Connected) -> bool:
+    fewer = tuple(each for each in outcome.moves if each is not move)
     try:
-        connected.policy.parser.call_grammar({"add": {"type": "object"}}, "add", ())
-    except NoCallGrammarError:
-        return False
-    return True
+        runner.run(whole(stage, fewer))
+    except BrokenLawError as broken:
+        if broken.check is outcome.broken.check:
+            outcome.broken, outcome.moves = broken, fewer
+    except Exception:  # another way to fail shows nothing smaller of this one
+        return

@@ -31,6 +31,9 @@ class Target:
         tolerance_nats: How far a score may lie from a reported logprob.
         seed: What is drawn is drawn from it.
         seeds: Whether the server must keep to a request's seed. SGLang does so only in its deterministic mode.
+        experts: Layers and experts a token of a mixture, for a server that does not say them; None otherwise.
+        weights: A folder that the server can read, whose weights it is made to load again and again; None leaves the
+            server's weights alone.
     """
 
     backend: str
@@ -42,15 +45,24 @@ class Target:
     tolerance_nats: float = 0.05
     seed: int = 0
     seeds: bool = False
+    experts: tuple[int, int] | None = None
+    weights: str | None = None
 
 
 @dataclass
 class Connected:
-    """A target with its policy, and the log of its wire where the backend lets one listen."""
+    """A target with its policy, and the log of its wire where the backend lets one listen.
+
+    Attributes:
+        live: The version of the weights that the suite loaded last; None when it has loaded none.
+        changes: How often it has.
+    """
 
     target: Target
     policy: Policy
     log: WireLog | None
+    live: str | None = None
+    changes: int = 0
 
     @property
     def wire(self) -> str | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tito_conformance.oracle import Told, Trained
+from tito_conformance.oracle import Trained
+from tito_conformance.telling import Told
+from tito_core.backend import Wanted
 from tito_core.ledger import Ledger, Turn
 
 
-def turns(ledger: Ledger) -> list[Told]:
-    """Give every turn, in commit order."""
-    return [_told(turn) for turn in ledger]
+def turns(ledger: Ledger, wanted: Wanted) -> list[Told]:
+    """Give every turn, in commit order, with the names of the columns that were wanted."""
+    names = ["top_ids", "top_logprobs"] if wanted.top_logprobs else []
+    names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(wanted, name)]
+    return [_told(turn, names) for turn in ledger]
 
 
 def trajectories(ledger: Ledger) -> Iterable[Trained]:
@@ -24,7 +28,7 @@ def trajectories(ledger: Ledger) -> Iterable[Trained]:
         )
 
 
-def _told(turn: Turn) -> Told:
+def _told(turn: Turn, wanted: list[str]) -> Told:
     draft = turn.draft
     return Told(
         index=turn.index,
@@ -40,4 +44,6 @@ def _told(turn: Turn) -> Told:
         versions=[(span.start, span.stop, span.version) for span in draft.engine.versions],
         constrained=draft.constrained,
         max_new_tokens=draft.max_new_tokens,
+        wanted=wanted,
+        columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_conformance import suite
-from tito_conformance.defect import Defect, planted
+from tito_conformance.defect import EXPERTS, Defect, planted
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError
@@ -46,7 +46,14 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
     """
     backend = "sglang" if wire == "sglang" else "vllm"
     target = Target(
-        backend, "http://scripted", tokenizer, transport=planted(defect, wire, tokenizer, end), seed=seed, seeds=True
+        backend,
+        "http://scripted",
+        tokenizer,
+        transport=planted(defect, wire, tokenizer, end),
+        seed=seed,
+        seeds=True,
+        experts=EXPERTS,
+        weights="/scripted" if defect.weights else None,
     )
     with defect.client():
         try:

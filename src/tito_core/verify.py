@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,11 +22,14 @@ class Rescored:
 
     Attributes:
         differences: |recorded - re-scored| in nats, one a compared token, float32.
-        not_comparable: Sampled tokens left out, since their logprobs mean something else (law 11).
+        not_comparable: Sampled tokens left out, since their logprobs mean something else (law 11), or since other
+            weights than those that score sampled them.
+        prompt_differences: The same of the `prompt_logprobs` that were recorded, which are raw on every engine.
     """
 
     differences: Logprobs
     not_comparable: int
+    prompt_differences: Logprobs = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def quantile(self, q: float) -> float:
         """Give a quantile of the differences in nats; NaN when nothing was compared."""
@@ -38,9 +43,17 @@ async def connect_for_scoring(backend: str, base_url: str) -> Backend:
     return engine
 
 
-async def rescore(ledger: Ledger, backend: Backend) -> Rescored:
-    """Re-score every trajectory of a ledger; each sampled token is compared once, where semantics allow."""
+async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = None) -> Rescored:
+    """Re-score every trajectory of a ledger; each token is compared once, where semantics allow.
+
+    Args:
+        ledger: The ledger.
+        backend: The engine.
+        version: The weights that it has now, where they have changed since: only their tokens are compared, and of
+            prompts none, since no record says which weights scored them. None compares all.
+    """
     differences: list[Logprobs] = []
+    of_prompts: list[Logprobs] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
         try:
@@ -51,15 +64,34 @@ async def rescore(ledger: Ledger, backend: Backend) -> Rescored:
             if not segment.is_output or segment.turn in trajectory.context_turns:
                 continue
             draft = ledger[segment.turn].draft
+            compared = np.zeros(len(draft.output_ids), bool)
             if scores is not None and draft.engine.semantics.comparable_with_scoring():
-                differences.append(np.abs(scores[segment.start : segment.stop] - draft.logprobs))
-            else:
-                not_comparable += len(draft.output_ids)
-    return Rescored(np.concatenate(differences) if differences else np.zeros(0, np.float32), not_comparable)
+                compared = _sampled_by(version, draft)
+                differences.append(np.abs(scores[segment.start : segment.stop] - draft.logprobs)[compared])
+            not_comparable += int(np.count_nonzero(~compared))
+            column = draft.extras.get("prompt_logprobs")
+            if scores is not None and column is not None and version is None:
+                values = column.values.astype(np.float32)
+                of_prompts.append(np.abs(scores[column.start : column.start + column.rows] - values))
+    return Rescored(_joined(differences), not_comparable, _joined(of_prompts))
+
+
+def _sampled_by(version: str | None, draft: Draft) -> npt.NDArray[np.bool_]:
+    """Tell which tokens of a turn some weights sampled; None for any."""
+    chosen = np.full(len(draft.output_ids), version is None)
+    for span in draft.engine.versions if version is not None else ():
+        chosen[span.start : span.stop] = span.version == version
+    return chosen
+
+
+def _joined(parts: Sequence[Logprobs]) -> Logprobs:
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
 def merge(parts: Sequence[Rescored]) -> Rescored:
     """Put the comparisons of several ledgers together."""
-    columns = [part.differences for part in parts]
-    joined = np.concatenate(columns) if columns else np.zeros(0, np.float32)
-    return Rescored(joined, sum(part.not_comparable for part in parts))
+    return Rescored(
+        _joined([part.differences for part in parts]),
+        sum(part.not_comparable for part in parts),
+        _joined([part.prompt_differences for part in parts]),
+    )

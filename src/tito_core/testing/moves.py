@@ -92,7 +92,7 @@ class Seed(Move, frozen=True):
     text: str = "Well."
 
 
-class Opening(Move, frozen=True):
+class System(Move, frozen=True):
     """Another system prompt."""
 
     system: int = 0
@@ -115,12 +115,32 @@ class Together(Move, frozen=True):
     texts: tuple[str, ...] = ("One", "Two")
 
 
-class Stream(Move, frozen=True):
-    """Answers are streamed, in the whole conversation; it comes first."""
+class Reload(Move, frozen=True):
+    """The weights change while the policy speaks. Only a server whose owner asks for it is played so."""
+
+    text: str = "Hi"
+
+
+class Opening(Move, frozen=True):
+    """How the whole conversation is played; it comes first."""
+
+
+class Stream(Opening, frozen=True):
+    """Answers are streamed."""
+
+
+class Want(Opening, frozen=True):
+    """More is wanted of each answer; see `tito_core.backend.Wanted`."""
+
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    routed_experts: bool = False
+    sampling_mask: bool = False
 
 
 AnyMove = (
     Stream
+    | Want
     | Ask
     | Cut
     | StopAt
@@ -132,8 +152,9 @@ AnyMove = (
     | Rewind
     | Again
     | Seed
-    | Opening
+    | System
     | Sampling
     | Together
+    | Reload
 )
 """Any move, for reading it from JSON."""

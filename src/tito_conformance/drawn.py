@@ -1,0 +1,132 @@
+"""Conversations that Hypothesis draws, and makes small where they break a law."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from tito_conformance import closing
+from tito_conformance.laws import BrokenLawError
+from tito_conformance.playing import Playing, Stage, can_force
+from tito_conformance.profiles import Profile
+from tito_core.backend.errors import BackendError
+from tito_core.ledger import LawViolationError
+from tito_core.testing import strategies
+from tito_core.testing.moves import Move, Opening
+
+
+@dataclass(frozen=True)
+class Found:
+    """What ended the play, and the conversation that shows it."""
+
+    error: BaseException
+    moves: tuple[Move, ...]
+
+
+@dataclass
+class Drawn:
+    """A play of drawn conversations.
+
+    Attributes:
+        stage: Where.
+        profile: How much.
+        seed: What is drawn is drawn from it.
+        runner: The event loop.
+        progress: Told after each conversation how many there were.
+        shrink: Whether the smallest conversation that breaks a law is looked for.
+        found: Whatever went wrong.
+    """
+
+    stage: Stage
+    profile: Profile
+    seed: int
+    runner: asyncio.Runner
+    progress: Callable[[int], None]
+    shrink: bool = True
+    found: list[Found] = field(default_factory=list)
+    conversations: int = 0
+
+    def play(self) -> Found | None:
+        """Play all; give the smallest conversation that went wrong, or None."""
+        chosen = settings(
+            max_examples=self.profile.conversations,
+            stateful_step_count=self.profile.moves,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, *([Phase.shrink] if self.shrink else [])],
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
+        try:
+            run_state_machine_as_test(hypothesis.seed(self.seed)(_machine(self)), settings=chosen)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return min(self.found, key=lambda each: len(each.moves)) if self.found else Found(error, ())
+        return None
+
+
+def _machine(drawn: Drawn) -> type[RuleBasedStateMachine]:
+    stage = drawn.stage
+    tokenizer = stage.connected.policy.tokenizer
+    moves = strategies.moves(
+        closing.controls_of(tokenizer),
+        lambda text: str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))) == text,
+        can_force=can_force(stage.connected),
+        by_chance=stage.by_chance,
+        reloads=stage.reloads,
+    )
+    openings = strategies.openings(streams=stage.can_stream, wants=stage.wants)
+
+    class Conversation(RuleBasedStateMachine):
+        """One conversation: each step is one move."""
+
+        playing: Playing
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.moves: list[Move] = []
+            self.failed = False
+
+        @initialize(opening=openings)
+        def begin(self, opening: list[Opening]) -> None:
+            self.moves += opening
+            self.playing = stage.begin(opening)
+
+        @rule(move=moves)
+        def step(self, move: Any) -> None:
+            self.moves.append(move)
+            self._held(self.playing.play(move))
+
+        def teardown(self) -> None:
+            if self.failed or not hasattr(self, "playing"):
+                return
+            self._held(self.playing.close())
+            drawn.conversations += 1
+            drawn.progress(drawn.conversations)
+
+        def _held(self, work: Any) -> None:
+            try:
+                drawn.runner.run(work)
+            except Exception as error:
+                self.failed = True
+                broken = refused_as_law(error)
+                drawn.found.append(Found(broken, tuple(self.moves)))
+                if broken is error:
+                    raise
+                raise broken from error
+
+    return Conversation
+
+
+def refused_as_law(error: Exception) -> Exception:
+    """Give what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
+    refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
+    return BrokenLawError("refused", str(error)) if refused else error

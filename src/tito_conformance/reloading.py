@@ -1,0 +1,163 @@
+"""Weights that change while the policy speaks, on a server whose owner asked for it: law 10 on each token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tito_conformance.agents import Life
+from tito_conformance.laws import Tally
+from tito_conformance.target import Connected, takes_chunks
+from tito_core.backend import EngineAdmin
+from tito_core.backend.errors import BackendError, WeightsNotLoadedError
+from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.ledger import VersionSpan
+from tito_core.testing import moves as m
+
+if TYPE_CHECKING:
+    from tito_conformance.player import Player
+
+TOKENS = 160
+"""Tokens of an answer in whose middle the weights change."""
+SEEN = 4
+"""Tokens that are in before they change."""
+ON_THE_WAY_S = 0.2
+"""Tokens that come later than so long after the change were sampled after it."""
+
+
+async def reloaded(player: Player, life: Life, move: m.Reload) -> None:
+    """Change the weights while an agent's answer and one that is watched are under way."""
+    life.hear(move.text)
+    player.choose(max_new_tokens=TOKENS, ignore_eos=True)
+    turn = asyncio.create_task(player.turn(life))
+    try:
+        await change(player.connected, player.tally)
+    finally:
+        await asyncio.wait([turn])
+    turn.result()
+
+
+@dataclass
+class Change:
+    """One change of weights under an answer.
+
+    Attributes:
+        old: The version before; None where nobody named it.
+        new: The version after.
+        before: Tokens of the answer that were in when the change was asked for.
+        after: Tokens that were in once the change was over, those on the way included.
+        finished: Whether the answer was in by the time that the change was asked for.
+    """
+
+    old: str | None
+    new: str
+    before: int = 0
+    after: int = 0
+    finished: bool = False
+
+
+async def change(connected: Connected, tally: Tally) -> None:
+    """Change the weights under an answer that streams, and hold its version spans to what was seen of it."""
+    backend, weights = connected.policy.backend, connected.target.weights
+    if weights is None:
+        return
+    if not isinstance(backend, EngineAdmin) or not takes_chunks(backend):
+        tally.skip("changed", f"The backend {connected.target.backend} has no calls that change weights.")
+        return
+    sampling = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
+    prompt = connected.policy.template.first_prompt(
+        [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
+    ).ids
+    seen, enough = 0, asyncio.Event()
+
+    def heard(chunk: TokenChunk) -> None:
+        nonlocal seen
+        seen += len(chunk.output_ids)
+        if seen >= SEEN:
+            enough.set()
+
+    answer = asyncio.create_task(backend.generate(TokenRequest(prompt, sampling, uuid.uuid4().hex), heard))
+    waiting = asyncio.create_task(enough.wait())
+    await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    connected.changes += 1
+    found = Change(connected.live, f"tito-{connected.changes}", before=seen, finished=answer.done())
+    await _load(backend, weights, found.new)
+    connected.live = found.new
+    await asyncio.sleep(ON_THE_WAY_S)
+    found.after = seen
+    response = await answer
+    spans_of(found, response, tally)
+    await _scored(connected, tally, found, response, [*prompt.tolist(), *response.output_ids.tolist()], sampling)
+
+
+async def _load(backend: EngineAdmin, weights: str, version: str) -> None:
+    try:
+        await backend.load_weights(weights, version)
+    except WeightsNotLoadedError:
+        with contextlib.suppress(BackendError):
+            await backend.resume()  # somebody else's requests wait
+        raise
+
+
+def spans_of(found: Change, response: TokenResponse, tally: Tally) -> None:
+    """Hold the spans of an answer to what was in before the change and what came after it."""
+    versions = [span.version for span in response.versions]
+    if versions == [None]:
+        tally.skip("changed", "The server names no version on an answer.")
+        return
+    if found.finished:
+        tally.skip("changed", "The answer was in before the weights changed.")
+        return
+    old, n = found.old, len(response.output_ids)
+    problem = f"weights {old!r} became {found.new!r} after {found.before} to {found.after} of {n} tokens, and the "
+    problem += f"answer names {[tuple(span) for span in response.versions]}."
+    tally.hold("changed", versions[-1] == found.new or found.after >= n, problem)
+    tally.hold("changed", len(versions) <= 2 and found.new not in versions[:-1], problem)
+    if old is not None:
+        tally.hold("changed", all(version in (old, found.new) for version in versions), problem)
+    boundary = boundary_of(response.versions, found.new)
+    tally.hold("changed", found.before <= boundary <= max(found.before, found.after), problem)
+
+
+def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
+    """Give the first token that the new weights sampled."""
+    return next((span.start for span in spans if span.version == new), spans[-1].stop)
+
+
+async def _scored(
+    connected: Connected,
+    tally: Tally,
+    found: Change,
+    response: TokenResponse,
+    ids: list[int],
+    sampling: SamplingParams,
+) -> None:
+    """Have the new weights score what they are said to have sampled."""
+    if not semantics_of(connected.policy.info, sampling).comparable_with_scoring():
+        return
+    boundary = boundary_of(response.versions, found.new)
+    own = response.logprobs[boundary:]
+    if response.versions[-1].version != found.new or not len(own):
+        return
+    apart = float(np.max(np.abs((await connected.policy.backend.score(ids))[len(ids) - len(own) :] - own)))
+    tolerance = connected.target.tolerance_nats
+    problem = f"of weights {found.new!r} a token's logprob lies {apart:.4g} nats from their own score, more than "
+    tally.hold("changed", apart <= tolerance, f"{problem}{tolerance:g}.", len(own))
+
+
+def named(spans: Sequence[VersionSpan], live: str, tally: Tally) -> None:
+    """Hold a turn that no change ran into to the one version that was live."""
+    if [span.version for span in spans] == [None]:
+        tally.skip("live", "The server names no version on an answer.")
+        return
+    names = sorted({str(span.version) for span in spans})
+    tally.hold("live", names == [live], f"the weights are {live!r}, and an answer after that names {names}.")

@@ -1,0 +1,51 @@
+"""Routed experts, asked for a second time: the rows of a path are those of the same tokens read at once."""
+
+from __future__ import annotations
+
+import uuid
+
+import numpy as np
+
+from tito_conformance.laws import Tally
+from tito_conformance.target import Connected
+from tito_core.backend import Wanted
+from tito_core.backend.errors import ContextLengthError
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger import Ledger
+
+LEAST_EQUAL = 0.95
+"""Share of rows that must be equal: a router's near-ties fall otherwise where kernels change with the batch."""
+_NONE = -1
+
+
+async def again(ledger: Ledger, wanted: Wanted, connected: Connected, tally: Tally) -> None:
+    """Let the server read every path at once, and compare its experts with those that came turn after turn."""
+    if connected.live is not None:
+        tally.skip("routed", "Other weights may route otherwise, and no row says which weights it is of.")
+        return
+    asked = Wanted(routed_experts=wanted.routed_experts)
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
+    for trajectory in ledger.trajectories():
+        ids = trajectory.token_ids
+        columns = [turn.draft.extras["routed_experts"] for turn in trajectory.path if turn.draft.extras]
+        said = np.full((len(ids), *columns[0].shape[1:]), _NONE, np.int64)
+        for column in columns:
+            said[column.start : column.start + column.rows] = column.values
+        try:
+            request = TokenRequest(ids, sampling, uuid.uuid4().hex, wanted=asked)
+            response = await connected.policy.backend.generate(request)
+        except ContextLengthError:
+            tally.skip("routed", "The path leaves no room for one token more.")
+            continue
+        whole = response.columns["routed_experts"].values[: len(ids)]
+        rows = slice(0, len(ids) - 1)  # the last token was routed nowhere by then
+        missing = np.flatnonzero((said[rows] == _NONE).any(axis=(1, 2)))
+        problem = f"token {missing[0] if len(missing) else 0} of a path has no experts."
+        tally.hold("routed", said.shape == whole.shape and not len(missing), problem)
+        equal = (np.sort(said[rows], -1) == np.sort(whole[rows], -1)).all(axis=(1, 2))
+        problem = (
+            f"{np.count_nonzero(~equal)} of {len(equal)} tokens of a path have other experts, the first at "
+            f"{int(np.argmin(equal)) if len(equal) else 0}, than when the server reads it at once."
+        )
+        tally.hold("routed", bool(equal.mean() >= LEAST_EQUAL) if len(equal) else True, problem, len(equal))
