@@ -15,7 +15,7 @@ from tito_core import turns
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger
 from tito_core.ledger import ledger as ledger_module
-from tito_core.ledger.columns import Columns
+from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.provenance import Provenance
 from tito_core.policy import Policy
 from tito_core.recording import Recording
@@ -193,6 +193,38 @@ def _unmarked(original: Any) -> Any:
     return lambda *arguments: replace(original(*arguments), constrained=False)
 
 
+def _columns(change: Callable[[str, Column], Column | None]) -> Any:
+    """Change the optional columns of a draft."""
+
+    def of(original: Any) -> Any:
+        def drafted(*arguments: Any) -> Any:
+            draft = original(*arguments)
+            changed = {name: change(name, column) for name, column in draft.extras.items()}
+            return replace(draft, extras={name: column for name, column in changed.items() if column is not None})
+
+        return drafted
+
+    return of
+
+
+def _rolled(*names: str) -> Callable[[str, Column], Column | None]:
+    return lambda name, column: (
+        Column.of(column.start, np.roll(column.values, 1, axis=0)) if name in names else column
+    )
+
+
+def _last_version(original: Any) -> Any:
+    """Keep the last weights' name for the whole answer."""
+
+    def drafted(*arguments: Any) -> Any:
+        draft = original(*arguments)
+        spans = draft.engine.versions
+        whole = (spans[-1]._replace(start=0),) if spans else spans
+        return replace(draft, engine=replace(draft.engine, versions=whole))
+
+    return drafted
+
+
 def _results_in_order_of_arrival(original: Any) -> Any:
     def rendered(self: Any, answered: Any, new: Any, *rest: Any, **options: Any) -> Any:
         swapped = [{**message, "content": message["content"][::-1]} for message in new]
@@ -250,5 +282,15 @@ CLIENT = (
            client=_patched(Recording, "commit", _not_at_all), wires=BOTH),
     Defect("client-unmarks-grammars", 9, "What a grammar chose is not marked.",
            client=_patched(turns, "draft", _unmarked), wires=BOTH),
+    Defect("client-loses-columns", 4, "What was wanted beside is lost.",
+           client=_patched(turns, "draft", _columns(lambda name, column: None)), wires=BOTH),
+    Defect("client-shifts-experts", 4, "Routed experts are off by one row.",
+           client=_patched(turns, "draft", _columns(_rolled("routed_experts"))), wires=BOTH),
+    Defect("client-shifts-prompt-logprobs", 4, "Logprobs of the prompt are off by one.",
+           client=_patched(turns, "draft", _columns(_rolled("prompt_logprobs"))), wires=BOTH),
+    Defect("client-shifts-top", 4, "The likeliest tokens are the token's before.",
+           client=_patched(turns, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
+    Defect("client-keeps-one-version", 10, "Of several weight versions the last is kept, for the whole answer.",
+           client=_patched(turns, "draft", _last_version), wires=BOTH, weights=True),
 )  # fmt: skip
 """Defects of the client."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_conformance.answer_views import View, view_of
+from tito_conformance.column_views import EXPERTS
 from tito_conformance.reloading import TOKENS as RELOADED
 from tito_conformance.scripted_policy import ConformancePolicy
 from tito_conformance.wire_log import TransportFactory
@@ -69,8 +70,6 @@ class Defect:
         return of_request
 
 
-EXPERTS = (2, 2)
-"""Layers, and experts a token, of the scripted models."""
 _WATCHED_S = 0.5
 
 

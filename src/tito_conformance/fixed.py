@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tito_conformance import routing
 from tito_conformance.laws import Tally
 from tito_conformance.target import Connected
 from tito_core.backend.protocol import TokenRequest, TokenResponse
@@ -33,6 +34,8 @@ async def ask(connected: Connected, tally: Tally, repeats: int) -> None:
         prompt = connected.policy.template.first_prompt(
             [{"role": "user", "content": [{"text": question}]}], None, None
         ).ids
+        if question == QUESTIONS[0]:
+            await routing.causal(connected, tally, prompt)
         first = await _greedy(connected, prompt)
         await _obeyed(connected, tally, prompt, first, question)
         one, other = [await _sampled(connected, prompt, temperature=1.0, seed=11) for _ in range(2)]

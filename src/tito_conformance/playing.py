@@ -66,7 +66,7 @@ class Alone:
     @property
     def reloads(self) -> bool:
         """Whether weights may change."""
-        return self.connected.target.weights is not None
+        return self.connected.target.weights is not None and self.connected.names_versions
 
     @property
     def can_stream(self) -> bool:

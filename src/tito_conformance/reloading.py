@@ -33,10 +33,14 @@ ON_THE_WAY_S = 0.2
 """Tokens that come later than so long after the change were sampled after it."""
 
 
+UNNAMED = "The server names no version on an answer."
+
+
 async def reloaded(player: Player, life: Life, move: m.Reload) -> None:
     """Change the weights while an agent's answer and one that is watched are under way."""
     life.hear(move.text)
     player.choose(max_new_tokens=TOKENS, ignore_eos=True)
+    player.given_up += 1  # the answer that is watched is no agent's
     turn = asyncio.create_task(player.turn(life))
     try:
         await change(player.connected, player.tally)
@@ -95,6 +99,11 @@ async def change(connected: Connected, tally: Tally) -> None:
     await asyncio.sleep(ON_THE_WAY_S)
     found.after = seen
     response = await answer
+    if [span.version for span in response.versions] == [None]:
+        connected.live, connected.names_versions = None, False
+        tally.skip("changed", UNNAMED)
+        tally.skip("live", UNNAMED)
+        return
     spans_of(found, response, tally)
     await _scored(connected, tally, found, response, [*prompt.tolist(), *response.output_ids.tolist()], sampling)
 
@@ -111,9 +120,6 @@ async def _load(backend: EngineAdmin, weights: str, version: str) -> None:
 def spans_of(found: Change, response: TokenResponse, tally: Tally) -> None:
     """Hold the spans of an answer to what was in before the change and what came after it."""
     versions = [span.version for span in response.versions]
-    if versions == [None]:
-        tally.skip("changed", "The server names no version on an answer.")
-        return
     if found.finished:
         tally.skip("changed", "The answer was in before the weights changed.")
         return
@@ -156,8 +162,5 @@ async def _scored(
 
 def named(spans: Sequence[VersionSpan], live: str, tally: Tally) -> None:
     """Hold a turn that no change ran into to the one version that was live."""
-    if [span.version for span in spans] == [None]:
-        tally.skip("live", "The server names no version on an answer.")
-        return
     names = sorted({str(span.version) for span in spans})
     tally.hold("live", names == [live], f"the weights are {live!r}, and an answer after that names {names}.")

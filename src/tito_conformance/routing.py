@@ -13,10 +13,37 @@ from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger import Ledger
+from tito_core.ledger.columns import TokenIds
 
+OTHERS = 4
+"""Tokens that come last in one prompt."""
+MOST_CHANGES = 0.5
+"""Share of those tokens with which a row may change that is not theirs: a router's near-tie falls now and then."""
 LEAST_EQUAL = 0.95
 """Share of rows that must be equal: a router's near-ties fall otherwise where kernels change with the batch."""
 _NONE = -1
+
+
+async def causal(connected: Connected, tally: Tally, prompt: TokenIds) -> None:
+    """Change the last token of a prompt: its row alone may change, and does for one token or another."""
+    info, shape = connected.policy.info, connected.target.experts
+    if not info.capabilities.routed_experts or (info.capabilities.expert_shape is not True and shape is None):
+        return
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0, top_k=1, ignore_eos=True)
+    others = [token for token in dict.fromkeys(prompt.tolist()) if token != prompt[-1]][:OTHERS]
+    rows = []
+    for last in (int(prompt[-1]), *others):
+        ids = prompt.copy()
+        ids[-1] = last
+        request = TokenRequest(ids, sampling, uuid.uuid4().hex, wanted=Wanted(routed_experts=shape or True))
+        response = await connected.policy.backend.generate(request)
+        rows.append(np.sort(response.columns["routed_experts"].values[: len(ids)], -1))
+    changes = np.mean([(row != rows[0]).any(axis=(1, 2)) for row in rows[1:]], axis=0)
+    worst = int(np.argmax(changes[:-1]))
+    problem = f"the experts of token {worst} change with a token that comes after it, number {len(prompt) - 1}."
+    tally.hold("routed", float(changes[worst]) <= MOST_CHANGES, problem, len(others))
+    problem = f"the experts of token {len(prompt) - 1} are the same for {len(rows)} tokens in its place."
+    tally.hold("routed", changes[-1] > 0, problem)
 
 
 async def again(ledger: Ledger, wanted: Wanted, connected: Connected, tally: Tally) -> None:

@@ -56,6 +56,7 @@ class Connected:
     Attributes:
         live: The version of the weights that the suite loaded last; None when it has loaded none.
         changes: How often it has.
+        names_versions: Whether answers name the weights that sampled them; False once one did not.
     """
 
     target: Target
@@ -63,6 +64,7 @@ class Connected:
     log: WireLog | None
     live: str | None = None
     changes: int = 0
+    names_versions: bool = True
 
     @property
     def wire(self) -> str | None:

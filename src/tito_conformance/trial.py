@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_conformance import suite
-from tito_conformance.defect import EXPERTS, Defect, planted
+from tito_conformance.column_views import EXPERTS
+from tito_conformance.defect import Defect, planted
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError

@@ -24,6 +24,8 @@ class Running:
     tokens: int = 0
     held: int | None = None
     aborted: bool = False
+    streamed: int | None = None
+    """Tokens that a stream has brought; None where the answer comes at once."""
     versions: list[tuple[str, int]] = field(default_factory=list)
     """(version, first token) once the weights have changed during the generation, the original version first."""
 
@@ -41,6 +43,8 @@ class Running:
         """Tokens that are out by now."""
         if self.held is not None:
             return self.held
+        if self.streamed is not None:
+            return self.streamed
         return min(self.tokens, int(self.elapsed / self.seconds * self.tokens)) if self.seconds else self.tokens
 
     def stop(self) -> None:
@@ -116,13 +120,17 @@ class TokenStream:
             finish(complete)
 
     async def _run(self, run: Running, answers: Sequence[Settled]) -> AsyncGenerator[bytes, None]:
-        gap, sent = run.seconds / max(1, run.tokens), 0
+        gap, sent, known = run.seconds / max(1, run.tokens), 0, list(run.versions)
         events = self._events(answers)
+        run.streamed = 0
         while sent < len(events) - 1:
             if await run.wait(gap):
                 events = self._events([answer.cut(sent + 1) for answer in answers])
                 break
-            yield events[sent]
             sent += 1
+            run.streamed = min(run.tokens, max(sent, run.tokens * sent // (len(events) - 1)))
+            yield events[sent - 1]
+            if run.versions != known:  # the last events tell of the change
+                events, known = self._events(answers), list(run.versions)
         for event in events[sent:]:
             yield event

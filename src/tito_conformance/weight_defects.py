@@ -1,0 +1,116 @@
+"""Defects of servers whose weights change: what an answer that was under way, and the next one, name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from tito_conformance.defect import Defect
+from tito_core.testing import EngineState
+from tito_core.testing import sglang_answers, vllm_generate
+from tito_core.testing.running import Running
+from tito_core.testing.settle import Settled
+
+NAMED = ("vllm", "sglang")
+"""Wires whose answers name weight versions."""
+Spans = list[tuple[str, int, int]]
+
+
+def _told(change: Callable[[Spans], Spans]) -> Callable[[], AbstractContextManager[Any]]:
+    """Change the spans of answers under which weights changed."""
+
+    def spans(self: Running, answer: Settled) -> Settled:
+        truly = _TRULY(self, answer)
+        told = truly.said.weight_versions
+        if told is None or len(told) < 2:
+            return truly
+        return replace(truly, said=replace(truly.said, weight_versions=change([*map(tuple, told)])))
+
+    return lambda: mock.patch.object(Running, "spans", spans)
+
+
+_TRULY = Running.spans
+
+
+def _never_named() -> AbstractContextManager[Any]:
+    return mock.patch.object(EngineState, "set_version", lambda self, version: None)
+
+
+def _named_at_once() -> AbstractContextManager[Any]:
+    """Give the new version to whatever was under way, all of it."""
+
+    def set_version(self: EngineState, version: str) -> None:
+        self.weight_version = version
+
+    return mock.patch.object(EngineState, "set_version", set_version)
+
+
+def _one_behind() -> AbstractContextManager[Any]:
+    """Name the version before the live one, in answers that no change ran into."""
+    history: list[str] = ["default"]
+
+    def spans(state: EngineState, answer: Settled) -> list[dict[str, Any]]:
+        if history[-1] != state.weight_version:
+            history.append(state.weight_version)
+        told = answer.said.weight_versions
+        if told is None:
+            told = [(history[-2] if len(history) > 1 else history[-1], 0, len(answer.output_ids))]
+        return [{"version": version, "start": start, "end": end} for version, start, end in told]
+
+    both = mock.patch.multiple(vllm_generate, version_spans=spans)
+    return _both(both, mock.patch.multiple(sglang_answers, version_spans=spans))
+
+
+class _both(AbstractContextManager[None]):
+    def __init__(self, *parts: AbstractContextManager[Any]) -> None:
+        self._parts = parts
+
+    def __enter__(self) -> None:
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for part in self._parts:
+            part.__exit__(*error)
+
+
+def _early(spans: Spans) -> Spans:
+    (old, start, _), (new, _, end) = spans[0], spans[-1]
+    return [(old, start, 1), (new, 1, end)]
+
+
+def _late(spans: Spans) -> Spans:
+    (old, start, _), (new, _, end) = spans[0], spans[-1]
+    return [(old, start, end - 1), (new, end - 1, end)]
+
+
+def _gap(spans: Spans) -> Spans:
+    (old, start, end), *rest = spans
+    return [(old, start, end - 1), *rest]
+
+
+def _exchanged(spans: Spans) -> Spans:
+    names = [name for name, _, _ in spans][::-1]
+    return [(name, start, end) for name, (_, start, end) in zip(names, spans, strict=True)]
+
+
+WEIGHTS = (
+    Defect("weights-never-named", 10, "New weights go by the old ones' name.",
+           client=_never_named, wires=NAMED, weights=True),
+    Defect("weights-named-at-once", 10, "An answer under way is said to be all of the new weights.",
+           client=_named_at_once, wires=NAMED, weights=True),
+    Defect("weights-named-late", 10, "Answers name the weights before the live ones.",
+           client=_one_behind, wires=NAMED, weights=True),
+    Defect("weights-boundary-early", 10, "The new weights are said to begin earlier than they did.",
+           client=_told(_early), wires=NAMED, weights=True),
+    Defect("weights-boundary-late", 10, "The new weights are said to begin later than they did.",
+           client=_told(_late), wires=NAMED, weights=True),
+    Defect("weights-gap", 10, "A token at the change belongs to no weights.",
+           client=_told(_gap), wires=NAMED, weights=True),
+    Defect("weights-exchanged", 10, "The names of the two weights are exchanged.",
+           client=_told(_exchanged), wires=NAMED, weights=True),
+)  # fmt: skip
+"""Defects of version spans where weights change."""
