@@ -208,9 +208,7 @@ def _columns(change: Callable[[str, Column], Column | None]) -> Any:
 
 
 def _rolled(*names: str) -> Callable[[str, Column], Column | None]:
-    return lambda name, column: (
-        Column.of(column.start, np.roll(column.values, 1, axis=0)) if name in names else column
-    )
+    return lambda name, column: Column.of(column.start, np.roll(column.values, 1, axis=0)) if name in names else column
 
 
 def _last_version(original: Any) -> Any:

@@ -49,7 +49,10 @@ def _top(turn: Told, said: Heard) -> Iterator[Problem]:
     start, ids = turn.columns["top_ids"]
     at, values = turn.columns["top_logprobs"]
     if (start, at, len(ids)) != (len(said.prompt), len(said.prompt), len(said.output)):
-        yield "top", f"the likeliest of {len(ids)} tokens from {start} on, of {len(said.output)} after {len(said.prompt)}."
+        yield (
+            "top",
+            f"the likeliest of {len(ids)} tokens from {start} on, of {len(said.output)} after {len(said.prompt)}.",
+        )
         return
     for place, (row, logprobs) in enumerate(zip(ids, values, strict=True)):
         heard = (said.top or [])[place] if place < len(said.top or ()) else []
@@ -69,7 +72,10 @@ def _prompt(turn: Told, said: Heard, path: int) -> Iterator[Problem]:
     start, values = turn.columns["prompt_logprobs"]
     first = max(path, 1)
     if (start, len(values)) != (first, len(said.prompt) - first):
-        yield "scored", f"prompt logprobs are of {start} to {start + len(values)}, of {first} to {len(said.prompt)} wanted."
+        yield (
+            "scored",
+            f"prompt logprobs are of {start} to {start + len(values)}, of {first} to {len(said.prompt)} wanted.",
+        )
         return
     heard = said.scored[len(said.scored) - len(values) :] if values else []
     if [token for token, _ in heard] != said.prompt[first:]:

@@ -53,7 +53,9 @@ _ALL = (
     Check("cached", 4, "Cached tokens are tokens of the prompt."),
     Check("finish", 4, "Why an answer ended agrees with its last tokens and with what was asked for."),
     Check("top", 4, "The likeliest tokens are the answer's; the sampled one is among them, or less likely than all."),
-    Check("scored", 4, "Logprobs of the prompt are the answer's, of the prompt's own tokens, and as the server scores."),
+    Check(
+        "scored", 4, "Logprobs of the prompt are the answer's, of the prompt's own tokens, and as the server scores."
+    ),
     Check("routed", 4, "Each token but the last has the experts that the answer tells, and tells again."),
     Check("left", 4, "A sampling mask is the answer's, no larger than top_k, and holds the sampled token."),
     Check("text", 4, "The ids spell the text beside them."),

@@ -147,7 +147,9 @@ class _Conversation:
             backend = player.connected.policy.backend
             scores = [float((await backend.score([*path, token]))[-1]) for token in (own, others)]
             margins.append(scores[0] - scores[1])
-        where = f"turn {one.index}, token {at}: {ids[0]} here by {margins[0]:.3g} nats, {ids[1]} there by {margins[1]:.3g}"
+        where = (
+            f"turn {one.index}, token {at}: {ids[0]} here by {margins[0]:.3g} nats, {ids[1]} there by {margins[1]:.3g}"
+        )
         near = 2 * self._one.connected.target.tolerance_nats
         self._tally.hold("greedy", max(margins) <= near, f"{where}, which is no near-tie.", max(at, 1))
         self._tally.notes.append(f"A near-tie fell two ways: {where}.")

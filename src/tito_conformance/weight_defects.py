@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from tito_conformance.defect import Defect
-from tito_core.testing import EngineState
-from tito_core.testing import sglang_answers, vllm_generate
+from tito_core.testing import EngineState, sglang_answers, vllm_generate
 from tito_core.testing.running import Running
 from tito_core.testing.settle import Settled
 
@@ -27,7 +26,7 @@ def _told(change: Callable[[Spans], Spans]) -> Callable[[], AbstractContextManag
         told = truly.said.weight_versions
         if told is None or len(told) < 2:
             return truly
-        return replace(truly, said=replace(truly.said, weight_versions=change([*map(tuple, told)])))
+        return replace(truly, said=replace(truly.said, weight_versions=change(list(told))))
 
     return lambda: mock.patch.object(Running, "spans", spans)
 
@@ -48,7 +47,8 @@ def _named_at_once() -> AbstractContextManager[Any]:
     return mock.patch.object(EngineState, "set_version", set_version)
 
 
-def _one_behind() -> AbstractContextManager[Any]:
+@contextmanager
+def _one_behind() -> Iterator[None]:
     """Name the version before the live one, in answers that no change ran into."""
     history: list[str] = ["default"]
 
@@ -60,21 +60,9 @@ def _one_behind() -> AbstractContextManager[Any]:
             told = [(history[-2] if len(history) > 1 else history[-1], 0, len(answer.output_ids))]
         return [{"version": version, "start": start, "end": end} for version, start, end in told]
 
-    both = mock.patch.multiple(vllm_generate, version_spans=spans)
-    return _both(both, mock.patch.multiple(sglang_answers, version_spans=spans))
-
-
-class _both(AbstractContextManager[None]):
-    def __init__(self, *parts: AbstractContextManager[Any]) -> None:
-        self._parts = parts
-
-    def __enter__(self) -> None:
-        for part in self._parts:
-            part.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for part in self._parts:
-            part.__exit__(*error)
+    with mock.patch.object(vllm_generate, "version_spans", spans):
+        with mock.patch.object(sglang_answers, "version_spans", spans):
+            yield
 
 
 def _early(spans: Spans) -> Spans:

@@ -110,7 +110,12 @@ def histories(
 
 def _result(draw: st.DrawFn, identity: str, say: st.SearchStrategy[str]) -> dict[str, Any]:
     said = draw(say)
-    content = {"text": [{"text": said}], "json": [{"json": {"value": said}}], "blocks": [{"text": said}] * 2, "empty": []}
+    content = {
+        "text": [{"text": said}],
+        "json": [{"json": {"value": said}}],
+        "blocks": [{"text": said}] * 2,
+        "empty": [],
+    }
     status = draw(st.sampled_from(["success", "error"]))
     return {"toolUseId": identity, "status": status, "content": content[draw(st.sampled_from(_FORMS))]}
 
