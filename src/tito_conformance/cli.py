@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from tito_conformance.target import Target
 
 console = Console()
 
@@ -28,9 +32,21 @@ def conformance(
         float, typer.Option(help="Nats between a reported logprob and the server's own score.")
     ] = 0.05,
     seeds: Annotated[bool, typer.Option("--seeds", help="Hold the server to the seed of a request.")] = False,
+    experts: Annotated[
+        str, typer.Option(help="LAYERS,EXPERTS of a mixture, for a server that does not say them (SGLang).")
+    ] = "",
+    weights: Annotated[
+        str,
+        typer.Option(help="A folder on the server, whose weights it shall load again and again. Changes the server!"),
+    ] = "",
+    against_backend: Annotated[str, typer.Option(help="Backend of a second server of the same weights.")] = "",
+    against_url: Annotated[str, typer.Option(help="Its address: both play one script, and shall say the same.")] = "",
     replay: Annotated[Path | None, typer.Option(help="Play one conversation of a report.", dir_okay=False)] = None,
 ) -> None:
-    """Hold a server to every law, by playing agents on it. It changes nothing on the server.
+    """Hold a server to every law, by playing agents on it. It changes nothing on the server, unless by --weights.
+
+    With --against-url a second server of the same weights plays the same script: the ledgers, and greedy tokens up to a
+    near-tie, shall be equal.
 
     The exit status is 0 when every law that applies holds, 1 when one is broken, 2 when it was interrupted.
     """
@@ -46,22 +62,56 @@ def conformance(
         raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
     options: dict[str, Any] = {"model": model} if model else {}
     target = Target(
-        backend, base_url, tokenizer, parser, options=options, tolerance_nats=tolerance, seed=seed, seeds=seeds
+        backend,
+        base_url,
+        tokenizer,
+        parser,
+        options=options,
+        tolerance_nats=tolerance,
+        seed=seed,
+        seeds=seeds,
+        experts=_experts(experts),
+        weights=weights or None,
     )
+    against = _second(target, against_backend, against_url)
+    if weights and against is not None:
+        raise typer.BadParameter("--weights changes one server: it cannot be held against another meanwhile.")
     if replay is not None:
-        outcome = suite.replay(target, PROFILES[profile], read_moves(replay))
+        outcome = suite.replay(target, PROFILES[profile], read_moves(replay), against=against)
     else:
-        console.print(PROFILES[profile].sentence(TOKENS), highlight=False)
+        console.print(PROFILES[profile].sentence(TOKENS, weights=bool(weights), both=bool(against)), highlight=False)
         with _progress() as bar:
             task = bar.add_task("conversations", total=PROFILES[profile].conversations)
-            outcome = suite.run(target, PROFILES[profile], lambda count: bar.update(task, completed=count))
+            outcome = suite.run(
+                target, PROFILES[profile], lambda count: bar.update(task, completed=count), against=against
+            )
     folder = report or Path("conformance")
     files = write_files(outcome, folder) if report is not None or outcome.moves else []
     again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
+    for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
+        again += [f"--{option}", value] if value else []
+    again += ["--against-backend", against_backend] if against_backend else []
     print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
     for file in files:
         console.print(f"Written: {file}", highlight=False)
     sys.exit(2 if outcome.interrupted else 0 if outcome.sound else 1)
+
+
+def _experts(said: str) -> tuple[int, int] | None:
+    if not said:
+        return None
+    parts = said.split(",")
+    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"--experts must be LAYERS,EXPERTS, such as 48,8, not {said!r}.")
+    return int(parts[0]), int(parts[1])
+
+
+def _second(target: Target, backend: str, url: str) -> Target | None:
+    if not backend and not url:
+        return None
+    if not url:
+        raise typer.BadParameter("--against-backend needs the second server's address: --against-url.")
+    return replace(target, backend=backend or target.backend, base_url=url)
 
 
 def read_moves(path: Path) -> list[Any]:

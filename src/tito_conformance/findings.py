@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 
 from tito_conformance.laws import CHECKS, LAWS
 from tito_conformance.suite import Outcome
+from tito_conformance.target import Connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +51,39 @@ def rows(outcome: Outcome) -> list[Row]:
     return found
 
 
+def _server(connected: Connected) -> dict[str, Any]:
+    info = connected.policy.info
+    return {
+        "backend": info.backend,
+        "version": info.version,
+        "model": info.model,
+        "max_model_len": info.max_model_len,
+        "vocab_size": info.vocab_size,
+        "weight_version": info.weight_version,
+        "endpoints": list(info.endpoints),
+        "processed_logprobs": info.processed_logprobs,
+        "truncated_logprobs": info.truncated_logprobs,
+        "capabilities": {**asdict(replace(info.capabilities, options={})), "options": dict(info.capabilities.options)},
+    }
+
+
 def as_dict(outcome: Outcome) -> dict[str, Any]:
     """Give everything that a run found, JSON-compatible."""
     connected, target = outcome.connected, outcome.connected.target
-    info = connected.policy.info
+    apart = outcome.tally.apart_nats
     return {
         "sound": outcome.sound,
         "backend": target.backend,
-        "server": {
-            "version": info.version,
-            "model": info.model,
-            "max_model_len": info.max_model_len,
-            "vocab_size": info.vocab_size,
-            "weight_version": info.weight_version,
-            "endpoints": list(info.endpoints),
-            "processed_logprobs": info.processed_logprobs,
-        },
+        "server": _server(connected),
         "versions": {name: version(name) for name in ("strands-tito", "strands-agents", "transformers", "hypothesis")},
         "certificate": json.loads(connected.policy.template.certificate.to_json()),
         "parser": connected.policy.detected.name,
         "profile": outcome.profile.name,
         "seed": target.seed,
         "tolerance_nats": target.tolerance_nats,
+        "weights": target.weights,
+        "against": None if outcome.against is None else _server(outcome.against) | {"apart_nats": apart},
+        "notes": outcome.tally.notes,
         "conversations": outcome.conversations,
         "turns": outcome.turns,
         "seconds": round(outcome.seconds, 1),

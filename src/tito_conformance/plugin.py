@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tito-parser", default="auto", help="tool-call format (default: auto)")
     group.addoption("--tito-profile", default="standard", help="quick, standard (default) or deep")
     group.addoption("--tito-seed", default=0, type=int, help="what is drawn is drawn from it (default: 0)")
+    group.addoption("--tito-against-backend", help="backend of a second server of the same weights")
+    group.addoption("--tito-against-url", help="its address: both play one script, and shall say the same")
     group.addoption("--tito-tolerance", default=0.05, type=float, help="nats between a logprob and a score")
 
 
@@ -41,4 +44,7 @@ def tito_outcome(request: pytest.FixtureRequest) -> Outcome:
         tolerance_nats=request.config.getoption("--tito-tolerance"),
         seed=request.config.getoption("--tito-seed"),
     )
-    return suite.run(target, PROFILES[request.config.getoption("--tito-profile")])
+    url = request.config.getoption("--tito-against-url")
+    backend = request.config.getoption("--tito-against-backend") or target.backend
+    against = replace(target, backend=backend, base_url=url) if url else None
+    return suite.run(target, PROFILES[request.config.getoption("--tito-profile")], against=against)

@@ -21,13 +21,20 @@ class Profile:
     moves: int
     repeats: int
 
-    def sentence(self, tokens: int) -> str:
-        """Say beforehand what will be sent, with the most tokens of an answer."""
+    def sentence(self, tokens: int, *, weights: bool = False, both: bool = False) -> str:
+        """Say beforehand what will be sent.
+
+        Args:
+            tokens: Most tokens of an ordinary answer.
+            weights: Whether the server's weights are changed.
+            both: Whether two servers are held against each other.
+        """
         turns = self.conversations * self.moves
         return (
             f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} turns, so at most "
             f"about {turns} generations of up to {tokens} tokens (some under a grammar, up to 200), and a score of "
-            "each rollout."
+            f"each rollout{', on both servers' if both else ''}."
+            + (" The server's weights are changed, and stay so." if weights else "")
         )
 
 

@@ -38,6 +38,15 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.connected.target.seed}.",
         highlight=False,
     )
+    if outcome.against is not None:
+        other = outcome.against.policy.info
+        console.print(
+            f"Beside it {other.backend} {other.version or 'of unknown version'}, {other.model}: no logprob of an equal "
+            f"token was further apart than {outcome.tally.apart_nats:.2g} nats.",
+            highlight=False,
+        )
+    for note in outcome.tally.notes:
+        console.print(note, style="yellow", markup=False, highlight=False)
     if outcome.interrupted:
         console.print("Interrupted: this is what is known so far.", style="yellow")
     if outcome.broken is not None:
@@ -84,7 +93,10 @@ tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b0
 <p>{{ found.backend }} {{ found.server.version or "of unknown version" }}, {{ found.server.model }}:
 {{ found.conversations }} conversations, {{ found.turns }} turns in {{ found.seconds }} s; profile {{ found.profile }},
 seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.
+{% if found.against %}Beside it {{ found.against.backend }} {{ found.against.version or "of unknown version" }}: no
+logprob of an equal token was further apart than {{ found.against.apart_nats }} nats.{% endif %}
 {% if found.interrupted %}Interrupted: this is what was known by then.{% endif %}</p>
+{% for note in found.notes %}<p>{{ note }}</p>{% endfor %}
 {% if found.broken or found.error %}<pre class="broken">{{ found.broken or found.error }}</pre>{% endif %}
 {% if found.moves %}<h2>The smallest conversation that shows it</h2>
 <pre>{{ found.moves | tojson(indent=1) }}</pre>{% endif %}
@@ -94,7 +106,7 @@ seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.
 <td>{% for why, count in row.left_out.items() %}{{ count }}: {{ why }} {% endfor %}</tr>
 {% endfor %}</table>
 <h2>Server and client</h2>
-<pre>{{ {"server": found.server, "versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
+<pre>{{ {"server": found.server, "against": found.against, "versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
 <h2>Certificate of the chat template</h2><pre>{{ found.certificate | tojson(indent=1) }}</pre>
 </html>
 """

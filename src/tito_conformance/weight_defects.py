@@ -34,8 +34,12 @@ def _told(change: Callable[[Spans], Spans]) -> Callable[[], AbstractContextManag
 _TRULY = Running.spans
 
 
+def _nothing(self: EngineState, version: str) -> None:
+    """Change nothing."""
+
+
 def _never_named() -> AbstractContextManager[Any]:
-    return mock.patch.object(EngineState, "set_version", lambda self, version: None)
+    return mock.patch.object(EngineState, "set_version", _nothing)
 
 
 def _named_at_once() -> AbstractContextManager[Any]:
@@ -60,9 +64,9 @@ def _one_behind() -> Iterator[None]:
             told = [(history[-2] if len(history) > 1 else history[-1], 0, len(answer.output_ids))]
         return [{"version": version, "start": start, "end": end} for version, start, end in told]
 
-    with mock.patch.object(vllm_generate, "version_spans", spans):
-        with mock.patch.object(sglang_answers, "version_spans", spans):
-            yield
+    name = "version_spans"
+    with mock.patch.object(vllm_generate, name, spans), mock.patch.object(sglang_answers, name, spans):
+        yield
 
 
 def _early(spans: Spans) -> Spans:
