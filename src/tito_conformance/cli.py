@@ -37,7 +37,7 @@ def conformance(
     ] = "",
     weights: Annotated[
         str,
-        typer.Option(help="A folder on the server, whose weights it shall load again and again. Changes the server!"),
+        typer.Option(help="Folder on the server whose weights it shall load, again and again. Changes the server!"),
     ] = "",
     against_backend: Annotated[str, typer.Option(help="Backend of a second server of the same weights.")] = "",
     against_url: Annotated[str, typer.Option(help="Its address: both play one script, and shall say the same.")] = "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tito_core.testing.moves import Move, Opening, Want
 GREEDY = {"temperature": 0.0}
 """What two servers' random numbers have no part in."""
 UNDER_A_GRAMMAR = "Under a grammar, which each engine makes a mask of by itself."
-PARTED = "After a near-tie the two conversations are no longer the same."
+PARTED = "The two answers differ: the conversation begins anew."
 OTHER_MEANING = "One server's logprobs mean something else here than the other's."
 
 
@@ -50,12 +50,16 @@ class Pair:
         """Begin a conversation that is played so."""
         lengths = [each.policy.info.max_model_len for each in (self.connected, self.against)]
         limit = min((length for length in lengths if length is not None), default=None)
-        uuid = new_uuid()
-        players = [
-            Player(each, self._tally, opening, ledger=_ledger(uuid, each), limit=limit, always=GREEDY)
-            for each in (self.connected, self.against)
-        ]
-        return _Conversation(players[0], players[1], self._tally)
+
+        def players() -> tuple[Player, Player]:
+            uuid = new_uuid()
+            one, other = (
+                Player(each, self._tally, opening, ledger=_ledger(uuid, each), limit=limit, always=GREEDY)
+                for each in (self.connected, self.against)
+            )
+            return one, other
+
+        return _Conversation(players, self._tally)
 
 
 def _ledger(uuid: str, connected: Connected) -> Ledger:
@@ -67,20 +71,25 @@ def _ledger(uuid: str, connected: Connected) -> Ledger:
 class _Conversation:
     """One script on two servers.
 
+    Args:
+        players: Makes one for each server, of a new rollout.
+        tally: Where checks are counted.
+
     Attributes:
         parted: Whether a near-tie fell one way here and another way there, after which the histories differ.
     """
 
-    def __init__(self, one: Player, other: Player, tally: Tally) -> None:
-        self._one = one
-        self._other = other
+    def __init__(self, players: Callable[[], tuple[Player, Player]], tally: Tally) -> None:
+        self._players = players
+        self._one, self._other = players()
         self._tally = tally
         self.parted = False
 
     async def play(self, move: Move) -> None:
         if self.parted:
-            self._tally.skip("ledgers", PARTED)
-            return
+            await self.close()
+            self._one, self._other = self._players()
+            self.parted = False
         before = len(self._one.model.ledger)
         players = (self._one, self._other)
         for result in await asyncio.gather(*(player.play(move) for player in players), return_exceptions=True):
@@ -137,6 +146,7 @@ class _Conversation:
         fall the other way.
         """
         self.parted = True
+        self._tally.skip("ledgers", PARTED)
         if one.draft.constrained:
             self._tally.skip("greedy", UNDER_A_GRAMMAR)
             return

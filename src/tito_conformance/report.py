@@ -106,7 +106,8 @@ logprob of an equal token was further apart than {{ found.against.apart_nats }} 
 <td>{% for why, count in row.left_out.items() %}{{ count }}: {{ why }} {% endfor %}</tr>
 {% endfor %}</table>
 <h2>Server and client</h2>
-<pre>{{ {"server": found.server, "against": found.against, "versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
+<pre>{{ {"server": found.server, "against": found.against,
+"versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
 <h2>Certificate of the chat template</h2><pre>{{ found.certificate | tojson(indent=1) }}</pre>
 </html>
 """

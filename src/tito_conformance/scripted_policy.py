@@ -35,14 +35,17 @@ class ConformancePolicy:
     Args:
         tokenizer: The model's.
         end: Id that ends a turn.
+        greedily: Whether it says `SAYINGS` at temperature 0, too, where it else takes the likeliest tokens.
+        policy: Says and scores the rest; a `HashPolicy` of printable ASCII when None.
     """
 
-    def __init__(self, tokenizer: Any, end: int) -> None:
+    def __init__(self, tokenizer: Any, end: int, *, greedily: bool = False, policy: HashPolicy | None = None) -> None:
         self._tokenizer = tokenizer
         self._end = end
         alphabet = tokenizer.encode("".join(map(chr, range(32, 127))) * 2, add_special_tokens=False)
         words = tokenizer.encode(" ".join(SAYINGS[:3]), add_special_tokens=False)
-        self._policy = HashPolicy(len(tokenizer), alphabet=sorted({*alphabet, *words}), eos_ids=[end])
+        self._greedily = greedily
+        self._policy = policy or HashPolicy(len(tokenizer), alphabet=sorted({*alphabet, *words}), eos_ids=[end])
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Answer one request."""
@@ -52,7 +55,9 @@ class ConformancePolicy:
         if request.grammar is not None:
             ids = self._ids(written(request.grammar, draw))
             return Completion([*ids, self._end])
-        plain = request.temperature > 0 and not (request.top_k or request.top_p < 1 or request.min_p)
+        plain = (request.temperature > 0 or self._greedily) and not (
+            request.top_k or request.top_p < 1 or request.min_p
+        )
         if not plain or request.ignore_eos or request.scoring or request.min_new_tokens or draw.random() < 0.4:
             return self._policy(request)
         ids = self._ids(draw.choice(SAYINGS))

@@ -8,10 +8,11 @@ import pytest
 
 from support.scripted import tokenizer
 from tito_conformance import suite
+from tito_conformance.column_views import EXPERTS
 from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
-from tito_conformance.laws import CHECKS
+from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
@@ -21,10 +22,12 @@ def end() -> int:
     return int(tokenizer().eos_token_id)
 
 
-def run(wire: str, profile: str, seed: int = 0) -> suite.Outcome:
+def run(wire: str, profile: str, seed: int = 0, weights: str | None = None) -> suite.Outcome:
     backend = "sglang" if wire == "sglang" else "vllm"
     transport = planted(SOUND, wire, tokenizer(), end())
-    target = Target(backend, "http://scripted", tokenizer(), transport=transport, seed=seed)
+    target = Target(
+        backend, "http://scripted", tokenizer(), transport=transport, seed=seed, experts=EXPERTS, weights=weights
+    )
     return suite.run(target, PROFILES[profile])
 
 
@@ -34,9 +37,39 @@ def test_a_sound_engine_passes_and_every_check_is_made(wire: str) -> None:
     assert outcome.broken is None, (str(outcome.broken), outcome.moves)
     assert outcome.error is None, outcome.moves
     not_made = {row.check for row in rows(outcome) if row.verdict != "holds"}
-    assert not_made <= ({"text", "refused"} if wire == "vllm" else {"refused"})
+    assert not_made == {
+        "refused",
+        *OF_PARITY,
+        *OF_WEIGHTS,
+        *(() if wire == "sglang" else ("left",)),
+        *(("text",) if wire == "vllm" else ()),
+    }
     compared = outcome.tally.passed["rescored"]
     assert compared > sum(outcome.tally.not_applicable["rescored"].values())
+
+
+@pytest.mark.parametrize("wire", SERVERS)
+def test_weights_change_under_answers_where_the_owner_asks_for_it(wire: str) -> None:
+    outcome = run(wire, "quick", weights="/scripted")
+    assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
+    passed, left_out = outcome.tally.passed, outcome.tally.not_applicable
+    if wire == "vllm-completions":  # whose answers name no version, so that nothing can be held to one
+        assert not passed["changed"]
+        assert left_out["changed"] == left_out["live"] == {"The server names no version on an answer.": 1}
+        assert outcome.connected.changes == 1
+        return
+    assert passed["changed"] > outcome.connected.changes > 1
+    assert passed["live"] > 10
+    assert any("weights that are gone" in why for why in left_out["rescored"])
+    assert passed["rescored"] > 300
+
+
+def test_weights_are_left_alone_where_nobody_asks() -> None:
+    outcome = run("sglang", "quick")
+    assert outcome.connected.changes == 0
+    assert outcome.connected.log is not None
+    assert {row.verdict for row in rows(outcome) if row.check in OF_WEIGHTS} == {"not applicable"}
+    assert outcome.connected.policy.info.weight_version == "default"
 
 
 def _one_wire_each() -> list[Any]:
@@ -58,7 +91,7 @@ def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
 
 def test_there_are_at_least_sixty_defects_on_both_wires() -> None:
     pairs = list(all_defects())
-    assert len({defect.name for defect, _ in pairs}) >= 60
+    assert len({defect.name for defect, _ in pairs}) >= 95
     assert len({(defect.name, wire) for defect, wire in pairs}) == len(pairs)
     assert {wire for _, wire in pairs} == set(SERVERS)
 

@@ -91,7 +91,7 @@ def histories(
         text: What is said.
         max_answers: Answers at most.
     """
-    say = text or texts()
+    say = texts() if text is None else text
     messages: Messages = [{"role": "user", "content": [{"text": draw(say)}]}]
     for answer in range(draw(st.integers(0, max_answers))):
         chosen = draw(st.lists(st.sampled_from(list(tools)), max_size=3)) if tools else []

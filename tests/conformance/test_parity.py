@@ -1,0 +1,139 @@
+"""Two servers held against each other: silent where they are the same, loud where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.scripted import tokenizer
+from tito_conformance import suite
+from tito_conformance.answer_defects import ANSWERS
+from tito_conformance.column_views import EXPERTS
+from tito_conformance.defect import SOUND, Defect
+from tito_conformance.profiles import PROFILES, Profile
+from tito_conformance.scripted_policy import ConformancePolicy
+from tito_conformance.target import Target
+from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+
+QUICK = PROFILES["quick"]
+LONGER = Profile("parity", 12, 8, 1)
+
+
+def alphabet() -> list[int]:
+    return sorted(set(tokenizer().encode("".join(map(chr, range(32, 127))), add_special_tokens=False)))
+
+
+def end() -> int:
+    return int(tokenizer().eos_token_id)
+
+
+def model(**settings: Any) -> HashPolicy:
+    return HashPolicy(len(tokenizer()), alphabet=alphabet(), eos_ids=[end()], **settings)
+
+
+def target(wire: str, script: Any = None, defect: Defect = SOUND) -> Target:
+    kind = "sglang" if wire == "sglang" else "vllm"
+    engine = scripted_engine(
+        kind,
+        script or ConformancePolicy(tokenizer(), end(), greedily=True),
+        vocab_size=len(tokenizer()),
+        eos_ids=[end()],
+        decode=lambda ids: str(tokenizer().decode(list(ids))),
+        scale_out=wire == "vllm",
+        fault=defect.fault(wire),
+        experts=EXPERTS,
+    )
+    return Target(kind, "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
+
+
+class Falling:
+    """A policy that takes the second likeliest token where it is so many nats behind the likeliest."""
+
+    def __init__(self, least: float = 0.0, margin: float = 0.0) -> None:
+        self._policy = model()
+        self._least, self._margin = least, margin
+        self.score, self.top = self._policy.score, self._policy.top
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        if request.temperature > 0 or request.scoring:
+            return self._policy(request)
+        ids = list(request.prompt_ids)
+        while len(ids) - len(request.prompt_ids) < request.max_new_tokens:
+            (likeliest, most), (second, less) = self.top([*ids, 0], len(ids), 2, 1.0)
+            ids.append(second if self._least <= most - less < self._margin else likeliest)
+            if ids[-1] in request.stop_ids:
+                break
+        return Completion(ids[len(request.prompt_ids) :])
+
+
+@pytest.mark.parametrize(("one", "other"), [("vllm", "sglang"), ("sglang", "vllm-completions")])
+def test_one_policy_on_two_wires_makes_one_ledger(one: str, other: str) -> None:
+    outcome = suite.run(target(one), LONGER, against=target(other))
+    assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
+    assert outcome.tally.apart_nats == 0.0
+    assert not outcome.tally.notes
+    assert outcome.tally.passed["ledgers"] > 60
+    assert outcome.tally.passed["greedy"] > 400
+    assert outcome.tally.passed["agreed"] > 200
+    assert not set(outcome.tally.not_applicable.get("greedy", ())), "nothing was left out"
+    assert outcome.tally.passed["forced"]
+
+
+def test_a_near_tie_may_fall_two_ways_and_is_told_with_its_margin() -> None:
+    outcome = suite.run(target("vllm", Falling()), QUICK, against=target("sglang", Falling(0.0, 0.095)))
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.notes
+    assert all("A near-tie fell two ways: turn" in note and "nats" in note for note in outcome.tally.notes)
+    parted = outcome.tally.not_applicable["ledgers"].total()
+    assert parted == len(outcome.tally.notes) + outcome.tally.not_applicable["greedy"].total()
+    assert outcome.tally.passed["ledgers"], "and the play goes on"
+
+
+CHECKED = ("ledgers", "greedy", "agreed")
+OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "other words": (lambda: model(eos_weight=200.0), "greedy"),
+    "no near-tie": (lambda: Falling(0.2, 0.9), "greedy"),
+    "flatter": (lambda: model(tail=5.0), "agreed"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_weights_are_noticed_that_each_server_by_itself_may_have(name: str) -> None:
+    make, check = OTHERS[name]
+    alone = suite.run(replace(target("sglang", make()), seed=1), QUICK)
+    assert alone.broken is None or alone.broken.check.name in ("obeyed", "forced", "shaped"), str(alone.broken)
+    outcome = suite.run(target("vllm", Falling()), QUICK, against=target("sglang", make()))
+    assert outcome.broken is not None
+    assert outcome.broken.check.name == check, str(outcome.broken)
+    assert outcome.moves, "and shrunk"
+    assert len(outcome.moves) <= 2
+
+
+PLANTED = {
+    "length-called-stop": ("ledgers",),
+    "logprobs-of-another-token": ("agreed",),
+    "stop-token-doubled": ("refused", "ledgers"),
+    "text-of-others": ("text",),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_defect_of_the_second_server_is_noticed(name: str) -> None:
+    defect = next(each for each in ANSWERS if each.name == name)
+    outcome = suite.run(target("vllm"), LONGER, against=target("sglang", defect=defect), shrink=False)
+    assert outcome.broken is not None, outcome.error
+    assert outcome.broken.check.name in PLANTED[name], str(outcome.broken)
+
+
+def test_what_broke_is_played_again_on_both() -> None:
+    one, other = target("vllm", Falling()), target("sglang", Falling(0.2, 0.9))
+    outcome = suite.run(one, QUICK, against=other)
+    again = suite.replay(one, QUICK, outcome.moves, against=other)
+    assert again.broken is not None
+    assert outcome.broken is not None
+    assert again.broken.check == outcome.broken.check
+    same = suite.replay(one, QUICK, outcome.moves, against=target("sglang", Falling()))
+    assert same.sound
