@@ -175,6 +175,27 @@ def test_the_page_on_servers_changes_weights(kind: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "step-17\n"
 
 
+def test_the_page_on_testing_runs() -> None:
+    end = int(tokenizer().eos_token_id)
+    names: dict[str, Any] = {"vocab_size": len(tokenizer()), "eos": end, "tokenizer": tokenizer()}
+    for code in snippets("docs/testing.md"):
+        exec(compile(code, "docs/testing.md", "exec"), names)
+    assert callable(names["test_my_agent_keeps_a_sound_ledger"])
+
+
+def test_every_strategy_is_on_the_page_on_testing() -> None:
+    from tito_core.testing import strategies
+
+    page = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    public = [
+        name
+        for name, found in vars(strategies).items()
+        if getattr(found, "__module__", None) == strategies.__name__ and not name.startswith("_")
+    ]
+    assert len(public) >= 9
+    assert [name for name in public if f"`{name}(" not in page] == ["sampling"]
+
+
 def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedServer(engine_of("vllm", Says("Yes."))) as one, ScriptedServer(engine_of("vllm", Says("Yes."))) as two:
         code = snippets("docs/scaling.md")[0].replace("http://localhost:8000", one.base_url)

@@ -15,7 +15,7 @@ from tito_conformance.player import Player
 from tito_conformance.target import Connected
 from tito_conformance.telling import Problem, Told
 from tito_core import store
-from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
+from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
 from tito_core.verify import rescore
 
 OF_THE_WIRE = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
@@ -39,8 +39,6 @@ async def close(player: Player) -> None:
         _inert(ledger, connected, tally)
         _saved(ledger, tally)
         await _rescored(ledger, connected, tally)
-        if player.wanted.top_logprobs and connected.live is None:
-            await _likeliest(ledger, connected, tally)
         if player.wanted.routed_experts:
             await routing.again(ledger, player.wanted, connected, tally)
     if connected.log is not None:
@@ -121,28 +119,6 @@ async def _rescored(ledger: Ledger, connected: Connected, tally: Tally) -> None:
         if connected.live is not None:
             why = "Sampled by weights that are gone, or at a temperature, under penalties or a grammar."
         tally.skip("rescored", why, found.not_comparable)
-
-
-async def _likeliest(ledger: Ledger, connected: Connected, tally: Tally) -> None:
-    """Let the server score the likeliest tokens of the latest answer's first place, where nothing was left out."""
-    turn = next((turn for turn in reversed(list(ledger)) if _lists_tops(turn)), None)
-    if turn is None:
-        return
-    before = ledger.path_ids(turn.index)[: turn.path_length - turn.draft.columns.output].tolist()
-    ids, logprobs = (turn.draft.extras[name].values[0] for name in ("top_ids", "top_logprobs"))
-    tolerance = connected.target.tolerance_nats
-    for token, logprob in zip(ids.tolist(), logprobs.tolist(), strict=True):
-        if token == -1:
-            continue
-        apart = abs(float((await connected.policy.backend.score([*before, token]))[-1]) - logprob)
-        problem = (
-            f"turn {turn.index}: the likely token {token} has logprob {logprob:.4g}, {apart:.4g} nats from its score."
-        )
-        tally.hold("top", apart <= tolerance, problem)
-
-
-def _lists_tops(turn: Turn) -> bool:
-    return "top_ids" in turn.draft.extras and turn.draft.engine.semantics.comparable_with_scoring()
 
 
 def controls_of(tokenizer: Any) -> tuple[str, ...]:

@@ -11,11 +11,15 @@ import numpy as np
 from tito_conformance import routing
 from tito_conformance.laws import Tally
 from tito_conformance.target import Connected
+from tito_core.backend import Wanted
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import TokenIds
 
 TOKENS = 24
+MOST_TOP = 4
+"""Likeliest tokens that are wanted of each at most."""
 NEAR_TIE_NATS = 0.02
 """Where two tokens lie this close, either may come."""
 QUESTIONS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
@@ -36,6 +40,7 @@ async def ask(connected: Connected, tally: Tally, repeats: int) -> None:
         ).ids
         if question == QUESTIONS[0]:
             await routing.causal(connected, tally, prompt)
+        await _likeliest(connected, tally, prompt)
         first = await _greedy(connected, prompt)
         await _obeyed(connected, tally, prompt, first, question)
         one, other = [await _sampled(connected, prompt, temperature=1.0, seed=11) for _ in range(2)]
@@ -57,6 +62,22 @@ async def _greedy(connected: Connected, prompt: TokenIds) -> TokenResponse:
 async def _sampled(connected: Connected, prompt: TokenIds, **sampling: Any) -> TokenResponse:
     wanted = connected.policy.sampling(SamplingParams(**{"max_new_tokens": TOKENS, **sampling}))
     return await connected.policy.backend.generate(TokenRequest(prompt, wanted, uuid.uuid4().hex))
+
+
+async def _likeliest(connected: Connected, tally: Tally, prompt: TokenIds) -> None:
+    """Let the server score each token that it calls likely after a prompt."""
+    info, backend = connected.policy.info, connected.policy.backend
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0)
+    k = min(MOST_TOP, info.capabilities.top_logprobs or 0)
+    if not k or not semantics_of(info, sampling).comparable_with_scoring():
+        return
+    wanted = Wanted(top_logprobs=k)
+    answer = await backend.generate(TokenRequest(prompt, sampling, uuid.uuid4().hex, wanted=wanted))
+    ids, logprobs = (answer.columns[name].values[0].tolist() for name in ("top_ids", "top_logprobs"))
+    for token, logprob in zip(ids, logprobs, strict=True):
+        apart = abs(float((await backend.score([*prompt.tolist(), token]))[-1]) - logprob)
+        problem = f"the likely token {token} has logprob {logprob:.4g}, {apart:.4g} nats from the server's own score."
+        tally.hold("top", apart <= connected.target.tolerance_nats, problem)
 
 
 async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: TokenResponse, question: str) -> None:

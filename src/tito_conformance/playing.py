@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tito_conformance import closing
+from tito_conformance.fixed import MOST_TOP
 from tito_conformance.laws import Tally
 from tito_conformance.player import Player
 from tito_conformance.target import Connected, takes_chunks
 from tito_core.parsing.grammar import NoCallGrammarError
 from tito_core.testing.moves import Move, Opening, Want
-
-MOST_TOP = 4
-"""Likeliest tokens that are wanted of each at most."""
 
 
 class Playing(Protocol):

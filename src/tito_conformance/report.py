@@ -16,6 +16,10 @@ from tito_conformance.suite import Outcome
 _COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
 
 
+NOTES = 5
+"""Near-ties that the terminal shows."""
+
+
 def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     """Print what a person wants to know first.
 
@@ -45,8 +49,10 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
             f"token was further apart than {outcome.tally.apart_nats:.2g} nats.",
             highlight=False,
         )
-    for note in outcome.tally.notes:
+    for note in outcome.tally.notes[:NOTES]:
         console.print(note, style="yellow", markup=False, highlight=False)
+    if len(outcome.tally.notes) > NOTES:
+        console.print(f"... and {len(outcome.tally.notes) - NOTES} more, in the files.", style="yellow")
     if outcome.interrupted:
         console.print("Interrupted: this is what is known so far.", style="yellow")
     if outcome.broken is not None:

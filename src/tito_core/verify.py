@@ -13,6 +13,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
 from tito_core.ledger.columns import Logprobs
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.trajectory import Trajectory
 from tito_core.ledger.turn import Draft
 
 
@@ -56,10 +57,7 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
     of_prompts: list[Logprobs] = []
     not_comparable = 0
     for trajectory in ledger.trajectories():
-        try:
-            scores = await backend.score(trajectory.token_ids.tolist())
-        except ContextLengthError:  # vLLM scores only what leaves room for one token more
-            scores = None
+        scores = await _scores(trajectory, backend, version)
         for segment in trajectory.segments:
             if not segment.is_output or segment.turn in trajectory.context_turns:
                 continue
@@ -74,6 +72,21 @@ async def rescore(ledger: Ledger, backend: Backend, *, version: str | None = Non
                 values = column.values.astype(np.float32)
                 of_prompts.append(np.abs(scores[column.start : column.start + column.rows] - values))
     return Rescored(_joined(differences), not_comparable, _joined(of_prompts))
+
+
+async def _scores(trajectory: Trajectory, backend: Backend, version: str | None) -> Logprobs | None:
+    """Score a path, unless nothing in it would be compared."""
+    own = [turn.draft for turn in trajectory.path if turn.index not in trajectory.context_turns]
+    if not any(
+        (draft.engine.semantics.comparable_with_scoring() and _sampled_by(version, draft).any())
+        or (version is None and "prompt_logprobs" in draft.extras)
+        for draft in own
+    ):
+        return None
+    try:
+        return await backend.score(trajectory.token_ids.tolist())
+    except ContextLengthError:  # vLLM scores only what leaves room for one token more
+        return None
 
 
 def _sampled_by(version: str | None, draft: Draft) -> npt.NDArray[np.bool_]:

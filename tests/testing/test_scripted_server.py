@@ -286,6 +286,28 @@ async def test_new_weights_in_mid_generation_leave_two_spans(kind: Kind, connect
     assert 0 < spans[1]["start"] < 10
 
 
+async def test_a_stream_tells_at_its_end_which_weights_sampled_what(kind: Kind, connect: Connect) -> None:
+    engine = made(kind, latency=0.6)
+    path = "/inference/v1/generate" if kind == "vllm" else "/generate"
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
+    events: list[Any] = []
+    async with connect(engine) as client, client.stream("POST", path, json={**body, "stream": True}) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line.removeprefix("data: ")))
+            if len(events) == 4 and engine.state.weight_version == "default":
+                await client.post("/update_weight_version", json={"new_version": "v2"})
+    if kind == "vllm":
+        told = [event["choices"][0]["weight_versions"] for event in events if event["choices"]]
+    else:
+        told = [event["meta_info"].get("weight_versions") for event in events]
+    *before, spans = told
+    assert not any(before)
+    assert [span["version"] for span in spans] == ["default", "v2"]
+    assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 10)
+    assert 4 <= spans[1]["start"] <= 5, "the tokens that were out by then are the older weights'"
+
+
 async def test_only_so_many_run_at_once(kind: Kind, connect: Connect) -> None:
     engine = made(kind, latency=0.03, max_running=1, max_queued=1)
     async with connect(engine) as client:
