@@ -1,4 +1,4 @@
-"""Conversations that Hypothesis draws, and makes small where they break a law."""
+"""Conversations that Hypothesis draws, until one breaks a law."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class Drawn:
         seed: What is drawn is drawn from it.
         runner: The event loop.
         progress: Told after each conversation how many there were.
-        shrink: Whether the smallest conversation that breaks a law is looked for.
         found: Whatever went wrong.
     """
 
@@ -48,18 +47,17 @@ class Drawn:
     seed: int
     runner: asyncio.Runner
     progress: Callable[[int], None]
-    shrink: bool = True
     found: list[Found] = field(default_factory=list)
     conversations: int = 0
 
     def play(self) -> Found | None:
-        """Play all; give the smallest conversation that went wrong, or None."""
+        """Play all; give a conversation that went wrong, or None."""
         chosen = settings(
             max_examples=self.profile.conversations,
             stateful_step_count=self.profile.moves,
             deadline=None,
             database=None,
-            phases=[Phase.generate, *([Phase.shrink] if self.shrink else [])],
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             report_multiple_bugs=False,

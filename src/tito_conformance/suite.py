@@ -13,6 +13,7 @@ from tito_conformance.laws import OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
 from tito_conformance.parity import Pair
 from tito_conformance.playing import Alone, Playing, Stage
 from tito_conformance.profiles import Profile
+from tito_conformance.smaller import smaller
 from tito_conformance.target import Connected, Target, connect
 from tito_core.backend.errors import BackendError
 from tito_core.testing.moves import Move, Opening
@@ -164,12 +165,14 @@ def _drawn(outcome: Outcome, runner: asyncio.Runner, progress: Progress, *, shri
         progress(count)
 
     stage = _stage(outcome)
-    found = Drawn(stage, outcome.profile, outcome.connected.target.seed, runner, told, shrink).play()
+    found = Drawn(stage, outcome.profile, outcome.connected.target.seed, runner, told).play()
     if found is None:
         return
     _found(outcome, found)
-    for move in found.moves if shrink and outcome.broken is not None else ():
-        _left_out(outcome, stage, runner, move)
+    if shrink and outcome.broken is not None:
+        outcome.broken, outcome.moves = smaller(
+            outcome.broken, outcome.moves, lambda moves: _played_again(stage, runner, moves)
+        )
 
 
 def _found(outcome: Outcome, found: Found) -> None:
@@ -180,14 +183,12 @@ def _found(outcome: Outcome, found: Found) -> None:
         outcome.error = f"{type(found.error).__name__}: {found.error}"
 
 
-def _left_out(outcome: Outcome, stage: Stage, runner: asyncio.Runner, move: Move) -> None:
-    """Leave out a move without which the same check still fails: drawing anew does not always get there."""
-    assert outcome.broken is not None  # who calls has seen it
-    fewer = tuple(each for each in outcome.moves if each is not move)
+def _played_again(stage: Stage, runner: asyncio.Runner, moves: Sequence[Move]) -> BrokenLawError | None:
     try:
-        runner.run(whole(stage, fewer))
+        runner.run(whole(stage, moves))
     except BrokenLawError as broken:
-        if broken.check is outcome.broken.check:
-            outcome.broken, outcome.moves = broken, fewer
-    except Exception:  # another way to fail shows nothing smaller of this one
-        return
+        return broken
+    except Exception as error:  # another way to fail shows nothing smaller of this one
+        law = refused_as_law(error)
+        return law if isinstance(law, BrokenLawError) else None
+    return None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from support.scripted import tokenizer
-from tito_conformance.defect import Defect
+from tito_conformance.defect import Defect, latency
 from tito_conformance.defects import all_defects
 from tito_conformance.scripted_policy import ConformancePolicy
 from tito_core.testing import ScriptedServer, scripted_server
@@ -98,6 +98,45 @@ def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> Non
         bad = conformance(server, tokenizer_folder, tmp_path, "--replay", "none.json")
     assert bad.returncode != 0
     assert "holds no conversation" in bad.stderr
+
+
+def test_two_servers_are_held_against_each_other(tokenizer_folder: str, tmp_path: Path) -> None:
+    with served("vllm") as server, served("sglang") as second:
+        against = ("--against-backend", "sglang", "--against-url", second.base_url)
+        done = conformance(server, tokenizer_folder, tmp_path, *against, "--report", "out")
+        assert server.engine.running == second.engine.running == 0
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "on both servers" in done.stdout
+        assert "no logprob of an equal token was further apart than 0 nats" in done.stdout
+        found = json.loads((tmp_path / "out" / "conformance.json").read_text())
+        assert (found["against"]["backend"], found["against"]["apart_nats"]) == ("sglang", 0.0)
+        verdicts = {check["check"]: check["verdict"] for check in found["checks"]}
+        assert {verdicts[name] for name in ("ledgers", "greedy", "agreed", "rescored")} == {"holds"}
+        assert "Beside it sglang" in (tmp_path / "out" / "conformance.html").read_text()
+        alone = conformance(server, tokenizer_folder, tmp_path, "--against-backend", "sglang")
+    assert alone.returncode != 0
+    assert "--against-url" in alone.stderr
+
+
+def test_weights_change_only_where_they_are_asked_for(tokenizer_folder: str, tmp_path: Path) -> None:
+    with served("sglang") as server:
+        server.engine.latency = latency
+        done = conformance(server, tokenizer_folder, tmp_path, "--weights", "/models/new", "--report", "out")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "The server's weights are changed" in done.stdout
+        assert server.engine.state.weight_version.startswith("tito-")
+        assert not server.engine.state.paused
+    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
+    verdicts = {check["check"]: check["verdict"] for check in found["checks"]}
+    assert (verdicts["changed"], verdicts["live"], found["weights"]) == ("holds", "holds", "/models/new")
+
+
+@pytest.mark.parametrize("said", ["2", "2,x", "0,2", "2,2,2"])
+def test_experts_are_two_numbers(said: str, tokenizer_folder: str, tmp_path: Path) -> None:
+    with served("sglang") as server:
+        done = conformance(server, tokenizer_folder, tmp_path, "--experts", said)
+    assert done.returncode != 0
+    assert "LAYERS,EXPERTS" in done.stderr
 
 
 @pytest.fixture(scope="module")
