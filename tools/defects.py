@@ -1,6 +1,6 @@
 """Plant every defect, run the suite on each, and write docs/defects.md: what is caught, by what, after how much.
 
-    python tools/defects.py [--seeds 20] [--only NAME ...]
+    python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
 It exits with 1 when a defect escapes or the suite raises an alarm over engines without any. With --only nothing is
 written. The engines are scripted, so it takes no model.
@@ -9,11 +9,15 @@ written. The engines are scripted, so it takes no model.
 from __future__ import annotations
 
 import argparse
-import statistics
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -22,7 +26,7 @@ from tito_conformance.defect import SERVERS, SOUND, Defect
 from tito_conformance.defects import all_defects
 from tito_conformance.laws import LAWS
 from tito_conformance.profiles import PROFILES
-from tito_conformance.trial import Verdict, tried
+from tito_conformance.trial import Verdict, tried, tried_beside
 from tito_core.engine import models
 
 ROOT = Path(__file__).parents[1]
@@ -30,22 +34,36 @@ PAGE = ROOT / "docs" / "defects.md"
 PROFILE = PROFILES["standard"]
 
 
+Case = tuple[str, str, int]
+"""Name of a defect, or of one of `SOUNDS`; a wire; a seed."""
+SOUNDS = {
+    "alone": lambda wire, seed: tried(SOUND, wire, tokenizer(), end(), PROFILE, seed),
+    "changing weights": lambda wire, seed: tried(
+        replace(SOUND, weights=True), wire, tokenizer(), end(), PROFILES["quick"], seed
+    ),
+    "beside another": lambda wire, seed: tried_beside(wire, tokenizer(), end(), PROFILES["quick"], seed),
+}
+"""Runs without a defect."""
+
+
 def main() -> int:
     """Run all; give 1 when something is wrong with the suite."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="runs over engines without a defect, of each wire")
+    parser.add_argument("--seeds", type=int, default=20, help="runs over engines without a defect, of each kind")
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     wanted = parser.parse_args()
-    console, tokenizer = Console(), models.load_tokenizer("smollm2")
-    end, started, commit = int(tokenizer.eos_token_id), time.monotonic(), commit_of_src()
-    chosen = [(defect, wire) for defect, wire in all_defects() if not wanted.only or defect.name in wanted.only]
-    found = [tried(defect, wire, tokenizer, end, PROFILE) for defect, wire in track(chosen, "defects", console=console)]
-    runs = [(wire, seed) for seed in range(0 if wanted.only else wanted.seeds) for wire in SERVERS]
-    sound = [tried(SOUND, wire, tokenizer, end, PROFILE, seed) for wire, seed in track(runs, "sound", console=console)]
+    console, started, commit = Console(), time.monotonic(), commit_of_src()
+    planted = [(each.name, wire, 0) for each, wire in all_defects() if not wanted.only or each.name in wanted.only]
+    seeds = range(0 if wanted.only else wanted.seeds)
+    runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
+    with ProcessPoolExecutor(wanted.jobs) as pool:
+        found = list(track(pool.map(judged, planted), "defects", len(planted), console=console))
+        sound = list(track(pool.map(judged, runs), "sound", len(runs), console=console))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
     alarms = [verdict for verdict in sound if verdict.caught_by is not None]
     for verdict in (*escaped, *alarms):
-        console.print(f"{verdict.defect.name} on {verdict.wire}: {verdict.caught_by} {verdict.problem}", markup=False)
+        console.print(f"{verdict.defect} on {verdict.wire}: {verdict.caught_by} {verdict.problem}", markup=False)
     console.print(
         f"{len(found) - len(escaped)} of {len(found)} caught; {len(alarms)} alarms in {len(sound)} runs without a "
         f"defect; {time.monotonic() - started:.0f} s",
@@ -54,6 +72,26 @@ def main() -> int:
     if not wanted.only:
         PAGE.write_text(page(found, sound, alarms, commit), encoding="utf-8")
     return 1 if escaped or alarms else 0
+
+
+def judged(case: Case) -> Verdict:
+    """Try one case, in a process of a pool."""
+    name, wire, seed = case
+    if name in SOUNDS:
+        return SOUNDS[name](wire, seed)
+    defect = next(each for each, _ in all_defects() if each.name == name)
+    return tried(defect, wire, tokenizer(), end(), PROFILE, seed)
+
+
+@cache
+def tokenizer() -> Any:
+    """Load the tokenizer once a process."""
+    return models.load_tokenizer("smollm2")
+
+
+def end() -> int:
+    """Give the id that ends a turn."""
+    return int(tokenizer().eos_token_id)
 
 
 def commit_of_src() -> str:
@@ -68,10 +106,10 @@ def commit_of_src() -> str:
 
 def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], commit: str) -> str:
     """Write the page."""
-    turns = statistics.median(verdict.turns for verdict in sound) if sound else 0
+    turns = sum(verdict.turns for verdict in sound)
     by_name: dict[str, list[Verdict]] = {}
     for verdict in found:
-        by_name.setdefault(verdict.defect.name, []).append(verdict)
+        by_name.setdefault(verdict.defect, []).append(verdict)
     lines = [
         "# Planted defects",
         "",
@@ -80,12 +118,13 @@ def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], comm
         "",
         f"Commit `{commit}`: {len(by_name)} defects, {len(found)} times with their wires, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "
-        f"{turns:.0f} turns in the middle, {len(alarms)} alarms.",
+        f"{turns:,} turns ({', '.join(SOUNDS)}; {len(sound) // len(SOUNDS)} each), {len(alarms)} alarms.",
         "",
         "| defect | law | what is wrong | caught by | turns until then |",
         "| --- | --- | --- | --- | --- |",
     ]
-    lines += [row(verdicts[0].defect, verdicts) for verdicts in by_name.values()]
+    defects = {defect.name: defect for defect, _ in all_defects()}
+    lines += [row(defects[name], verdicts) for name, verdicts in by_name.items()]
     return "\n".join(lines) + "\n"
 
 

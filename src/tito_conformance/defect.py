@@ -78,7 +78,7 @@ def latency(request: ScriptedRequest) -> float:
     return _WATCHED_S if request.max_new_tokens == RELOADED else 0.0
 
 
-def planted(defect: Defect, wire: str, tokenizer: Any, end: int) -> TransportFactory:
+def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
     """Give a scripted engine with the defect in its answers or its policy, as a transport.
 
     Args:
@@ -86,8 +86,9 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int) -> TransportFac
         wire: One of `SERVERS`.
         tokenizer: The model's.
         end: Id that ends a turn.
+        greedily: Whether the policy has something to say at temperature 0, too; see `ConformancePolicy`.
     """
-    policy: Any = ConformancePolicy(tokenizer, end)
+    policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily)
     engine = scripted_engine(
         "sglang" if wire == "sglang" else "vllm",
         policy if defect.wrap is None else defect.wrap(policy),

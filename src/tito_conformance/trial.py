@@ -7,7 +7,7 @@ from typing import Any
 
 from tito_conformance import suite
 from tito_conformance.column_views import EXPERTS
-from tito_conformance.defect import Defect, planted
+from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError
@@ -18,7 +18,7 @@ class Verdict:
     """What the suite made of a defect.
 
     Attributes:
-        defect: What was planted.
+        defect: Name of what was planted.
         wire: Where.
         caught_by: The check that noticed, "connecting" where the client refused the server, or None.
         problem: What it said.
@@ -26,7 +26,7 @@ class Verdict:
         expected: Whether what was noticed can come of the defect: no crash of the suite's own.
     """
 
-    defect: Defect
+    defect: str
     wire: str
     caught_by: str | None
     problem: str
@@ -45,24 +45,38 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
         profile: How much is played.
         seed: What is drawn is drawn from it.
     """
-    backend = "sglang" if wire == "sglang" else "vllm"
-    target = Target(
-        backend,
+    target = _target(defect, wire, tokenizer, end, seed)
+    with defect.client():
+        try:
+            outcome = suite.run(target, profile, shrink=False)
+        except BackendError as error:
+            return Verdict(defect.name, wire, "connecting", str(error), 0)
+    return _verdict(defect, wire, outcome)
+
+
+def tried_beside(wire: str, tokenizer: Any, end: int, profile: Profile, seed: int) -> Verdict:
+    """Run one script on a scripted engine of a wire and on one of the next wire, neither with a defect."""
+    other = SERVERS[(SERVERS.index(wire) + 1) % len(SERVERS)]
+    one, two = (_target(SOUND, each, tokenizer, end, seed, greedily=True) for each in (wire, other))
+    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=two))
+
+
+def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, greedily: bool = False) -> Target:
+    return Target(
+        "sglang" if wire == "sglang" else "vllm",
         "http://scripted",
         tokenizer,
-        transport=planted(defect, wire, tokenizer, end),
+        transport=planted(defect, wire, tokenizer, end, greedily=greedily),
         seed=seed,
         seeds=True,
         experts=EXPERTS,
         weights="/scripted" if defect.weights else None,
     )
-    with defect.client():
-        try:
-            outcome = suite.run(target, profile, shrink=False)
-        except BackendError as error:
-            return Verdict(defect, wire, "connecting", str(error), 0)
+
+
+def _verdict(defect: Defect, wire: str, outcome: suite.Outcome) -> Verdict:
     if outcome.broken is not None:
-        return Verdict(defect, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
+        return Verdict(defect.name, wire, outcome.broken.check.name, outcome.broken.problem, outcome.turns)
     if outcome.error is not None:
-        return Verdict(defect, wire, outcome.error.partition(":")[0], outcome.error, outcome.turns, expected=False)
-    return Verdict(defect, wire, None, "", outcome.turns)
+        return Verdict(defect.name, wire, outcome.error.partition(":")[0], outcome.error, outcome.turns, expected=False)
+    return Verdict(defect.name, wire, None, "", outcome.turns)
