@@ -84,10 +84,12 @@ async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: 
     """Ask with parameters whose effect can be told from the answer."""
     likeliest = await _sampled(connected, prompt, temperature=1.0, top_k=1)
     _alike(tally, "obeyed", greedy, likeliest, f"{question} with top_k=1")
-    on = await _sampled(connected, prompt, temperature=1.0, ignore_eos=True)
+    on, *longs = await asyncio.gather(
+        _sampled(connected, prompt, temperature=1.0, ignore_eos=True),
+        *(_sampled(connected, prompt, temperature=1.0, min_new_tokens=TOKENS, seed=seed) for seed in range(3)),
+    )  # of three, since one answer may be as long by itself
     tally.hold("obeyed", len(on.output_ids) == TOKENS, f"ignore_eos: {len(on.output_ids)} of {TOKENS} tokens came.")
-    for seed in range(3):  # one answer may be as long by itself
-        long = await _sampled(connected, prompt, temperature=1.0, min_new_tokens=TOKENS, seed=seed)
+    for long in longs:
         problem = f"min_new_tokens={TOKENS}: {len(long.output_ids)} tokens came."
         tally.hold("obeyed", len(long.output_ids) == TOKENS, problem)
     again = await _sampled(connected, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))

@@ -95,6 +95,8 @@ OF_COLUMNS = {
     "left": "sampling_mask",
 }
 """Checks of what is wanted beside, with what is wanted."""
+OF_ONE = ("semantics", "obeyed", "seeded", "repeatable", "alone", "cancelled", *OF_COLUMNS, *OF_WEIGHTS)
+"""Checks that are made where one server is tested."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tito_conformance import fixed, reloading
 from tito_conformance.drawn import Drawn, Found, refused_as_law
-from tito_conformance.laws import OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
+from tito_conformance.laws import OF_ONE, OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
 from tito_conformance.parity import Pair
 from tito_conformance.playing import Alone, Playing, Stage
 from tito_conformance.profiles import Profile
@@ -21,6 +21,7 @@ from tito_core.testing.moves import Move, Opening
 Progress = Callable[[int], None]
 """Told after each conversation how many there were."""
 NO_SECOND = "It takes a second server: --against-backend and --against-url."
+ONE_AT_A_TIME = "It is asked of one server at a time, without --against-url."
 NO_WEIGHTS = "Weights are changed only on request: --weights."
 
 
@@ -126,10 +127,12 @@ async def _connected(target: Target, against: Target | None, profile: Profile) -
     outcome = Outcome(await connect(target), profile, Tally())
     if against is not None:
         outcome.against = await connect(against)
+        for check in OF_ONE:
+            outcome.tally.skip(check, ONE_AT_A_TIME)
     else:
         for check in OF_PARITY:
             outcome.tally.skip(check, NO_SECOND)
-    if target.weights is None:
+    if target.weights is None and against is None:
         for check in OF_WEIGHTS:
             outcome.tally.skip(check, NO_WEIGHTS)
     return outcome

@@ -13,6 +13,8 @@ from tito_conformance import suite
 from tito_conformance.answer_defects import ANSWERS
 from tito_conformance.column_views import EXPERTS
 from tito_conformance.defect import SOUND, Defect
+from tito_conformance.findings import rows
+from tito_conformance.laws import OF_ONE
 from tito_conformance.profiles import PROFILES, Profile
 from tito_conformance.scripted_policy import ConformancePolicy
 from tito_conformance.target import Target
@@ -80,6 +82,8 @@ def test_one_policy_on_two_wires_makes_one_ledger(one: str, other: str) -> None:
     assert outcome.tally.passed["agreed"] > 200
     assert not set(outcome.tally.not_applicable.get("greedy", ())), "nothing was left out"
     assert outcome.tally.passed["forced"]
+    verdicts = {row.check: row.verdict for row in rows(outcome)}
+    assert {verdicts[name] for name in OF_ONE} == {"not applicable"}
 
 
 def test_a_near_tie_may_fall_two_ways_and_is_told_with_its_margin() -> None:
