@@ -3,18 +3,19 @@
     python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
 It exits with 1 when a defect escapes or the suite raises an alarm over engines without any. With --only nothing is
-written. The engines are scripted, so it takes no model.
+written. A run that was broken off goes on where it stopped, as long as the code is the same. The engines are scripted, so it takes no model.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from tito_core.engine import models
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "defects.md"
+FOUND = ROOT / "runs" / "defects.jsonl"
+"""What was found so far, out of git's sight."""
 PROFILE = PROFILES["standard"]
 
 
@@ -54,12 +57,17 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     wanted = parser.parse_args()
     console, started, commit = Console(), time.monotonic(), commit_of_src()
+    FOUND.parent.mkdir(exist_ok=True)
+    known = Known(commit)
     planted = [(each.name, wire, 0) for each, wire in all_defects() if not wanted.only or each.name in wanted.only]
     seeds = range(0 if wanted.only else wanted.seeds)
     runs = [(name, wire, seed) for name in SOUNDS for seed in seeds for wire in SERVERS]
     with ProcessPoolExecutor(wanted.jobs) as pool:
-        found = list(track(pool.map(judged, planted), "defects", len(planted), console=console))
-        sound = list(track(pool.map(judged, runs), "sound", len(runs), console=console))
+        for what, cases in (("defects", planted), ("sound", runs)):
+            new = [case for case in cases if case not in known.verdicts]
+            for case, verdict in track(zip(new, pool.map(judged, new)), what, len(new), console=console):
+                known.add(case, verdict)
+    found, sound = ([known.verdicts[case] for case in cases] for cases in (planted, runs))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
     alarms = [verdict for verdict in sound if verdict.caught_by is not None]
     for verdict in (*escaped, *alarms):
@@ -72,6 +80,29 @@ def main() -> int:
     if not wanted.only:
         PAGE.write_text(page(found, sound, alarms, commit), encoding="utf-8")
     return 1 if escaped or alarms else 0
+
+
+class Known:
+    """What was found of the code as it is, kept as it comes, so that a run that was broken off goes on.
+
+    Args:
+        commit: The last commit that changed the code; of another one, or of changed files, nothing is kept.
+    """
+
+    def __init__(self, commit: str) -> None:
+        self.verdicts: dict[Case, Verdict] = {}
+        self._commit = commit
+        for line in FOUND.read_text(encoding="utf-8").splitlines() if FOUND.exists() else ():
+            record = json.loads(line)
+            if record["commit"] == commit and " " not in commit:
+                self.verdicts[tuple(record["case"])] = Verdict(**record["verdict"])
+
+    def add(self, case: Case, verdict: Verdict) -> None:
+        """Keep a verdict."""
+        self.verdicts[case] = verdict
+        record = {"commit": self._commit, "case": case, "verdict": asdict(verdict)}
+        with FOUND.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
 
 def judged(case: Case) -> Verdict:
