@@ -3,7 +3,8 @@
     python tools/defects.py [--seeds 20] [--jobs 2] [--only NAME ...]
 
 It exits with 1 when a defect escapes or the suite raises an alarm over engines without any. With --only nothing is
-written. A run that was broken off goes on where it stopped, as long as the code is the same. The engines are scripted, so it takes no model.
+written. A run that was broken off
+goes on where it stopped, as long as the code is the same. The engines are scripted, so it takes no model.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> int:
     with ProcessPoolExecutor(wanted.jobs) as pool:
         for what, cases in (("defects", planted), ("sound", runs)):
             new = [case for case in cases if case not in known.verdicts]
-            for case, verdict in track(zip(new, pool.map(judged, new)), what, len(new), console=console):
+            for case, verdict in track(zip(new, pool.map(judged, new), strict=True), what, len(new), console=console):
                 known.add(case, verdict)
     found, sound = ([known.verdicts[case] for case in cases] for cases in (planted, runs))
     escaped = [verdict for verdict in found if verdict.caught_by is None or not verdict.expected]
