@@ -309,7 +309,7 @@ async def test_a_stream_tells_at_its_end_which_weights_sampled_what(kind: Kind, 
 
 
 async def test_only_so_many_run_at_once(kind: Kind, connect: Connect) -> None:
-    engine = made(kind, latency=0.03, max_running=1, max_queued=1)
+    engine = made(kind, latency=0.3, max_running=1, max_queued=1)
     async with connect(engine) as client:
         asked = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
         await until(lambda: engine.running == 2)
