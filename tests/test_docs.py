@@ -118,7 +118,7 @@ def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytes
         names: dict[str, Any] = {}
         exec(at_server(snippets("docs/hooks.md")[0], server.base_url, folder), names)
     sampled = len(names["model"].ledger[0].draft.output_ids)
-    assert names["model"].ledger.annotation("termination") == "MaxToolIterationsReachedError"
+    assert names["model"].ledger.annotation("termination") == "limit"
     assert capsys.readouterr().out.endswith(f"1 {sampled}\n")
 
 

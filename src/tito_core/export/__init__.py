@@ -1,0 +1,1 @@
+"""Exporters: trainers' own types."""
