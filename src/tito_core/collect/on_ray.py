@@ -1,0 +1,127 @@
+"""Rollouts on the machines of a Ray cluster: actors run them, and this process alone writes."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import msgspec
+
+from tito_core.collect.agent import AgentCode
+from tito_core.collect.connection import Connection
+from tito_core.collect.errors import CollectError
+from tito_core.collect.ray_actor import Answer, RolloutActor
+from tito_core.collect.rollout import Ended, Rollout
+from tito_core.settings import Choices, Settings
+from tito_core.store import from_record
+from tito_core.termination import Termination
+
+LOCAL = "local"
+TRIES_AFTER_A_LOSS = 3
+"""How often Ray runs a rollout again whose actor was lost."""
+
+
+class OnRay:
+    """Runs rollouts in actors of a Ray cluster, each with its own event loop and policy.
+
+    Make one with `OnRay.start`. An actor that is lost is started again by Ray, and its rollouts are run again there: none
+    of them was written. Each machine must find the agent's module and the tokenizer by the same names.
+    """
+
+    def __init__(self, ray: Any, actors: list[Any], agent: AgentCode, *, is_ours: bool) -> None:
+        self._ray, self._actors, self._agent, self._is_ours = ray, actors, agent, is_ours
+        self._running = [0] * len(actors)
+
+    @classmethod
+    async def start(
+        cls,
+        address: str,
+        connection: Connection,
+        agent: str,
+        *,
+        actors: int | None = None,
+        concurrency: int = 256,
+        folder: Path | None = None,
+        **choices: Unpack[Choices],
+    ) -> Self:
+        """Connect to a cluster and start the actors.
+
+        Args:
+            address: Of the cluster, such as "auto" or "ray://head:10001"; "local" starts one on this machine.
+            connection: How each actor connects its policy.
+            agent: The agent as `module:function`.
+            actors: How many, each on a CPU of its own; as many as the cluster has when None.
+            concurrency: Rollouts at once, over all actors.
+            folder: Where the agent's module is looked for first, here and on each machine.
+            **choices: For each rollout's model.
+
+        Raises:
+            AgentError: There is no such agent.
+            CollectError: Ray is not installed, or there is no such cluster.
+            BackendError, TokenizerError, TemplateError: An actor could not connect its policy.
+        """
+        if find_spec("ray") is None:
+            raise CollectError("--ray needs Ray: pip install 'strands-tito[ray]'.")
+        import ray
+
+        code = AgentCode.of(agent, folder)
+        Settings.of(**choices)
+        is_ours = not ray.is_initialized()
+        if is_ours:
+            await asyncio.to_thread(_join, ray, address)
+        count = actors or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        each = -(-concurrency // count)
+        # Beside rollouts an actor answers `connect` and `aclose`.
+        remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=TRIES_AFTER_A_LOSS, max_concurrency=each + 2)
+        made = [remote(RolloutActor).remote(connection, agent, folder, dict(choices)) for _ in range(count)]
+        workers = cls(ray, made, code, is_ours=is_ours)
+        try:
+            await asyncio.gather(*(workers._asked(actor.connect.remote()) for actor in made))
+        except BaseException:
+            await workers.aclose()
+            raise
+        return workers
+
+    @property
+    def need_prompt(self) -> bool:
+        """Whether each task must have a prompt."""
+        return not self._agent.is_run
+
+    async def play(self, rollout: Rollout) -> Ended:
+        """Run one on the actor that has the fewest."""
+        number = self._running.index(min(self._running))
+        self._running[number] += 1
+        try:
+            answer: Answer = await self._asked(self._actors[number].play.remote(rollout))
+        finally:
+            self._running[number] -= 1
+        ledger = from_record(msgspec.msgpack.decode(answer.ledger))
+        return Ended(rollout, ledger, Termination(answer.termination), answer.failure)
+
+    async def aclose(self) -> None:
+        """End the actors, and leave the cluster where this has joined it."""
+        ends = [self._asked(actor.aclose.remote()) for actor in self._actors]
+        await asyncio.gather(*ends, return_exceptions=True)
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._is_ours:
+            await asyncio.to_thread(self._ray.shutdown)
+
+    async def _asked(self, reference: Any) -> Any:
+        """Wait for an answer; the errors are those that came about there, not Ray's wrappers."""
+        try:
+            return await reference
+        except asyncio.CancelledError:
+            self._ray.cancel(reference)
+            raise
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+
+def _join(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+    except (ConnectionError, ValueError) as error:
+        raise CollectError(f"No Ray cluster answers at {address!r}: {error}") from error
