@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tito_core.settings import Choices
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+TERMINATED = 143
+"""Exit statuses after Ctrl-C and SIGTERM, as shells have them."""
 
 
 def collect(
@@ -78,6 +79,8 @@ def collect(
             asyncio.run(_collect(tasks, out, connection, agent, choices, ray, ray_actors, settings))
         except KeyboardInterrupt:
             status = INTERRUPTED
+        except asyncio.CancelledError:
+            status = TERMINATED
         finally:
             if told:
                 console.print(summary(told[0]), highlight=False, markup=False, soft_wrap=True)

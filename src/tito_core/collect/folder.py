@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,21 +50,14 @@ class RolloutFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
-        self._lock = FileLock(self.path / ".lock")
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise FolderError(
-                f"Another process collects into {self.path}: wait for it, or choose another folder."
-            ) from None
-        try:
+        with ExitStack() as opened:
+            self._lock(opened)
             if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
                 raise FolderError(f"{self.path} holds rollouts and no {NAME}: restore it, or choose another folder.")
             self.index = Index(self.path / NAME, about)
+            opened.callback(self.index.close)
             self._go_on()
-        except BaseException:
-            self._lock.release()
-            raise
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +69,8 @@ class RolloutFolder:
         """Write a finished rollout; when this returns, it is there for good."""
         if self._file is None:
             self._file = LedgerFile(self.path / _name(len(self.index.ends) + 1), "a")
+            self._file.sync()  # a power cut leaves at least a file that is one of ours
+            _sync(self.path)
         ledger, task = ended.ledger, ended.rollout.task
         self._file.append(ledger)
         end = self._file.path.stat().st_size
@@ -113,11 +109,18 @@ class RolloutFolder:
 
     def close(self) -> None:
         """Wait until everything is on the disk, and let others write."""
-        try:
+        with self._opened:
             self._seal()
-            self.index.close()
-        finally:
-            self._lock.release()
+
+    def _lock(self, opened: ExitStack) -> None:
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderError(
+                f"Another process collects into {self.path}: wait for it, or choose another folder."
+            ) from None
+        opened.callback(lock.release)
 
     def _seal(self) -> None:
         if self._file is not None:
@@ -172,6 +175,15 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
     finally:
         if file is not None:
             file.close()
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _name(number: int) -> str:

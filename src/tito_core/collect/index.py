@@ -74,7 +74,7 @@ _START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)
 
 
 class Index:
-    """The index, open to go on with. Of each finished rollout it holds a bit in memory, and of each task some 200 bytes.
+    """The index, open to go on with. Memory holds some 200 bytes of each task, and a bit of each finished rollout.
 
     Args:
         path: Its file, made if need be. A line that a crash has cut short is cut away.

@@ -26,8 +26,8 @@ TRIES_AFTER_A_LOSS = 3
 class OnRay:
     """Runs rollouts in actors of a Ray cluster, each with its own event loop and policy.
 
-    Make one with `OnRay.start`. An actor that is lost is started again by Ray, and its rollouts are run again there: none
-    of them was written. Each machine must find the agent's module and the tokenizer by the same names.
+    Make one with `OnRay.start`. An actor that is lost is started again by Ray, and its rollouts are run again there:
+    none of them was written. Each machine must find the agent's module and the tokenizer by the same names.
     """
 
     def __init__(self, ray: Any, actors: list[Any], agent: AgentCode, *, is_ours: bool) -> None:
