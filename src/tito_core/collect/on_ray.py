@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -13,26 +14,31 @@ from tito_core.collect.agent import AgentCode
 from tito_core.collect.connection import Connection
 from tito_core.collect.errors import CollectError
 from tito_core.collect.ray_actor import Answer, RolloutActor
-from tito_core.collect.rollout import Ended, Rollout
+from tito_core.collect.rollout import Ended, Failure, Rollout
+from tito_core.ledger.ledger import Ledger
 from tito_core.settings import Choices, Settings
 from tito_core.store import from_record
 from tito_core.termination import Termination
 
 LOCAL = "local"
-TRIES_AFTER_A_LOSS = 3
-"""How often Ray runs a rollout again whose actor was lost."""
+TRIES = 5
+"""How often a rollout is begun whose actor is lost, on another one where there is one."""
+REST_S = 5.0
+"""Seconds for which an actor that was lost gets nothing: Ray starts it again where it finds room."""
 
 
 class OnRay:
     """Runs rollouts in actors of a Ray cluster, each with its own event loop and policy.
 
-    Make one with `OnRay.start`. An actor that is lost is started again by Ray, and its rollouts are run again there:
-    none of them was written. Each machine must find the agent's module and the tokenizer by the same names.
+    Make one with `OnRay.start`. When an actor is lost, with its machine or alone, its rollouts are run again on others:
+    none of them was written. Ray starts it again where there is room. Each machine must find the agent's module and the
+    tokenizer by the same names.
     """
 
     def __init__(self, ray: Any, actors: list[Any], agent: AgentCode, *, is_ours: bool) -> None:
         self._ray, self._actors, self._agent, self._is_ours = ray, actors, agent, is_ours
         self._running = [0] * len(actors)
+        self._rests_until = [0.0] * len(actors)
 
     @classmethod
     async def start(
@@ -74,7 +80,7 @@ class OnRay:
         count = actors or max(1, int(ray.cluster_resources().get("CPU", 1)))
         each = -(-concurrency // count)
         # Beside rollouts an actor answers `connect` and `aclose`.
-        remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=TRIES_AFTER_A_LOSS, max_concurrency=each + 2)
+        remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=each + 2)
         made = [remote(RolloutActor).remote(connection, agent, folder, dict(choices)) for _ in range(count)]
         workers = cls(ray, made, code, is_ours=is_ours)
         try:
@@ -90,15 +96,30 @@ class OnRay:
         return not self._agent.is_run
 
     async def play(self, rollout: Rollout) -> Ended:
-        """Run one on the actor that has the fewest."""
-        number = self._running.index(min(self._running))
-        self._running[number] += 1
-        try:
-            answer: Answer = await self._asked(self._actors[number].play.remote(rollout))
-        finally:
-            self._running[number] -= 1
-        ledger = from_record(msgspec.msgpack.decode(answer.ledger))
-        return Ended(rollout, ledger, Termination(answer.termination), answer.failure)
+        """Run one on the actor that has the fewest, and on another when that one is lost."""
+        lost: Exception | None = None
+        for _ in range(TRIES):
+            number = await self._free()
+            self._running[number] += 1
+            try:
+                answer: Answer = await self._asked(self._actors[number].play.remote(rollout))
+            except self._ray.exceptions.RayActorError as error:
+                lost, self._rests_until[number] = error, time.monotonic() + REST_S
+                continue
+            finally:
+                self._running[number] -= 1
+            ledger = from_record(msgspec.msgpack.decode(answer.ledger))
+            return Ended(rollout, ledger, Termination(answer.termination), answer.failure)
+        failure = Failure(f"Its actor was lost {TRIES} times: {lost}", "")
+        return Ended(rollout, Ledger(), Termination.ABORTED, failure)
+
+    async def _free(self) -> int:
+        """Give the number of the actor that has the fewest rollouts; wait while all rest."""
+        while True:
+            now = time.monotonic()
+            if up := [number for number, until in enumerate(self._rests_until) if until <= now]:
+                return min(up, key=self._running.__getitem__)
+            await asyncio.sleep(min(self._rests_until) - now)
 
     async def aclose(self) -> None:
         """End the actors, and leave the cluster where this has joined it."""
