@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strands import Agent
+
 from conversation import CONTEXTS, told
 from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
@@ -22,10 +24,16 @@ from tito_core.history import as_shown
 
 
 class Seeded:
-    """A run whose model has taken its context in: the ledger of each has the same first turn."""
+    """A run whose model has taken its context in: the ledger of each has the same first turn.
 
-    def __init__(self, seeds: Seeds, turns: int) -> None:
-        self.seeds, self.turns = seeds, turns
+    Args:
+        seeds: What was taken in.
+        turns: Turns of each rollout.
+        ready: Agents that are made already; without any left, a run makes its own.
+    """
+
+    def __init__(self, seeds: Seeds, turns: int, ready: list[Agent]) -> None:
+        self.seeds, self.turns, self.ready = seeds, turns, ready
 
     async def __call__(self, model: TITOModel, task: Mapping[str, Any]) -> float:
         """Take the turns."""
@@ -33,13 +41,19 @@ class Seeded:
         ledger.commit(seeds.draft, ledger.walk(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
         model.policy.prompts.keep(ledger, 0, prompt, seeds.draft.output_ids)
-        await through_agent(agent_of((model, seeds.messages), self.turns), self.turns)
+        agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)
+        agent.model = model
+        await through_agent(agent, self.turns)
         return 1.0
 
 
-async def collected(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
+async def collected(seeds: Seeds, rollouts: int, turns: int, *, ready: bool) -> dict[str, float]:
     """Collect rollouts into a folder, all at once; give turns a second of CPU and of time."""
-    workers = InProcess(seeds.policy, Seeded(seeds, turns), sampling={"max_new_tokens": 300}, verify_echo="first")
+    idle = seeds.policy.model()
+    agents = [agent_of((idle, seeds.messages), turns) for _ in range(rollouts if ready else 0)]
+    workers = InProcess(
+        seeds.policy, Seeded(seeds, turns, agents), sampling={"max_new_tokens": 300}, verify_echo="first"
+    )
     tasks = [{"prompt": f"Question {number}"} for number in range(rollouts // 4)]
     folder = Path(tempfile.mkdtemp())
     gc.collect()
@@ -71,7 +85,7 @@ async def made(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
 
 
 async def main(port: str) -> None:
-    """Answer {"what": "crowd" | "made" | "collect", ...}."""
+    """Answer {"what": "crowd" | "made" | "collect", "ready": whether collect finds its agents made, ...}."""
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
 
@@ -79,8 +93,9 @@ async def main(port: str) -> None:
         seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
         if asked["what"] == "crowd":
             return await crowd(seeds, "agent", asked["rollouts"], asked["turns"])
-        run = made if asked["what"] == "made" else collected
-        return await run(seeds, asked["rollouts"], asked["turns"])
+        if asked["what"] == "made":
+            return await made(seeds, asked["rollouts"], asked["turns"])
+        return await collected(seeds, asked["rollouts"], asked["turns"], ready=asked["ready"])
 
     await told(answer)
     await policy.backend.aclose()

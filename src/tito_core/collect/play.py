@@ -27,7 +27,8 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Un
         policy: Makes its model.
         agent: Runs it.
         rollout: Which one.
-        **choices: For its model, as `Policy.model` takes them. A seed is made into one of this rollout's own.
+        **choices: For its model, as `Policy.model` takes them. The seed of `SamplingParams` is made into one of this
+            rollout's own.
     """
     ledger = policy.ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
     model = policy.model(ledger=ledger, **_of_rollout(choices, rollout))
@@ -51,12 +52,9 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Un
 def _of_rollout(choices: Choices, rollout: Rollout) -> Choices:
     """Give a rollout a seed of its own, where there is one."""
     sampling = choices.get("sampling")
-    if sampling is None:
+    if not isinstance(sampling, SamplingParams) or sampling.seed is None:
         return choices
-    params = sampling if isinstance(sampling, SamplingParams) else SamplingParams.model_validate(dict(sampling))
-    if params.seed is None:
-        return choices
-    return {**choices, "sampling": params.model_copy(update={"seed": rollout.seed(params.seed)})}
+    return {**choices, "sampling": sampling.model_copy(update={"seed": rollout.seed(sampling.seed)})}
 
 
 def _context(model: TITOModel) -> int | None:

@@ -43,10 +43,10 @@ class InProcess:
             raise ValueError(
                 "Connect the policy without a store: the collection writes each rollout once it is finished."
             )
-        Settings.of(**choices)
+        checked = Settings.of(**choices)
         self.policy = policy
         self.agent = agent if isinstance(agent, AgentCode) else AgentCode.of(agent)
-        self._choices = choices
+        self._choices: Choices = {**choices, "sampling": checked.sampling}  # which is not read anew for each rollout
 
     @property
     def need_prompt(self) -> bool:
