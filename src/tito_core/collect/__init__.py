@@ -17,6 +17,7 @@ from tito_core.collect.errors import AgentError, CollectError, FolderError, Task
 
 if TYPE_CHECKING:
     from tito_core.collect.collecting import collect
+    from tito_core.collect.connection import Connection
     from tito_core.collect.folder import RolloutFolder, collected
     from tito_core.collect.index import Entry, entries
     from tito_core.collect.on_ray import OnRay
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentError",
     "CollectError",
+    "Connection",
     "Ended",
     "Entry",
     "Failure",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Connection": "connection",
     "Ended": "rollout",
     "Entry": "index",
     "Failure": "rollout",
