@@ -27,7 +27,7 @@ from support.collect_command import (
 )
 from support.ended import ended
 from tito_core import cli
-from tito_core.collect import Rollout, RolloutFolder, Tally, Tasks, entries
+from tito_core.collect import CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
 from tito_core.collect.progress import on_console, status, summary
 from tito_core.testing import Fault
 
@@ -183,6 +183,17 @@ def test_a_bad_option_is_told(
     assert found.exit_code != 0
     assert sentence in " ".join(found.output.split()) + str(found.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed_is_told(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tito_core.collect.on_ray.find_spec", lambda name: None)
+    with served("vllm") as server:
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
+        assert not server.engine.requests
+    assert isinstance(found.exception, CollectError)
+    assert str(found.exception) == "--ray needs Ray: pip install 'strands-tito[ray]'."
 
 
 def tally(tmp_path: Path) -> Tally:
