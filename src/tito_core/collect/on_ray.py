@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -25,6 +26,8 @@ TRIES = 5
 """How often a rollout is begun whose actor is lost, on another one where there is one."""
 REST_S = 5.0
 """Seconds for which an actor that was lost gets nothing: Ray starts it again where it finds room."""
+CLOSE_S = 10.0
+"""Seconds for which the end waits for actors to close their connections."""
 
 
 class OnRay:
@@ -35,10 +38,11 @@ class OnRay:
     tokenizer by the same names.
     """
 
-    def __init__(self, ray: Any, actors: list[Any], agent: AgentCode, *, is_ours: bool) -> None:
-        self._ray, self._actors, self._agent, self._is_ours = ray, actors, agent, is_ours
-        self._running = [0] * len(actors)
-        self._rests_until = [0.0] * len(actors)
+    def __init__(self, ray: Any, agent: AgentCode, *, is_ours: bool) -> None:
+        self._ray, self._agent, self._is_ours = ray, agent, is_ours
+        self._actors: list[Any] = []
+        self._running: list[int] = []
+        self._rests_until: list[float] = []
 
     @classmethod
     async def start(
@@ -65,7 +69,7 @@ class OnRay:
 
         Raises:
             AgentError: There is no such agent.
-            CollectError: Ray is not installed, or there is no such cluster.
+            CollectError: Ray is not installed, there is no such cluster, or none with so many CPUs.
             BackendError, TokenizerError, TemplateError: An actor could not connect its policy.
         """
         if find_spec("ray") is None:
@@ -77,18 +81,28 @@ class OnRay:
         is_ours = not ray.is_initialized()
         if is_ours:
             await asyncio.to_thread(_join, ray, address)
-        count = actors or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        each = -(-concurrency // count)
-        # Beside rollouts an actor answers `connect` and `aclose`.
-        remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=each + 2)
-        made = [remote(RolloutActor).remote(connection, agent, folder, dict(choices)) for _ in range(count)]
-        workers = cls(ray, made, code, is_ours=is_ours)
+        workers = cls(ray, code, is_ours=is_ours)
         try:
-            await asyncio.gather(*(workers._asked(actor.connect.remote()) for actor in made))
+            workers._make(actors, concurrency, connection, agent, folder, dict(choices))
+            await asyncio.gather(*(workers._asked(actor.connect.remote()) for actor in workers._actors))
+        except ray.exceptions.RayActorError as error:
+            await workers.aclose()
+            raise CollectError(f"An actor could not be made on a machine of the Ray cluster: {error}") from error
         except BaseException:
             await workers.aclose()
             raise
         return workers
+
+    def _make(self, actors: int | None, concurrency: int, *arguments: Any) -> None:
+        cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        count = actors or max(1, cpus)
+        if count > cpus:  # Ray would wait for more without a word
+            raise CollectError(f"{count} actors need a CPU each, and the Ray cluster has {cpus}.")
+        # Beside rollouts an actor answers `connect` and `aclose`.
+        at_once = -(-concurrency // count) + 2
+        remote = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=at_once)
+        self._actors = [remote(RolloutActor).remote(*arguments) for _ in range(count)]
+        self._running, self._rests_until = [0] * count, [0.0] * count
 
     @property
     def need_prompt(self) -> bool:
@@ -124,7 +138,8 @@ class OnRay:
     async def aclose(self) -> None:
         """End the actors, and leave the cluster where this has joined it."""
         ends = [self._asked(actor.aclose.remote()) for actor in self._actors]
-        await asyncio.gather(*ends, return_exceptions=True)
+        with suppress(TimeoutError):  # of one that is lost, and waits for room
+            await asyncio.wait_for(asyncio.gather(*ends, return_exceptions=True), CLOSE_S)
         for actor in self._actors:
             self._ray.kill(actor)
         if self._is_ours:

@@ -31,7 +31,7 @@ from support.collect_command import (
     wait_for,
 )
 from tito_core.backend import EngineConnectionError
-from tito_core.collect import OnRay, TaskError, collect, entries
+from tito_core.collect import AgentError, CollectError, OnRay, TaskError, collect, entries
 from tito_core.collect.connection import Connection
 from tito_core.testing import ScriptedServer
 
@@ -98,6 +98,10 @@ async def errors_come_as_they_are(kind: str, server: ScriptedServer, cluster: An
     with pytest.raises(EngineConnectionError):
         await OnRay.start(cluster.address, nobody, "collect_agents:run", actors=1, folder=HERE)
     connection = Connection(kind, server.base_url, folder)
+    with pytest.raises(CollectError, match="99 actors need a CPU each, and the Ray cluster has"):
+        await OnRay.start(cluster.address, connection, "collect_agents:run", actors=99, folder=HERE)
+    with pytest.raises(AgentError, match="has no 'walk'"):
+        await OnRay.start(cluster.address, connection, "collect_agents:walk", actors=1, folder=HERE)
     workers = await OnRay.start(cluster.address, connection, "collect_agents:factory", actors=1, folder=HERE)
     with pytest.raises(TaskError, match="must be a string or a list"):
         await collect([{"question": "no prompt"}], workers, place / "none")
