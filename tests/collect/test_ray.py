@@ -13,9 +13,13 @@ SCRIPT = Path(__file__).parent / "real" / "ray_check.py"
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
-def test_a_cluster_loses_and_repeats_nothing(kind: str, tmp_path: Path) -> None:
-    told = run(str(SCRIPT), ["ray"], kind, str(tmp_path))
-    assert "240 rollouts of" in told
-    assert "after two kills and a lost node" in told
-    assert "240 rollouts after a lost actor" in told
-    assert "nothing left on the engine" in told
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("killed", "160 rollouts of"),
+        ("lost", "160 rollouts after a lost actor"),
+        ("errors", "of 50 when it was cancelled, nothing left on the engine"),
+    ],
+)
+def test_a_cluster_loses_and_repeats_nothing(part: str, told: str, kind: str, tmp_path: Path) -> None:
+    assert told in run(str(SCRIPT), ["ray"], part, kind, str(tmp_path))

@@ -1,6 +1,6 @@
 """`tito collect --ray` on a cluster: a lost actor, a lost node and a killed driver lose and repeat nothing.
 
-Each node has a raylet of its own, as a machine has. Takes the wire's name and a folder.
+Each node has a raylet of its own, as a machine has. Takes what to do, the wire's name and a folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -35,12 +34,11 @@ from tito_core.collect import AgentError, CollectError, OnRay, TaskError, collec
 from tito_core.collect.connection import Connection
 from tito_core.testing import ScriptedServer
 
-GROUP, COUNT, LATENCY_S = 4, 60, 0.05
+GROUP, COUNT, LATENCY_S = 4, 40, 0.05
 
 
-def tasks_of(path: Path) -> Path:
+def tasks_of(path: Path) -> None:
     path.write_text("".join(json.dumps({"id": f"t{n}", "question": f"What is {n} * 17?"}) + "\n" for n in range(COUNT)))
-    return path
 
 
 def wanted(count: int = COUNT) -> set[tuple[str, int]]:
@@ -53,9 +51,9 @@ def killed_and_gone_on_with(
     """The driver is killed twice; the last one finishes what is left, and loses a node on the way."""
     out, log = place / "killed", place / "log"
     more = ("-n", str(GROUP), "--concurrency", "16", "--ray", cluster.address, "--ray-actors", "2")
-    argv = command(kind, server, folder, tasks_of(place / "tasks.jsonl"), out, *more)
+    argv = command(kind, server, folder, place / "tasks.jsonl", out, *more)
     had: list[bytes] = []
-    for moment in (20, 90):
+    for moment in (15, 60):
         pid = forks.start(argv, log)
         wait_for(out, moment)
         os.kill(pid, signal.SIGKILL)
@@ -63,7 +61,7 @@ def killed_and_gone_on_with(
         assert lines(out)[: len(had)] == had
         had = lines(out)
     pid = forks.start(argv, log)
-    wait_for(out, 150)
+    wait_for(out, 90)
     cluster.remove_node(sorted(cluster.worker_nodes, key=str)[0])
     assert forks.wait(pid) == 0, log.read_text()
     assert lines(out)[: len(had)] == had
@@ -120,21 +118,24 @@ async def errors_come_as_they_are(kind: str, server: ScriptedServer, cluster: An
     print(f"{kind}: {len(list(entries(place / 'cancelled')))} of 50 when it was cancelled, nothing left on the engine")
 
 
-def main(kind: str, place: Path) -> None:
-    random.seed(1)
+def main(part: str, kind: str, place: Path) -> None:
     folder = tokenizer_folder(place)
+    tasks_of(place / "tasks.jsonl")
     with nursery() as forks, served(kind, latency=LATENCY_S) as server:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         try:
             cluster.add_node(num_cpus=1)
             cluster.add_node(num_cpus=1)
             cluster.wait_for_nodes()
-            killed_and_gone_on_with(kind, server, forks, cluster, folder, place)
-            asyncio.run(an_actor_is_lost(kind, server, cluster, folder, place))
-            asyncio.run(errors_come_as_they_are(kind, server, cluster, folder, place))
+            if part == "killed":
+                killed_and_gone_on_with(kind, server, forks, cluster, folder, place)
+            elif part == "lost":
+                asyncio.run(an_actor_is_lost(kind, server, cluster, folder, place))
+            else:
+                asyncio.run(errors_come_as_they_are(kind, server, cluster, folder, place))
         finally:
             cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
