@@ -23,7 +23,7 @@ from slime.utils.types import Sample
 from strands import Agent, tool
 
 from support.rollout_forests import rollouts
-from support.scripted import END, Says, call, engine_of, ids_of, is_probe, tokenizer
+from support.scripted import END, call, engine_of, ids_of, is_probe, tokenizer
 from tito_core.export import samples_of
 from tito_core.export.slime import STATUS, fan_out, fill
 from tito_core.export.slime_generate import PARTIAL
