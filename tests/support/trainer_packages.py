@@ -73,6 +73,7 @@ def _run(script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> 
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     command = [sys.executable, "-W", "ignore", str(SCRIPTS / script), *arguments]
