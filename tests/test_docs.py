@@ -182,3 +182,14 @@ def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str
         turns = [sum("x-session-id" in request.headers for request in each.engine.requests) for each in (one, two)]
     assert capsys.readouterr().out.endswith("8 rollouts\n")
     assert turns == [4, 4]
+
+
+def test_the_page_on_trainers_runs(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes a file
+    names: dict[str, Any] = {}
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        for snippet in snippets("docs/trainers.md"):
+            exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
+    assert capsys.readouterr().out == "True\ncompleted\n2\n"
