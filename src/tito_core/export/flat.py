@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.export.experts import experts_of
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
 from tito_core.export.sample import TrainingSample
-from tito_core.export.slime import routed_experts_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ def flat_of(
             "rollout=<%s>, cut=<%d> | %s takes responses of %d tokens: the rest is not trained",
             sample.identity.rollout_id, cut, trainer, stop - start,
         )  # fmt: skip
-    experts = routed_experts_of(sample)
+    experts = experts_of(sample)
     mask = np.zeros(stop - start, np.uint8) if sample.ended_outside else sample.loss_mask[start:stop]
     return Flat(
         sample.token_ids[:start].tolist(),
         sample.token_ids[start:stop].tolist(),
         mask.tolist(),
         None if given is None else given[start:stop].tolist(),
-        None if experts is None else np.asarray(experts[:stop], np.int16),
+        None if experts is None else experts[:stop].astype(np.int16),
         cut,
     )
 
