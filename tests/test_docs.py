@@ -214,3 +214,14 @@ def test_the_page_on_collecting_has_every_termination_option_and_field() -> None
     asked = [line for code in snippets("docs/collect.md", "bash") for line in code.split() if line.startswith("--")]
     told = {*asked, *re.findall(r"`(--[a-z-]+)", page)}
     assert told - {"--help", "--working-dir"} <= options
+
+
+def test_the_page_on_trainers_runs(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes a file
+    names: dict[str, Any] = {}
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        for snippet in snippets("docs/trainers.md"):
+            exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
+    assert capsys.readouterr().out == "True\ncompleted\n2\n"

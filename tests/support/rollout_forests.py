@@ -26,6 +26,7 @@ def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) 
         parent = None if index and draw(st.integers(0, 7)) == 0 else parent
         before = ledger.path_length(parent)
         draft = draw(drafts(parent, before))
+        draft = replace(draft, engine=replace(draft.engine, request_id=f"request-{index}"))
         if routed:
             start = max(before - 1, 0)
             rows = before + draft.columns.prompt + draft.columns.output - 1 - start

@@ -44,23 +44,25 @@ def logprobs_for(
         return None
     if policy == "checked":
         for semantics in sample.semantics:
-            if not _is(semantics, temperature):
-                raise LogprobMismatchError(_sentence(sample, semantics, temperature, trainer))
+            require(semantics, temperature=temperature, trainer=trainer, rollout=sample.identity.rollout_id)
     trained = sample.loss_mask.astype(np.bool_)
     return np.where(trained, sample.logprobs, np.float32(0)).astype(np.float32)
 
 
-def _is(semantics: Semantics, temperature: float) -> bool:
-    return semantics.temperature == temperature and not semantics.adjusted
+def require(semantics: Semantics, *, temperature: float, trainer: str, rollout: str) -> None:
+    """Check that logprobs are log_softmax(logits / temperature) of the whole vocabulary.
 
-
-def _sentence(sample: TrainingSample, semantics: Semantics, temperature: float, trainer: str) -> str:
+    Raises:
+        LogprobMismatchError: They are not, or nobody knows.
+    """
+    if semantics.temperature == temperature and not semantics.adjusted:
+        return
     kind = {None: "of unknown kind", False: "raw", True: "processed"}[semantics.processed]
     at = "an unknown temperature" if semantics.temperature is None else f"temperature {semantics.temperature}"
     change = ", changed by a grammar, a penalty or a truncation" if semantics.adjusted else ""
-    return (
+    raise LogprobMismatchError(
         f"Law 11: {trainer} compares recorded logprobs with log_softmax(logits / {temperature}), and those of rollout "
-        f"{sample.identity.rollout_id} are {kind}, at {at}{change} (said {semantics.source}). Sample and train at one "
-        "temperature, with an engine that returns logprobs so; or let the trainer compute its own by logprobs='omit'; "
-        "or take them as they are by logprobs='as-recorded'."
+        f"{rollout} are {kind}, at {at}{change} (said {semantics.source}). Sample and train at one temperature, with "
+        "an engine that returns logprobs so; or let the trainer compute its own by logprobs='omit'; or take them as "
+        "they are by logprobs='as-recorded'."
     )

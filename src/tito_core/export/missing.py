@@ -22,9 +22,10 @@ def imported(module: str, extra: str | None = None) -> ModuleType:
     """
     package = module.partition(".")[0]
     try:
-        return import_module(module)
+        import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
         how = f"pip install 'strands-tito[{extra}]'" if extra else f"install {package} as its own documentation says"
         raise MissingPackageError(f"This exporter builds types of {package}, which is not installed: {how}.") from None
+    return import_module(module)

@@ -102,6 +102,11 @@ class TrainingSample:
         return self.loss_mask[self.prompt_length :]
 
     @property
+    def ended_outside(self) -> bool:
+        """Whether the rollout ended by no doing of the policy or its tools, so that a reward says nothing of it."""
+        return self.termination in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+
+    @property
     def trained_versions(self) -> tuple[str | None, ...]:
         """Versions of the trained tokens, in order, one an uninterrupted run; None where the engine did not say."""
         runs: list[str | None] = []

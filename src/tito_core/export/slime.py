@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
-import numpy as np
-
+from tito_core.export.experts import experts_of
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
-from tito_core.export.sample import NO_EXPERT, TrainingSample, sample_of, samples_of
+from tito_core.export.sample import TrainingSample, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -73,6 +72,7 @@ def fields_of(
         ValueError: The engine gave experts for some tokens only.
     """
     given = logprobs_for(sample, temperature=temperature, trainer="slime", policy=logprobs)
+    experts = experts_of(sample)
     response = slice(sample.prompt_length, None)
     return {
         "tokens": sample.token_ids.tolist(),
@@ -80,29 +80,11 @@ def fields_of(
         "response_length": sample.response_length,
         "loss_mask": sample.response_mask.tolist(),
         "rollout_log_probs": None if given is None else given[response].tolist(),
-        "rollout_routed_experts": routed_experts_of(sample),
+        "rollout_routed_experts": None if experts is None else experts.tolist(),
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "reward": sample.reward,
         "remove_sample": sample.termination is Termination.ENGINE_ERROR,
     }
-
-
-def routed_experts_of(sample: TrainingSample) -> list[list[list[int]]] | None:
-    """Give the experts of every token but the last, which no logit of the loss needs.
-
-    Raises:
-        ValueError: Some tokens have none: a replay would send them through experts of its own choice.
-    """
-    rows = sample.routed_experts
-    if rows is None:
-        return None
-    missing = np.flatnonzero((rows[:-1] == NO_EXPERT).any(axis=(1, 2)))
-    if len(missing):
-        raise ValueError(
-            f"The engine gave no experts for {len(missing)} of {len(sample) - 1} tokens, the first at {missing[0]}, in "
-            f"rollout {sample.identity.rollout_id}: ask for them in every turn with wanted={{'routed_experts': True}}."
-        )
-    return [list(map(list, row)) for row in rows[:-1].tolist()]
 
 
 def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "error", **options: Any) -> S:

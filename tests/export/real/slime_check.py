@@ -20,10 +20,11 @@ from slime.observability.rollout_data_utils import (
 )
 from slime.rollout.sglang_rollout import generate_and_rm_group
 from slime.utils.types import Sample
-from strands import Agent, tool
+from strands import Agent
 
+from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
 from support.rollout_forests import rollouts
-from support.scripted import END, Says, call, engine_of, ids_of, is_probe, tokenizer
+from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
 from tito_core.export import samples_of
 from tito_core.export.slime import STATUS, fan_out, fill
 from tito_core.export.slime_generate import PARTIAL
@@ -32,7 +33,6 @@ from tito_core.termination import record_termination
 from tito_core.testing import Completion, ScriptedServer
 
 OPTIONS: dict[str, Any] = {"decode": lambda ids: " ".join(map(str, ids)), "temperature": 1.0, "logprobs": "as-recorded"}
-ADD = call("multiply", '{"a": 25, "b": 17}')
 seen = 0
 
 
@@ -72,17 +72,6 @@ def samples_are_slimes(ledger: Ledger) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_debug_rollout_data(folder + "/{rollout_id}.pt", found, rollout_id=1, evaluation=False)
         assert load_debug_rollout_data(folder + "/{rollout_id}.pt", rollout_id=1) == found
-
-
-@tool
-def multiply(a: int, b: int) -> int:
-    """Multiply.
-
-    Args:
-        a: One.
-        b: Other.
-    """
-    return a * b
 
 
 def make_agent(model: Any, row: Sample) -> Agent:
@@ -160,15 +149,6 @@ def group(args: Namespace, size: int, samples: list[Sample] | None = None) -> li
     return asyncio.run(generate_and_rm_group(args, prompts, dict(PARAMETERS)))
 
 
-def says(request: Any) -> Completion:
-    """Answer by what the prompt holds, so that rollouts may run at once."""
-    if is_probe(request) or request.scoring:
-        return Completion([5] * request.max_new_tokens, finish="length")
-    text = tokenizer().decode(list(request.prompt_ids))
-    said = "It is 425." if "425" in text else ADD
-    return Completion(ids_of(said + END))
-
-
 def slimes_loop_runs_ours(folder: str) -> None:
     with ScriptedServer(engine_of("sglang", says)) as server:
         found = group(args_of(server.base_url, folder), 3)
@@ -182,14 +162,14 @@ def slimes_loop_runs_ours(folder: str) -> None:
     for sample in [*(samples[0] for samples in found), *one]:
         assert sample.status is Sample.Status.COMPLETED
         assert sample.reward == 1.0
-        assert sum(sample.loss_mask) == len(ids_of(ADD + END)) + len(ids_of("It is 425." + END))
-        assert sample.response.startswith(ADD + END)
-        assert sample.response.endswith("It is 425." + END)
+        assert sum(sample.loss_mask) == len(SAMPLED)
+        assert sample.response.startswith(CALL + END)
+        assert sample.response.endswith(ANSWER + END)
         assert sample.metadata["tito"]["termination"] == "completed"
     for samples in branched:
         assert {sample.rollout_id for sample in samples} == {samples[0].index}
         trained = [[t for t, m in zip(s.tokens[-s.response_length :], s.loss_mask, strict=True) if m] for s in samples]
-        assert trained == [ids_of(ADD + END), ids_of("It is 425." + END)]
+        assert trained == [ids_of(CALL + END), ids_of(ANSWER + END)]
 
 
 def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
@@ -205,17 +185,17 @@ def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
         (cut,) = group(args, 1)
         assert cut.status is Sample.Status.ABORTED
         assert cut.reward is None
-        assert cut.response == ADD + END
-        assert sum(cut.loss_mask) == cut.response_length == len(ids_of(ADD + END))
+        assert cut.response == CALL + END
+        assert sum(cut.loss_mask) == cut.response_length == len(ids_of(CALL + END))
         kept = copy.deepcopy(cut)
         resumed = True
         (done,) = group(args, 1, [kept])
     assert done.status is Sample.Status.COMPLETED
     assert PARTIAL not in done.metadata
     assert done.tokens[: len(cut.tokens)] == cut.tokens
-    assert done.response.endswith("It is 425." + END)
-    own = len(ids_of("It is 425." + END))
-    assert sum(done.loss_mask) == own + (0 if masks else len(ids_of(ADD + END)))
+    assert done.response.endswith(ANSWER + END)
+    own = len(ids_of(ANSWER + END))
+    assert sum(done.loss_mask) == own + (0 if masks else len(ids_of(CALL + END)))
     assert done.loss_mask[-own:] == [1] * own
     assert done.metadata["tito"]["rollout"] == cut.metadata["tito"]["rollout"]
 
