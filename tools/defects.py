@@ -15,6 +15,8 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import cache
@@ -79,7 +81,7 @@ def main() -> int:
         highlight=False,
     )
     if not wanted.only:
-        PAGE.write_text(page(found, sound, alarms, commit), encoding="utf-8")
+        PAGE.write_text(page(found, sound, alarms, commit, Counter(name for name, _, _ in runs)), encoding="utf-8")
     return 1 if escaped or alarms else 0
 
 
@@ -136,7 +138,9 @@ def commit_of_src() -> str:
     return git("log", "-1", "--format=%h", "--", "src") + (" with changes" if changed else "")
 
 
-def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], commit: str) -> str:
+def page(
+    found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], commit: str, kinds: Mapping[str, int]
+) -> str:
     """Write the page."""
     turns = sum(verdict.turns for verdict in sound)
     by_name: dict[str, list[Verdict]] = {}
@@ -150,7 +154,7 @@ def page(found: list[Verdict], sound: list[Verdict], alarms: list[Verdict], comm
         "",
         f"Commit `{commit}`: {len(by_name)} defects, {len(found)} times with their wires, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "
-        f"{turns:,} turns ({', '.join(SOUNDS)}; {len(sound) // len(SOUNDS)} each), {len(alarms)} alarms.",
+        f"{turns:,} turns ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}), {len(alarms)} alarms.",
         "",
         "| defect | law | what is wrong | caught by | turns until then |",
         "| --- | --- | --- | --- | --- |",
