@@ -60,7 +60,7 @@ class SGLangClient:
         http_transport: HttpTransportFactory | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.max_connections = max_connections
+        self._max_connections = max_connections
         self.max_retries = max_retries
         self.retry_delay = retry_delay
 
@@ -80,6 +80,7 @@ class SGLangClient:
         self.policies = SharedPolicies()
         self._length: int | None = None
         self._asked_length = False
+        self._takes_images: bool | None = None
 
     @classmethod
     def from_slime_args(cls, args: SlimeArguments, **options: Any) -> SGLangClient:
@@ -116,8 +117,10 @@ class SGLangClient:
         return await self._told("/model_info", dict[str, Any])
 
     async def is_multimodal(self) -> bool:
-        """Tell whether the model takes images. `SGLangModel` takes none yet: it refuses them."""
-        return bool((await self.model_info() or {}).get("has_image_understanding"))
+        """Tell whether the model takes images, asked until it is known. `SGLangModel` takes none yet: it refuses them."""
+        if self._takes_images is None and (info := await self.model_info()) is not None:
+            self._takes_images = bool(info.get("has_image_understanding"))
+        return bool(self._takes_images)
 
     async def max_model_len(self) -> int | None:
         """Give the context length that the server reports, asked once; None where it does not say."""

@@ -10,6 +10,7 @@ from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
+from tito_core.backend.protocol import Backend
 from tito_core.dropin.late_model import LateModel, check_tokenizer
 from tito_core.dropin.sampling_names import neutral_sampling
 from tito_core.dropin.shared_policies import SharedPolicies
@@ -58,6 +59,7 @@ class VLLMModel(LateModel):
         client: Must be None: an OpenAI client speaks messages.
         tokenizer: The model's, its name, or a folder; `model_id` when None.
         parser: The format of tool calls; "auto" takes the one that the chat template shows.
+        backend: What speaks to the server, where it is made apart; `base_url` and `api_key` are then not looked at.
         **choices: See `TITOModel`.
 
     Raises:
@@ -76,6 +78,7 @@ class VLLMModel(LateModel):
         client: None = None,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
         parser: str = "auto",
+        backend: Backend | None = None,
         **choices: Unpack[Choices],
     ) -> None:
         if client is not None:
@@ -90,7 +93,7 @@ class VLLMModel(LateModel):
         self._params = _merged(params, return_token_ids, disable_tools)
         self._tokenizer = model_id if tokenizer is None else tokenizer
         self._connecting_with: dict[str, Any] = {
-            "backend": "vllm",
+            "backend": backend or "vllm",
             "base_url": base_url.rstrip("/").removesuffix("/v1"),
             "parser": parser,
             "template_arguments": dict(self._params["extra_body"].get("chat_template_kwargs") or {}),
