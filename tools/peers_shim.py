@@ -13,13 +13,14 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import aiohttp
 import httpx
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
 
 ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
 
 
-def pytest_configure() -> None:
+def _install() -> None:
     """Put our modules where the peers' would be imported from."""
     for theirs, ours in ALIASES.items():
         package = importlib.import_module(ours)
@@ -34,9 +35,9 @@ def pytest_configure() -> None:
 def _stand_in(name: str, **instead: Any) -> None:
     """Give a module of ours with some names of it replaced."""
     real = sys.modules[f"strands_sglang.{name}"]
-    module = ModuleType(f"strands_sglang.{name}")
+    module = ModuleType(real.__name__)
     module.__dict__.update({**real.__dict__, **instead})
-    sys.modules[module.__name__] = module
+    sys.modules[f"strands_sglang.{name}"] = module
 
 
 def _limiter() -> type:
@@ -99,11 +100,20 @@ class _ThroughSession(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         session = self._client._get_session()
         send = session.get if request.method == "GET" else session.post
-        async with send(request.url.path, data=request.content) as answer:
+        try:
+            sent = send(request.url.path, data=request.content)
+        except (TimeoutError, aiohttp.ClientError):
+            raise
+        except Exception as refused:  # a mock's way to say that nobody answers
+            raise httpx.ConnectError(str(refused)) from refused
+        async with sent as answer:
             if answer.status >= 400:
                 return httpx.Response(answer.status, text=await answer.text())
             try:
                 said = json.dumps(await answer.json(content_type=None))
             except Exception:  # a mock's way to say that the body is no JSON
-                said = await answer.text()
+                said = "<html>"
             return httpx.Response(answer.status, text=said, headers={"content-type": "application/json"})
+
+
+_install()  # now: the tests' own conftest.py imports them before pytest is configured

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +30,19 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
 
 from bench import interpreter  # noqa: E402
+
 from tito_core.engine.locations import cache_dir  # noqa: E402
 
 PAGE, REASONS = ROOT / "docs" / "peers_tests.md", ROOT / "docs" / "peers_tests.toml"
 NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "tqdm", "python-dotenv", "pytest-timeout")
 """What the tests import beside pytest and us."""
+SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
+ABOUT = """\
+Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sglang and strands-vllm, and those of
+strands-env that touch the provider, from their source distributions, with the peers' packages replaced by ours
+(strands-agents {}). Where a test reaches for a private name of theirs, `tools/peers_shim.py` does what happens
+outside: messages reach a limiter through Strands' events, and HTTP goes through the mocked session. Tests that do not
+pass are listed with the reason why ours is right."""
 NO_REASON = "No reason yet."
 
 
@@ -129,7 +138,7 @@ def run(suite: Suite, python: Path) -> list[Outcome]:
         if suite.project == "strands-env":  # which is run itself, on our names
             paths.append(str(source / "src"))
         report = Path(scratch, "report.xml")
-        options = ["-q", "-p", "peers_shim", "-o", "asyncio_mode=auto", "--timeout=60", f"--junitxml={report}"]
+        options = ["-q", "-p", "peers_shim", "-o", "asyncio_mode=auto", *SCOPE, "--timeout=60", f"--junitxml={report}"]
         command = [str(python), "-m", "pytest", "-c", os.devnull, f"--rootdir={scratch}", *options, *suite.tests]
         clean = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run(command, cwd=scratch, env=clean, check=False)
@@ -156,11 +165,7 @@ def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -
     lines = [
         "# The peers' own tests",
         "",
-        "Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sglang and strands-vllm, and those of "
-        "strands-env that touch the provider, from their source distributions, with the peers' packages replaced by "
-        f"ours (strands-agents {version('strands-agents')}). Where a test reaches for a private name of theirs, "
-        "`tools/peers_shim.py` does what happens outside: messages reach a limiter through Strands' events, and HTTP "
-        "goes through the mocked session. Tests that do not pass are listed with the reason why ours is right.",
+        textwrap.fill(ABOUT.format(version("strands-agents")), 120, break_long_words=False),
         "",
         "| tests of | tests | pass | do not |",
         "| --- | --: | --: | --: |",

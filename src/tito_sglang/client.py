@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from tito_core.backend.errors import BackendError
-from tito_core.backend.http_backend import ServedModels
 from tito_core.backend.transport import HttpRequest, HttpTransportFactory
 from tito_core.dropin.shared_policies import SharedPolicies
 from tito_sglang.backend import SGLangBackend
@@ -19,6 +20,14 @@ from tito_sglang.exceptions import known
 T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
 _FOREVER_S = 30 * 86400.0
+
+
+class _Length(msgspec.Struct):
+    max_model_len: int | None = None
+
+
+class _Served(msgspec.Struct):
+    data: list[_Length] = []
 
 
 class SlimeArguments(Protocol):
@@ -117,7 +126,7 @@ class SGLangClient:
         return await self._told("/model_info", dict[str, Any])
 
     async def is_multimodal(self) -> bool:
-        """Tell whether the model takes images, asked until it is known. `SGLangModel` takes none yet: it refuses them."""
+        """Tell whether the model takes images, asked until it is known. `SGLangModel` refuses them so far."""
         if self._takes_images is None and (info := await self.model_info()) is not None:
             self._takes_images = bool(info.get("has_image_understanding"))
         return bool(self._takes_images)
@@ -125,7 +134,7 @@ class SGLangClient:
     async def max_model_len(self) -> int | None:
         """Give the context length that the server reports, asked once; None where it does not say."""
         if not self._asked_length:
-            served = await self._told("/v1/models", ServedModels)
+            served = await self._told("/v1/models", _Served)
             lengths = (model.max_model_len for model in (served.data if served else ()))
             self._length, self._asked_length = next(filter(None, lengths), None), True
         return self._length

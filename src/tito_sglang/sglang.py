@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from strands.types.content import Messages
+from strands.types.tools import ToolSpec
 
 from tito_core.backend.errors import BackendError
 from tito_core.backend.unknown_names import refuse_unknown
 from tito_core.backend.wanted import Wanted
-from tito_core.chat.messages import template_messages
+from tito_core.chat.messages import template_messages, template_tools
 from tito_core.dropin.late_model import LateModel, check_tokenizer
 from tito_core.dropin.sampling_names import neutral_sampling
 from tito_core.policy import Policy
@@ -107,6 +108,11 @@ class SGLangModel(LateModel):
         return [dict(message) for message in template_messages(messages, system_prompt)]
 
     format_request_messages = format_messages
+
+    @staticmethod
+    def format_tool_specs(tool_specs: list[ToolSpec]) -> list[dict[str, Any]]:
+        """Give tool specifications as chat templates read them."""
+        return template_tools(tool_specs) or []
 
     def _shared_policy(self) -> Policy:
         loaded = self.tokenizer if isinstance(self.tokenizer, str) else id(self.tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
+from strands.types.exceptions import MaxTokensReachedException
 
 from support.names import named
 from support.scripted import BACKENDS, Says, call
@@ -78,10 +80,8 @@ async def test_views_are_the_trajectories_of_the_ledger_whatever_happens(
     agent = agent_of(model)
     early = model.rollout if held else None
     for number in range(prompts):
-        try:
+        with contextlib.suppress(MaxTokensReachedException):  # a truncated answer ends the invocation
             await agent.invoke_async(f"{number}?", limits={"turns": 3})
-        except Exception as error:  # a truncated answer ends the invocation
-            assert "MaxTokens" in type(error).__name__
         if forgets:
             agent.messages[:] = []
     trajectories = model.trajectories
