@@ -142,6 +142,7 @@ def test_models_are_used_from_threads_with_loops_of_their_own() -> None:
     for agent in agents:
         agent("And now?")
     assert len(model.ledger) == 6
+    assert len(model.rollouts) == 3  # equal as they are, each agent has its own
 
 
 STATUSES: list[tuple[int, type[BackendError], type[BackendError]]] = [
