@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError
 from tito_core.backend.transport import HttpRequest, HttpTransportFactory
 from tito_core.dropin.shared_policies import SharedPolicies
@@ -154,7 +155,7 @@ class SGLangClient:
     async def _told(self, path: str, kind: type[T]) -> T | None:
         try:
             answer = await self.backend.http.send_once(HttpRequest(path), method="GET")
-            return self.backend.decode(answer, kind)
+            return decoded(self.backend.http, answer, kind)
         except BackendError:
             return None
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from strands import Agent
 
 from support.names import named
-from support.scripted import BACKENDS, Says, is_probe, model_of
+from support.scripted import BACKENDS, Says, model_of
 from tito_core import store
 from tito_core.dropin.shared_policies import SharedPolicies
 from tito_core.ledger import check_ledger
@@ -59,14 +59,18 @@ async def test_its_turns_are_those_of_a_tito_model(kind: str) -> None:
 @by_kind
 async def test_a_cancelled_agent_leaves_no_turn(kind: str) -> None:
     script = Says("Five.")
-    model = named(kind, script, engine={"latency": lambda request: 0.0 if is_probe(request) else 30.0})
+    seconds = [0.0]
+    model = named(kind, script, engine={"latency": lambda _: seconds[0]})
     held = model.rollout
+    await model.connected()
+    seconds[0] = 30.0
     agent = Agent(model=model, callback_handler=None)
     task = asyncio.ensure_future(agent.invoke_async("2 + 3?"))
     while not script.requests:
         await asyncio.sleep(0.01)
     agent.cancel()
-    assert (await task).stop_reason == "cancelled"
+    async with asyncio.timeout(20):
+        assert (await task).stop_reason == "cancelled"
     assert (len(model.ledger), len(held)) == (0, 0)
 
 
