@@ -186,6 +186,22 @@ def test_whole_prompts_and_deltas_give_the_same() -> None:
     assert whole == Rollout()
 
 
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9))), max_size=5))
+def test_any_conversation_of_whole_prompts_is_that_of_its_deltas(turns: list[tuple[list[int], list[int]]]) -> None:
+    whole, context, trained = Rollout(), [], []
+    for delta, answer in turns:
+        context += delta
+        trained += [0] * len(delta)
+        whole.add_prompt(context)
+        whole.add_response(answer)
+        context += answer
+        trained += [1] * len(answer)
+    assert (whole.token_ids, whole.loss_mask) == (context, trained)
+    assert whole.logprobs == [None] * len(context)
+    assert sum(length for _, length in whole.segment_info) == len(context)
+
+
 def test_what_does_not_fit_is_refused_and_nothing_is_added() -> None:
     rollout = Rollout()
     with pytest.raises(RuntimeError, match="First segment must be a prompt"):

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import pickle
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from tito_core.backend.errors import BackendError, ContextLengthError, EngineCon
 from tito_core.chat.template import TemplateError
 from tito_core.hooks import LoopLimiter
 from tito_core.parsing import DetectionError, UnknownParserError, known_tool_parsers
-from tito_core.testing import Fault, always, first
+from tito_core.testing import Fault, ScriptedServer, always, first
 from tito_sglang import (
     MaxToolIterationsReachedError,
     SGLangClient,
@@ -286,6 +287,28 @@ async def test_slimes_own_agent_code_runs_with_its_old_names() -> None:
     assert model.tokenizer.decode(tm.token_ids[prompt_len:]).startswith("<tool_call>")
     roles = [message["role"] for message in model.format_request_messages(agent.messages, None)]
     assert roles == ["user", "assistant", "tool", "assistant", "tool"]
+
+
+async def test_a_limit_is_raised_on_the_way_as_strands_env_does() -> None:
+    limiter = tito_sglang.LoopLimiter(max_messages=1)
+    agent = Agent(model=named("sglang", Says("Yes.")), hooks=[limiter], callback_handler=None)
+    for more in (1, 3):
+        with pytest.raises(tito_sglang.MaxMessagesReachedError):
+            await agent.invoke_async("Go on.")
+        limiter.max_messages = limiter.message_count + more
+        if more > 1:
+            assert str(await agent.invoke_async("Go on.")).strip() == "Yes."
+    assert limiter.message_count == len(agent.messages)
+
+
+async def test_no_more_connections_than_asked_are_open() -> None:
+    """Two requests of a quarter of a second on one connection take half of one; a slow machine takes longer."""
+    with ScriptedServer(engine_of("sglang", Says("Five."), latency=0.25)) as server:
+        async with SGLangClient(server.base_url, max_connections=1) as client:
+            began = time.monotonic()
+            ask = [client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9}) for _ in range(2)]
+            await asyncio.gather(*ask)
+            assert time.monotonic() - began >= 0.5
 
 
 async def test_parse_errors_are_counted_by_tool() -> None:
