@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from strands.types.content import Messages
 from strands.types.streaming import StreamEvent
@@ -108,9 +108,10 @@ class VLLMModel(LateModel):
     def config(self) -> TITOConfig:
         """The model's name and parameters, and once connected what came of them."""
         given: Any = {"model_id": self._model_id, "params": self._params}
-        if self._choices.get("context_window_limit") is not None:
-            given["context_window_limit"] = self._choices["context_window_limit"]
-        return {**super().config, **given} if self.is_connected else given
+        if not self.is_connected:
+            given["context_window_limit"] = self._choices.get("context_window_limit")
+            return cast(TITOConfig, given)
+        return {**super().config, **given}
 
     def update_config(self, **model_config: Any) -> None:
         """Change `params`, or one of `TITOModel`'s choices.

@@ -9,17 +9,16 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from strands import Agent
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from calculator import evaluate, make_agent
-from support.real import Served, serve
+from support.real import Served
 from support.scripted import tokenizer
 from tito_core.dropin.late_model import LateModel
 from tito_core.ledger import check_ledger
@@ -29,18 +28,6 @@ from tito_vllm import VLLMModel, VLLMTokenRecorder
 
 pytestmark = pytest.mark.engine
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
-
-
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[Served]:
-    with serve("vllm") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def sglang() -> Iterator[Served]:
-    with serve("sglang") as server:
-        yield server
 
 
 def quick_start(project: str, version: str, number: int, changes: dict[str, str]) -> str:
@@ -95,71 +82,84 @@ def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "smollm2"
 
 
-@pytest.mark.parametrize("version", ["0.6.2", "0.4.3"])
-def test_strands_sglangs_quick_start(version: str, sglang: Served, at_hand: str) -> None:
-    changes = {
-        "strands_sglang": "tito_sglang",
-        "http://localhost:30000": sglang.url,
-        "Qwen/Qwen3.5-4B": at_hand,
-        "qwen_xml": "hermes",
+QUICK_STARTS = {
+    "sglang": [("strands-sglang", "0.6.2", 0), ("strands-sglang", "0.4.3", 0)],
+    "vllm": [("strands-vllm", "0.0.6", 0), ("strands-vllm", "0.0.6", 1)],
+}
+
+
+def changes_for(served: Served, model: str) -> dict[str, str]:
+    if served.kind == "sglang":
+        return {
+            "strands_sglang": "tito_sglang",
+            "http://localhost:30000": served.url,
+            "Qwen/Qwen3.5-4B": model,
+            "qwen_xml": "hermes",
+        }
+    return {
+        "strands_vllm": "tito_vllm",
+        "http://localhost:8000": served.url,
+        "AMead10/Llama-3.2-3B-Instruct-AWQ": model,
     }
-    model = run(quick_start("strands-sglang", version, 0, changes))["model"]
-    assert isinstance(model, SGLangModel)
-    assert len(model.ledger) >= 1
-    assert None not in model.rollout.logprobs[1:]
-    print(f"\nstrands-sglang {version}: {asyncio.run(confirmed(model, sglang))} tokens re-scored")
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_strands_vllms_quick_starts(number: int, vllm: Served, at_hand: str) -> None:
-    assert vllm.policy.info.model == at_hand
-    changes = {
-        "strands_vllm": "tito_vllm",
-        "http://localhost:8000": vllm.url,
-        "AMead10/Llama-3.2-3B-Instruct-AWQ": at_hand,
-    }
-    names = run(quick_start("strands-vllm", "0.0.6", number, changes))
+def test_the_other_providers_quick_start_runs_with_the_import_changed(
+    number: int, served: Served, at_hand: str
+) -> None:
+    assert served.policy.info.model == at_hand
+    project, version, snippet = QUICK_STARTS[served.kind][number]
+    names = run(quick_start(project, version, snippet, changes_for(served, at_hand)))
     model = names["model"]
-    assert isinstance(model, VLLMModel)
-    if number == 1:
-        recorder = names["recorder"]
+    assert isinstance(model, SGLangModel if served.kind == "sglang" else VLLMModel)
+    assert len(model.ledger) >= 1
+    recorder = names.get("recorder")
+    if recorder is not None:
         assert isinstance(recorder, VLLMTokenRecorder)
-        assert recorder.prompt_token_ids + recorder.token_ids == model.trajectory.token_ids.tolist()
-    print(f"\nstrands-vllm: {asyncio.run(confirmed(model, vllm))} tokens re-scored")
+        recorded = (recorder.prompt_token_ids or []) + (recorder.token_ids or [])
+        assert recorded == model.trajectory.token_ids.tolist()
+    assert (recorder is not None) == ((served.kind, number) == ("vllm", 1))
+    print(f"\n{project} {version}, snippet {snippet}: {asyncio.run(confirmed(model, served))} tokens re-scored")
 
 
-async def rolled_out(model: LateModel, **options: Any) -> Agent:
-    agent = make_agent(model)
-    agent.callback_handler = options.get("recorder", agent.callback_handler)
-    await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
-    return agent
+def model_at(served: Served) -> LateModel:
+    if served.kind == "sglang":
+        params = {"temperature": 1.0, "max_new_tokens": 96}
+        client = SGLangClient(served.url)
+        return SGLangModel(client=client, tokenizer=tokenizer(), tool_parser="hermes", sampling_params=params)
+    params = {"temperature": 1.0, "max_tokens": 96}
+    url = f"{served.url}/v1"
+    return VLLMModel(base_url=url, model_id="smollm2", tokenizer=tokenizer(), params=params, return_token_ids=True)
 
 
-async def test_a_recorded_prompt_extends_the_one_before_on_a_real_vllm(vllm: Served) -> None:
+async def test_each_prompt_extends_the_one_before_and_the_engine_confirms_it(served: Served) -> None:
     """Of strands-vllm it does not: the server renders and tokenizes the history anew."""
-    recorder = VLLMTokenRecorder()
-    params = {"temperature": 0.0, "max_tokens": 96}
-    model = VLLMModel(
-        base_url=f"{vllm.url}/v1", model_id="smollm2", tokenizer=tokenizer(), params=params, return_token_ids=True
-    )
-    await rolled_out(model, recorder=recorder)
-    assert len(recorder.history) >= 2
-    for one, after in zip(recorder.history, recorder.history[1:], strict=False):
+    model, recorder = model_at(served), VLLMTokenRecorder()
+    agent = make_agent(model)
+    agent.callback_handler = recorder
+    with contextlib.suppress(MaxTokensReachedException):
+        await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
+        await agent.invoke_async("Are you sure?", limits={"turns": 2})
+    await confirmed(model, served)
+    assert len(recorder.history) == (len(model.ledger) if served.kind == "vllm" else 0)
+    for one, after in pairwise(recorder.history):
         whole = (one["prompt_token_ids"] or []) + (one["token_ids"] or [])
         assert (after["prompt_token_ids"] or [])[: len(whole)] == whole
-    await confirmed(model, vllm)
 
 
-async def test_prompts_are_scored_by_a_real_sglang_as_it_scores_them_whole(sglang: Served) -> None:
-    params = {"temperature": 1.0, "max_new_tokens": 96}
-    async with SGLangClient(sglang.url) as client:
-        model = SGLangModel(client=client, tokenizer=tokenizer(), tool_parser="hermes", sampling_params=params)
-        await rolled_out(model)
-        await confirmed(model, sglang)
-        whole = await sglang.policy.backend.score(model.rollout.token_ids)
-        told = np.array([np.nan if value is None else value for value in model.rollout.logprobs])
-        assert np.nanmax(np.abs(told - whole)) <= 1e-3
-        assert np.isnan(told).sum() == 1
+async def test_what_the_lists_say_of_prompts_is_what_the_engine_says(served: Served) -> None:
+    model = model_at(served)
+    with contextlib.suppress(MaxTokensReachedException):
+        await make_agent(model).invoke_async("What is 25 * 17?", limits={"turns": 3})
+    told = np.array([np.nan if value is None else value for value in model.rollout.logprobs])
+    if served.kind == "vllm":
+        assert np.isnan(told).tolist() == [not mask for mask in model.rollout.loss_mask]
+        return
+    whole = await served.policy.backend.score(model.rollout.token_ids)
+    assert np.isnan(told).sum() == 1
+    assert np.nanmax(np.abs(told - whole)) <= 1e-3
+    assert isinstance(model, SGLangModel)
+    async with model.client as client:
         assert await client.health()
         assert (await client.max_model_len() or 0) >= 1024
         assert not await client.is_multimodal()

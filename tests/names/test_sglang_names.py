@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -58,6 +60,14 @@ def test_every_name_is_there_and_importing_the_package_needs_nothing_heavy() -> 
     modules = ("client", "exceptions", "limiter", "rollout", "sglang", "token", "tool_limiter", "tool_parsers", "utils")
     for module in modules:
         assert importlib.import_module(f"tito_sglang.{module}").__name__ == f"tito_sglang.{module}"
+
+
+def test_the_packages_alone_import_nothing_of_weight() -> None:
+    code = (
+        "import sys, tito_sglang, tito_vllm; print({'strands', 'pydantic', 'transformers', 'httpx'} & {*sys.modules})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "set()"
 
 
 async def test_parameters_by_sglangs_names_are_sent_and_prompts_scored() -> None:
@@ -237,6 +247,17 @@ async def test_a_models_errors_are_strands_own_or_the_known_ones() -> None:
     nobody = SGLangModel(client=SGLangClient("http://127.0.0.1:9", max_retries=0), tokenizer=tokenizer())
     with pytest.raises(SGLangConnectionError):
         await events_of(nobody)
+
+
+async def test_what_the_server_cannot_give_is_told_at_each_turn_by_its_known_name() -> None:
+    model = named("sglang", Says("Five."), engine={"experts": (3, 2)}, return_routed_experts=True)
+    for _ in range(2):
+        with pytest.raises(SGLangClientError, match=r"give routed_experts=\(layers, experts a token\)"):
+            await events_of(model)  # type: ignore[arg-type]
+    assert not model.is_connected
+    model.update_config(return_routed_experts=(3, 2))
+    await events_of(model)  # type: ignore[arg-type]
+    assert len(model.rollout.routed_experts) == 1
 
 
 def test_clients_and_tokenizers_are_shared_and_slimes_arguments_read() -> None:

@@ -162,6 +162,14 @@ def test_the_configuration_is_what_was_written() -> None:
     assert config["params"] == {"tool_choice": "none", "extra_body": {"foo": "bar", "return_token_ids": True}}
 
 
+async def test_the_context_limit_is_at_most_the_servers_once_it_is_known() -> None:
+    model = named("vllm", Says("Hi."), context_window_limit=10**6)
+    assert model.context_window_limit == 10**6
+    await Agent(model=model, callback_handler=None).invoke_async("Hello?")
+    assert model.context_window_limit == 4096
+    assert named("vllm", Says("Hi.")).context_window_limit is None
+
+
 async def test_a_model_whose_tokenizer_is_nowhere_says_so_at_its_first_turn(tmp_path: Any) -> None:
     model = VLLMModel(base_url=URL, model_id=str(tmp_path / "none"))
     with pytest.raises(TokenizerError, match="There is no folder"):

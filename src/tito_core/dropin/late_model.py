@@ -53,7 +53,7 @@ class LateModel(TITOModel):
     @property
     def is_connected(self) -> bool:
         """Whether the server was asked what it is."""
-        return "policy" in self.__dict__
+        return "_recording" in self.__dict__  # what is set last
 
     async def connected(self) -> Policy:
         """Connect, unless that is done, and give the policy.
@@ -70,6 +70,7 @@ class LateModel(TITOModel):
             if not self.is_connected:
                 try:
                     policy = self._connect()
+                    self._chosen.at(policy.info)
                 except BackendError as error:
                     raise self._told(error) from error.__cause__
                 self._begin(policy, None, self._chosen)
