@@ -197,6 +197,20 @@ async def test_what_passes_is_tried_again_as_often_as_asked() -> None:
     assert answer["meta_info"]["finish_reason"]["type"] == "stop"
 
 
+async def test_waits_between_tries_are_at_most_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        waited.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    client = client_of(engine_of("sglang", Says("Five."), fault=first(3, Fault(status=500))), retry_delay=0.01)
+    await client.generate(ids_of("Hello"), sampling_params={"max_new_tokens": 9})
+    assert waited.count(0.01) == 3
+
+
 async def test_no_server_and_no_json_have_their_names() -> None:
     nobody = SGLangClient("http://127.0.0.1:9", max_retries=0)
     with pytest.raises(SGLangConnectionError) as caught:
