@@ -11,13 +11,14 @@ import re
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
-from calculator import evaluate, make_agent
+from calculator import calculator, evaluate, make_agent
 from support.real import Served
 from support.scripted import tokenizer
 from tito_core.dropin.late_model import LateModel
@@ -76,7 +77,8 @@ async def confirmed(model: LateModel, served: Served) -> int:
 
 @pytest.fixture
 def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The served model's tokenizer under its served name, as a folder here."""
+    """The served model's tokenizer under its served name, as a folder here; and a calculator where they import one."""
+    monkeypatch.setitem(sys.modules, "strands_tools", SimpleNamespace(calculator=calculator))
     tokenizer().save_pretrained(tmp_path / "smollm2")
     monkeypatch.chdir(tmp_path)
     return "smollm2"
