@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
@@ -194,8 +195,9 @@ def _measured(info: EngineInfo) -> dict[str, object]:
     }
 
 
-def summary(certificate: Certificate) -> dict[str, Any]:
-    """Give a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+@lru_cache(maxsize=16)
+def summary(certificate: Certificate) -> Mapping[str, Any]:
+    """Give a certificate as every ledger's header keeps a copy of it: the probes that passed are counted, not named."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
     return {**fields, "passed": len(certificate.passed)}
 
