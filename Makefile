@@ -46,7 +46,7 @@ test: $(READY)  ## run every test that needs no engine
 conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
 	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
 
-trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (1.8 GB)
+trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (2.7 GB)
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect $(TEST_ARGS)
 
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,8 @@ from tito_core.testing import ScriptedServer
 ROOT = Path(__file__).parent.parent
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
 
+MIGRATED = [("sglang", 0, "strands_sglang", "tito_sglang"), ("vllm", 2, "strands_vllm", "tito_vllm")]
+
 
 def snippets(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
@@ -32,6 +35,7 @@ def snippets(page: str, language: str = "python") -> list[str]:
 
 def at_server(code: str, url: str, folder: str) -> str:
     """Put a scripted engine and a tokenizer at hand in the place of those that a user has."""
+    code = code.replace('model_id="Qwen/Qwen3-4B"', f'model_id="scripted", tokenizer="{folder}"')
     return re.sub(r"http://localhost:\d+", url, code).replace("Qwen/Qwen3-4B", folder)
 
 
@@ -92,6 +96,27 @@ def test_the_page_on_tool_calls_runs(
     printed = capsys.readouterr().out
     assert printed.startswith("hermes - The chat template has '<tool_call>'")
     assert "1 of 2 calls are sound\nunknown tool: 0 ok, 1 malformed (The call is not valid JSON)" in printed
+
+
+@pytest.mark.parametrize(("kind", "first", "theirs", "ours"), MIGRATED)
+def test_the_page_on_migrating_runs_with_only_the_import_changed(
+    kind: str, first: int, theirs: str, ours: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = snippets("docs/migrating.md")[first : first + 2]
+    assert before.replace(theirs, ours) == after != before
+    with ScriptedServer(engine_of(kind, Says(*ANSWERS))) as server:
+        exec(compile(at_server(after, server.base_url, folder), "docs/migrating.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.search(r"\d+ \d+( \[.*\])?\n\Z", printed)
+    assert printed.count("(True, ") == (2 if kind == "sglang" else 0)
+
+
+def test_the_page_on_migrating_puts_our_package_in_the_others_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("strands_sglang", "strands_sglang.tool_parsers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    names: dict[str, Any] = {}
+    exec(snippets("docs/migrating.md")[4], names)
+    assert names["SGLangModel"].__module__ == "tito_sglang.sglang"
 
 
 def test_every_parser_is_on_the_page_on_tool_calls() -> None:

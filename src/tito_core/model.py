@@ -78,7 +78,8 @@ class TITOModel(Model):
         store: A file, or its path, that takes every turn as it is committed.
         wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
             `Wanted`. It comes as optional columns of the trajectory.
-        **options: For the backend: `api_key`, `timeout_s`, `max_attempts`.
+        **options: For the backend: `api_key`, `timeout_s`, `connect_timeout_s`,
+            `max_connections`, `max_attempts`.
     """
 
     # Strands then keeps the tool list as it is and lets us constrain the answer by the model's JSON schema.

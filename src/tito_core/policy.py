@@ -99,7 +99,8 @@ class Policy:
             renderer: Takes the deltas from the package `renderers`; see `ChatTemplate.of`.
             store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back
                 when its session is restored.
-            **options: For the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
+            **options: For the backend: `model`, `api_key`, `timeout_s`, `connect_timeout_s`,
+            `max_connections`, `max_attempts`.
 
         Raises:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a

@@ -73,6 +73,7 @@ class Settings:
         streams: Whether Strands gets text while it comes.
         wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
         echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
+        reports_ids: Whether the event that ends a message carries the ids of its prompt and answer, for callbacks.
     """
 
     sampling: SamplingParams
@@ -86,6 +87,7 @@ class Settings:
     streams: bool = False
     wanted: Wanted = NOTHING_WANTED
     echoes_every_turn: bool = True
+    reports_ids: bool = False
 
     @classmethod
     def of(

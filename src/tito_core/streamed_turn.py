@@ -23,7 +23,7 @@ from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.showing import Showing
 from tito_core.turnstile import in_turn
-from tito_core.view import events, stop_reason
+from tito_core.view import events, stop_reason, with_ids
 
 
 async def one_turn(
@@ -79,7 +79,7 @@ async def one_turn(
         refused = read.malformed if chosen.malformed_calls == "raise" else ()
         reason = stop_reason(read.message, response)
         for event in () if refused else events(read.message, reason, response, read.arguments, showing.blocks):
-            yield event
+            yield with_ids(event, prepared.request.input_ids, response) if chosen.reports_ids else event
         # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
         turn = recording.commit(ledger, read.draft, prepared.place.walk, as_shown(read.message))
         if prepared.request.text is not None:

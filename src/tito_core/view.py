@@ -13,6 +13,7 @@ from strands.types.streaming import ContentBlockDelta, StreamEvent
 from tito_core.backend.protocol import TokenResponse
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.sampled_ids import with_sampled_id
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Finish
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
@@ -108,6 +109,18 @@ def events(
         usage["cacheReadInputTokens"] = response.cached_tokens
     metrics: Metrics = {"latencyMs": round(response.latency_s * 1000)}
     yield {"metadata": {"usage": usage, "metrics": metrics}}
+
+
+def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
+    """Give an event, and where it ends the message, with the turn's ids and logprobs as lists for callbacks."""
+    if "messageStop" not in event:
+        return event
+    fields: dict[str, Any] = {
+        "prompt_token_ids": prompt_ids.tolist(),
+        "token_ids": response.output_ids.tolist(),
+        "logprobs": response.logprobs.tolist(),
+    }
+    return {"messageStop": {**event["messageStop"], "additionalModelResponseFields": fields}}
 
 
 def delta_of(piece: Piece) -> ContentBlockDelta:

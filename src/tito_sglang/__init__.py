@@ -1,0 +1,76 @@
+"""SGLang as a backend, and the names that users of strands-sglang import: `from tito_sglang import SGLangModel`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tito_sglang.client import SGLangClient
+    from tito_sglang.exceptions import (
+        SGLangClientError,
+        SGLangConnectionError,
+        SGLangContextLengthError,
+        SGLangDecodingError,
+        SGLangHTTPError,
+        SGLangThrottledError,
+    )
+    from tito_sglang.limiter import (
+        LoopLimiter,
+        LoopLimitReachedError,
+        MaxMessagesReachedError,
+        MaxToolCallsReachedError,
+        MaxToolIterationsReachedError,
+        ToolIterationLimiter,
+        ToolLimiter,
+    )
+    from tito_sglang.rollout import Rollout, Token, TokenManager
+    from tito_sglang.sglang import SGLangModel
+    from tito_sglang.tool_parsers import get_tool_parser
+    from tito_sglang.utils import decode_routed_experts, get_client, get_client_from_slime_args, get_tokenizer
+
+__all__ = [
+    "LoopLimitReachedError",
+    "LoopLimiter",
+    "MaxMessagesReachedError",
+    "MaxToolCallsReachedError",
+    "MaxToolIterationsReachedError",
+    "Rollout",
+    "SGLangClient",
+    "SGLangClientError",
+    "SGLangConnectionError",
+    "SGLangContextLengthError",
+    "SGLangDecodingError",
+    "SGLangHTTPError",
+    "SGLangModel",
+    "SGLangThrottledError",
+    "Token",
+    "TokenManager",
+    "ToolIterationLimiter",
+    "ToolLimiter",
+    "decode_routed_experts",
+    "get_client",
+    "get_client_from_slime_args",
+    "get_tokenizer",
+    "get_tool_parser",
+]
+
+_HOMES = {
+    "SGLangClient": "client",
+    "SGLangModel": "sglang",
+    "get_tool_parser": "tool_parsers",
+    **dict.fromkeys(("Rollout", "Token", "TokenManager"), "rollout"),
+    **dict.fromkeys((name for name in __all__ if name.startswith("SGLang") and name.endswith("Error")), "exceptions"),
+    **dict.fromkeys(("decode_routed_experts", "get_client", "get_client_from_slime_args", "get_tokenizer"), "utils"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: a backend alone needs neither Strands nor pydantic."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'limiter')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -13,6 +13,7 @@ from support.trainer_packages import run
 from tito_core.backend import SamplingParams
 from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.sampling import Grammar
 from tito_core.backend.semantics import semantics_of
 from tito_core.export import MissingPackageError
 from tito_core.export.verl import output_of
@@ -145,7 +146,7 @@ def test_parameters_are_verls_and_a_grammar_is_refused() -> None:
         "bad_words": [],
     }
     with pytest.raises(UnsupportedByServerError, match="no grammar"):
-        parameters(SamplingParams(grammar={"kind": "json_schema", "value": {"type": "object"}}))
+        parameters(SamplingParams(grammar=Grammar(kind="json_schema", value="{}")))
 
 
 async def test_what_the_client_cannot_do_is_said() -> None:

@@ -53,6 +53,8 @@ class HttpBackend(ABC):
         model: Name of the model; the server's first one when None.
         api_key: See `EngineHttp`.
         timeout_s: Longest wait for an answer, in seconds.
+        connect_timeout_s: Longest wait for a connection, in seconds.
+        max_connections: See `EngineHttp`.
         max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
         http_transport: Makes the httpx transport; scripted engines put theirs here.
         sleep: Waits between tries.
@@ -67,6 +69,8 @@ class HttpBackend(ABC):
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 600.0,
+        connect_timeout_s: float = 5.0,
+        max_connections: int = 0,
         max_attempts: int = 4,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -76,6 +80,8 @@ class HttpBackend(ABC):
             base_url,
             api_key=api_key,
             timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            max_connections=max_connections,
             max_attempts=max_attempts,
             http_transport=http_transport,
             sleep=sleep,

@@ -22,10 +22,11 @@ class Pool(AiohttpTransport):
 
     Args:
         socket: Path of a Unix socket, or None for hosts and ports.
+        limit: Most connections, past which requests wait; 0 for any number.
     """
 
-    def __init__(self, socket: str | None = None) -> None:
-        super().__init__(verify=tls(), trust_env=False, client=functools.partial(_session, socket))
+    def __init__(self, socket: str | None = None, limit: int = 0) -> None:
+        super().__init__(verify=tls(), trust_env=False, client=functools.partial(_session, socket, limit))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See `httpx.AsyncBaseTransport`."""
@@ -73,12 +74,12 @@ def tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _session(socket: str | None) -> aiohttp.ClientSession:
+def _session(socket: str | None, limit: int) -> aiohttp.ClientSession:
     connector: aiohttp.BaseConnector  # for whom 0 is no limit
     if socket is None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=tls())
+        connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls())
     else:
-        connector = aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=KEEP_ALIVE_S)
+        connector = aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEP_ALIVE_S)
     return aiohttp.ClientSession(
         connector=connector,
         auto_decompress=False,  # httpx does that

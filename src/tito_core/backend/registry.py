@@ -25,7 +25,8 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
     Args:
         name: "vllm", "sglang", or what another package installs.
         base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of them.
-        **options: Passed to the backend: `model`, `api_key`, `timeout_s`, `max_attempts`.
+        **options: Passed to the backend: `model`, `api_key`, `timeout_s`, `connect_timeout_s`,
+            `max_connections`, `max_attempts`.
 
     Raises:
         UnknownBackendError: No such backend; the message lists those installed.

@@ -56,6 +56,7 @@ class EngineHttp:
         api_key: Sent as a bearer token; from the environment variable TITO_API_KEY when None. Never shown.
         timeout_s: Longest wait for a whole answer, in seconds.
         connect_timeout_s: Longest wait for a connection, in seconds.
+        max_connections: Most connections of one event loop, past which requests wait; 0 for any number.
         max_attempts: Tries for connection failures, 429, 503 and other 5xx; never for another 4xx.
         http_transport: Makes the httpx transport; aiohttp's by default. Scripted engines put theirs here.
         sleep: Waits between tries.
@@ -69,6 +70,7 @@ class EngineHttp:
         api_key: str | None = None,
         timeout_s: float = 600.0,
         connect_timeout_s: float = 5.0,
+        max_connections: int = 0,
         max_attempts: int = 4,
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
@@ -83,7 +85,7 @@ class EngineHttp:
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._retries = Retries(max_attempts, sleep)
         self._api_key = address.api_key(api_key, backend=backend)
-        self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket))
+        self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket, max_connections))
         self._urls: dict[str, httpx.URL] = {}
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:

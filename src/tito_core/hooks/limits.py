@@ -11,6 +11,10 @@ class LoopLimitReachedError(EventLoopException):
     Strands lets an `EventLoopException` out of its loop as it is, and wraps any other error in one; so this is one, and
     whoever unwraps it finds it again as its own `original_exception`.
 
+    Args:
+        allowed: The limit; or a whole sentence, as code that makes such errors itself, and pickle, give it.
+        reached: The count that reached it; as many as are allowed when None.
+
     Attributes:
         allowed: The limit.
         reached: The count that reached it.
@@ -18,9 +22,10 @@ class LoopLimitReachedError(EventLoopException):
 
     counted = "steps"
 
-    def __init__(self, allowed: int, reached: int) -> None:
+    def __init__(self, allowed: int | str, reached: int | None = None) -> None:
+        reached = reached if isinstance(allowed, str) or reached is not None else allowed
         sentence = f"The agent's loop has {reached} {self.counted}, and {allowed} are allowed: it ends here."
-        super().__init__(Exception(sentence))
+        super().__init__(Exception(allowed if isinstance(allowed, str) else sentence))
         self.original_exception = self
         self.allowed = allowed
         self.reached = reached

@@ -25,14 +25,14 @@ class ToolCallGuard(HookProvider):
     what is wrong with which argument. A malformed call never gets here to be run; the model says itself why.
 
     Args:
-        max_listed_tools: How many tools an error names.
+        max_listed_tools: How many tools an error names; None for none at all.
 
     Attributes:
         unknown_calls: Calls of tools that do not exist, by the name called.
         invalid_calls: Calls with arguments that do not fit, by tool.
     """
 
-    def __init__(self, max_listed_tools: int = 25) -> None:
+    def __init__(self, max_listed_tools: int | None = 25) -> None:
         self.max_listed_tools = max_listed_tools
         self.unknown_calls: Counter[str] = Counter()
         self.invalid_calls: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class ToolCallGuard(HookProvider):
     def register_hooks(self, registry: HookRegistry, **_: Any) -> None:
         """Listen to an agent."""
         registry.add_callback(BeforeInvocationEvent, self._check_schemas)
-        registry.add_callback(BeforeToolCallEvent, self._check_call)
+        registry.add_callback(BeforeToolCallEvent, self.check_call)
         registry.add_callback(AfterToolsEvent, self._list_tools)
 
     def _check_schemas(self, event: BeforeInvocationEvent) -> None:
@@ -56,7 +56,8 @@ class ToolCallGuard(HookProvider):
         for spec in event.agent.tool_registry.get_all_tool_specs():
             self._schema(spec)
 
-    def _check_call(self, event: BeforeToolCallEvent) -> None:
+    def check_call(self, event: BeforeToolCallEvent) -> None:
+        """Refuse a call that cannot be meant, by its `cancel_tool`."""
         name = event.tool_use["name"]
         if event.cancel_tool or name == MALFORMED_CALL:
             return
@@ -88,7 +89,7 @@ class ToolCallGuard(HookProvider):
     def _unknown(self, name: str, names: Sequence[str]) -> str:
         with self._lock:
             self.unknown_calls[name] += 1
-        return f"There is no tool {name!r}. {self._listed(names)}"
+        return f"There is no tool {name!r}. {self._listed(names)}".rstrip()
 
     def _schema(self, spec: ToolSpec) -> ArgumentSchema:
         kept, schema = self._schemas.get(spec["name"], (None, None))
@@ -98,6 +99,8 @@ class ToolCallGuard(HookProvider):
         return schema
 
     def _listed(self, names: Sequence[str]) -> str:
+        if self.max_listed_tools is None:
+            return ""
         if not names:
             return "There are no tools."
         more = len(names) - self.max_listed_tools

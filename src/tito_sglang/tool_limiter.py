@@ -1,0 +1,10 @@
+"""Limits of an agent's loop, by the older names that slime's example imports."""
+
+from tito_sglang.limiter import (
+    MaxToolCallsReachedError,
+    MaxToolIterationsReachedError,
+    ToolIterationLimiter,
+    ToolLimiter,
+)
+
+__all__ = ["MaxToolCallsReachedError", "MaxToolIterationsReachedError", "ToolIterationLimiter", "ToolLimiter"]

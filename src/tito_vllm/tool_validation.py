@@ -1,0 +1,42 @@
+"""The guard before every tool, by the name that users of strands-vllm know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from strands.hooks import BeforeToolCallEvent
+
+from tito_core.hooks.tool_call_guard import ToolCallGuard
+
+
+class VLLMToolValidationHooks(ToolCallGuard):
+    """`ToolCallGuard` with strands-vllm's arguments.
+
+    Args:
+        include_allowed_tools_in_errors: Whether the result of a call of no tool says which there are.
+        max_allowed_tools_in_error: How many of them it says.
+        validate_input_shape: Whether arguments are held to the tool's JSON Schema, all of it.
+    """
+
+    def __init__(
+        self,
+        include_allowed_tools_in_errors: bool = True,
+        max_allowed_tools_in_error: int = 25,
+        validate_input_shape: bool = True,
+    ) -> None:
+        super().__init__(max_allowed_tools_in_error if include_allowed_tools_in_errors else None)
+        self.validate_input_shape = validate_input_shape
+
+    def before_tool_call(self, event: BeforeToolCallEvent) -> None:
+        """Refuse a call that cannot be meant, by its `cancel_tool`."""
+        self.check_call(event)
+
+    def check_call(self, event: BeforeToolCallEvent) -> None:
+        """Refuse a call that cannot be meant."""
+        if event.selected_tool is not None and not self.validate_input_shape:
+            return
+        if event.selected_tool is not None and not isinstance(event.tool_use["input"], Mapping):
+            name = event.tool_use["name"]
+            event.cancel_tool = f"The arguments of {name!r} must be an object, not {event.tool_use['input']!r}."
+            return
+        super().check_call(event)

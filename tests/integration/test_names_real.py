@@ -1,0 +1,167 @@
+"""The two other providers' own quick starts, from their source distributions, with the import changed, on real engines.
+
+What else is changed is where the server is, and the model: its name, its tokenizer, and its format of calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
+
+from calculator import calculator, evaluate, make_agent
+from support.real import Served
+from support.scripted import tokenizer
+from tito_core.dropin.late_model import LateModel
+from tito_core.ledger import check_ledger
+from tito_core.verify import rescore
+from tito_sglang import SGLangClient, SGLangModel
+from tito_vllm import VLLMModel, VLLMTokenRecorder
+
+pytestmark = pytest.mark.engine
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+
+
+def quick_start(project: str, version: str, number: int, changes: dict[str, str]) -> str:
+    """Give one of the Python snippets of a peer's README, with changes that are all found in it."""
+    from peers_tests import SUITES, fetched  # type: ignore[import-not-found]
+
+    (suite,) = (suite for suite in SUITES if (suite.project, suite.version) == (project, version))
+    page = (fetched(suite) / "README.md").read_text(encoding="utf-8").split("Quick Start", 1)[1]
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[number]
+    for theirs, ours in changes.items():
+        assert theirs in code, theirs
+        code = code.replace(theirs, ours)
+    return str(code)
+
+
+def run(code: str) -> dict[str, Any]:
+    """Run a snippet, and give the names in it; those of its `main`, too, which is where one snippet has its model."""
+    names: dict[str, Any] = {"eval": evaluate}  # a tool of theirs evaluates whatever the policy writes
+    held: list[LateModel] = []
+    began = LateModel.__init__
+
+    def remember(self: LateModel, *args: Any) -> None:
+        held.append(self)
+        began(self, *args)
+
+    LateModel.__init__ = remember  # type: ignore[method-assign]
+    try:
+        with contextlib.suppress(MaxTokensReachedException, ContextWindowOverflowException):  # the policy is tiny
+            exec(compile(code, "README.md", "exec"), names)
+    finally:
+        LateModel.__init__ = began  # type: ignore[method-assign]
+    return {**names, "model": held[-1]}
+
+
+async def confirmed(model: LateModel, served: Served) -> int:
+    """The laws hold, the lists are the trajectory's, and the server scores the sampled tokens as recorded."""
+    check_ledger(model.ledger)
+    trajectory = model.trajectory
+    assert model.rollout.token_ids == trajectory.token_ids.tolist()
+    assert model.rollout.loss_mask == trajectory.loss_mask.tolist()
+    rescored = await rescore(model.ledger, served.policy.backend)
+    assert len(rescored.differences) == int(trajectory.loss_mask.sum())
+    assert rescored.quantile(1) <= 1e-4
+    return len(rescored.differences)
+
+
+@pytest.fixture
+def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The served model's tokenizer under its served name, as a folder here; and a calculator where they import one."""
+    monkeypatch.setitem(sys.modules, "strands_tools", SimpleNamespace(calculator=calculator))
+    tokenizer().save_pretrained(tmp_path / "smollm2")
+    monkeypatch.chdir(tmp_path)
+    return "smollm2"
+
+
+QUICK_STARTS = {
+    "sglang": [("strands-sglang", "0.6.2", 0), ("strands-sglang", "0.4.3", 0)],
+    "vllm": [("strands-vllm", "0.0.6", 0), ("strands-vllm", "0.0.6", 1)],
+}
+
+
+def changes_for(served: Served, model: str) -> dict[str, str]:
+    if served.kind == "sglang":
+        return {
+            "strands_sglang": "tito_sglang",
+            "http://localhost:30000": served.url,
+            "Qwen/Qwen3.5-4B": model,
+            "qwen_xml": "hermes",
+        }
+    return {
+        "strands_vllm": "tito_vllm",
+        "http://localhost:8000": served.url,
+        "AMead10/Llama-3.2-3B-Instruct-AWQ": model,
+    }
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_other_providers_quick_start_runs_with_the_import_changed(
+    number: int, served: Served, at_hand: str
+) -> None:
+    assert served.policy.info.model == at_hand
+    project, version, snippet = QUICK_STARTS[served.kind][number]
+    names = run(quick_start(project, version, snippet, changes_for(served, at_hand)))
+    model = names["model"]
+    assert isinstance(model, SGLangModel if served.kind == "sglang" else VLLMModel)
+    assert len(model.ledger) >= 1
+    recorder = names.get("recorder")
+    if recorder is not None:
+        assert isinstance(recorder, VLLMTokenRecorder)
+        recorded = (recorder.prompt_token_ids or []) + (recorder.token_ids or [])
+        assert recorded == model.trajectory.token_ids.tolist()
+    assert (recorder is not None) == ((served.kind, number) == ("vllm", 1))
+    print(f"\n{project} {version}, snippet {snippet}: {asyncio.run(confirmed(model, served))} tokens re-scored")
+
+
+def model_at(served: Served) -> LateModel:
+    if served.kind == "sglang":
+        params = {"temperature": 1.0, "max_new_tokens": 96}
+        client = SGLangClient(served.url)
+        return SGLangModel(client=client, tokenizer=tokenizer(), tool_parser="hermes", sampling_params=params)
+    params = {"temperature": 1.0, "max_tokens": 96}
+    url = f"{served.url}/v1"
+    return VLLMModel(base_url=url, model_id="smollm2", tokenizer=tokenizer(), params=params, return_token_ids=True)
+
+
+async def test_each_prompt_extends_the_one_before_and_the_engine_confirms_it(served: Served) -> None:
+    """Of strands-vllm it does not: the server renders and tokenizes the history anew."""
+    model, recorder = model_at(served), VLLMTokenRecorder()
+    agent = make_agent(model)
+    agent.callback_handler = recorder
+    with contextlib.suppress(MaxTokensReachedException):
+        await agent.invoke_async("What is 25 * 17?", limits={"turns": 3})
+        await agent.invoke_async("Are you sure?", limits={"turns": 2})
+    await confirmed(model, served)
+    assert len(recorder.history) == (len(model.ledger) if served.kind == "vllm" else 0)
+    for one, after in pairwise(recorder.history):
+        whole = (one["prompt_token_ids"] or []) + (one["token_ids"] or [])
+        assert (after["prompt_token_ids"] or [])[: len(whole)] == whole
+
+
+async def test_what_the_lists_say_of_prompts_is_what_the_engine_says(served: Served) -> None:
+    model = model_at(served)
+    with contextlib.suppress(MaxTokensReachedException):
+        await make_agent(model).invoke_async("What is 25 * 17?", limits={"turns": 3})
+    told = np.array([np.nan if value is None else value for value in model.rollout.logprobs])
+    if served.kind == "vllm":
+        assert np.isnan(told).tolist() == [not mask for mask in model.rollout.loss_mask]
+        return
+    whole = await served.policy.backend.score(model.rollout.token_ids)
+    assert np.isnan(told).sum() == 1
+    assert np.nanmax(np.abs(told - whole)) <= 1e-3
+    assert isinstance(model, SGLangModel)
+    async with model.client as client:
+        assert await client.health()
+        assert (await client.max_model_len() or 0) >= 1024
+        assert not await client.is_multimodal()

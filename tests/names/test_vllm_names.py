@@ -1,0 +1,225 @@
+"""What users of strands-vllm import, over a scripted vLLM, which now gets tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from strands import Agent, tool
+from strands.handlers.callback_handler import CompositeCallbackHandler
+from strands.hooks import BeforeToolCallEvent, HookRegistry
+
+import tito_vllm
+from support.names import named
+from support.scripted import Says, call, ids_of
+from tito_core.backend.errors import EngineConnectionError
+from tito_core.chat.tokenizer import TokenizerError
+from tito_vllm import TokenManager, VLLMModel, VLLMTokenRecorder, VLLMToolValidationHooks, make_vllm_openai_model
+
+CALL = call("add", '{"a": 2, "b": 3}')
+URL = "http://localhost:8000/v1"
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return str(a + b)
+
+
+def recorded(script: Says, **options: Any) -> tuple[Any, VLLMTokenRecorder, Agent]:
+    model = named("vllm", script, return_token_ids=True, **options)
+    recorder = VLLMTokenRecorder()
+    return model, recorder, Agent(model=model, tools=[add], callback_handler=recorder)
+
+
+def test_every_name_is_there() -> None:
+    for name in tito_vllm.__all__:
+        assert getattr(tito_vllm, name) is not None
+    assert set(tito_vllm.__all__) <= set(dir(tito_vllm))
+    with pytest.raises(AttributeError, match="has no attribute 'VLLMModle'"):
+        _ = tito_vllm.VLLMModle
+
+
+async def test_each_recorded_prompt_extends_the_one_before_and_is_what_was_sent() -> None:
+    script = Says(CALL, CALL, "It is 5.")
+    model, recorder, agent = recorded(script)
+    await agent.invoke_async("2 + 3?")
+    assert len(recorder.history) == 3
+    before: list[int] = []
+    for turn, sent in zip(recorder.history, script.requests, strict=True):
+        assert turn["prompt_token_ids"] == list(sent.prompt_ids)
+        assert turn["prompt_token_ids"][: len(before)] == before
+        before = turn["prompt_token_ids"] + (turn["token_ids"] or [])
+        assert len(turn["logprobs"] or []) == len(turn["token_ids"] or [])
+    assert before == model.trajectory.token_ids.tolist()
+    assert recorder.token_ids == ids_of("It is 5.<|im_end|>")
+    recorder.reset()
+    assert (recorder.prompt_token_ids, recorder.token_ids, recorder.history) == (None, None, [])
+
+
+async def test_the_old_recipe_for_a_trainer_gets_the_real_context_once() -> None:
+    """strands-vllm's recipe adds each whole prompt; of a real context of 227 tokens it made 616."""
+    model, recorder, agent = recorded(Says(CALL, CALL, "It is 5."))
+    await agent.invoke_async("2 + 3?")
+    tm = TokenManager()
+    for entry in recorder.history:
+        tm.add_prompt(entry["prompt_token_ids"] or [])
+        tm.add_response(entry["token_ids"] or [], entry["logprobs"])
+    assert tm == model.token_manager
+    assert tm.loss_mask == model.trajectory.loss_mask.tolist()
+
+
+async def test_without_asking_for_ids_events_are_small_and_the_ledger_is_the_same() -> None:
+    model = named("vllm", Says("Hi."))
+    recorder = VLLMTokenRecorder()
+    await Agent(model=model, callback_handler=recorder).invoke_async("Hello?")
+    assert recorder.history == []
+    assert model.rollout.token_ids[-3:] == ids_of("Hi.<|im_end|>")[-3:]
+
+
+async def test_an_inner_handler_hears_everything_and_strange_events_are_let_by() -> None:
+    heard: list[Any] = []
+    recorder = VLLMTokenRecorder(lambda **event: heard.append(event), add_to_span=False)
+    model = named("vllm", Says("Hi."), return_token_ids=True)
+    await Agent(model=model, callback_handler=CompositeCallbackHandler(recorder)).invoke_async("Hello?")
+    assert len(recorder.history) == 1
+    assert sum("messageStop" in event.get("event", {}) for event in heard) == 1
+    for event in ({}, {"event": 3}, {"event": {"messageStop": {"stopReason": "end_turn"}}}, {"data": "x"}):
+        recorder(**event)
+    assert len(recorder.history) == 1
+
+
+def test_the_span_gets_what_agent_lightning_reads() -> None:
+    tracer = TracerProvider().get_tracer("test")
+    fields = {"prompt_token_ids": [1, 2, 3], "token_ids": [4, 5]}
+    event = {"messageStop": {"stopReason": "end_turn", "additionalModelResponseFields": fields}}
+    told: list[dict[str, Any]] = []
+    for adds in (True, False):
+        with tracer.start_as_current_span("turn") as span:
+            VLLMTokenRecorder(add_to_span=adds)(event=event)
+        told.append(dict(span.attributes))  # type: ignore[attr-defined]
+    assert told == [
+        {
+            "llm.token_count.prompt": 3,
+            "llm.hosted_vllm.prompt_token_ids": (1, 2, 3),
+            "llm.token_count.completion": 2,
+            "llm.hosted_vllm.response_token_ids": (4, 5),
+        },
+        {},
+    ]
+
+
+async def test_parameters_by_openais_names_and_extra_body_are_sent() -> None:
+    script = Says("Hi.")
+    body = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}, "vllm_xargs": {"a": 1}}
+    params = {"temperature": 0.5, "max_tokens": 9, "stop": ["zz"], "top_logprobs": 2, "logprobs": True, "n": 1}
+    model = named("vllm", script, params={**params, "extra_body": body})
+    await Agent(model=model, callback_handler=None).invoke_async("Hello?")
+    sampling = model.ledger[0].draft.sampling
+    assert (sampling["temperature"], sampling["top_k"], sampling["stop"]) == (0.5, 5, ["zz"])
+    assert sampling["extra"] == {"vllm_xargs": {"a": 1}}
+    assert script.requests[0].max_new_tokens == 9
+    assert model.trajectory.column("top_ids", 0).shape[1] == 2
+    with pytest.raises(ValueError, match="make a new model"):
+        model.update_config(params={"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}})
+    model.update_config(params={**params, "temperature": 0, "extra_body": body})
+    assert model.get_config()["params"]["temperature"] == 0  # type: ignore[typeddict-item]
+    with pytest.raises(ValueError, match="sampling parameters go into params"):
+        model.update_config(temperature=1)
+    with pytest.raises(ValueError, match="cannot change in a rollout"):
+        model.update_config(model_id="other")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"params": {"temprature": 1}}, "did you mean 'temperature'"),
+        ({"params": {"tool_choice": "required"}}, "the agent's to ask for"),
+        ({"params": {"n": 2}}, "make so many rollouts"),
+        ({"params": {"extra_body": {"guided_json": {}}}}, "grammar"),
+        ({"client": object()}, "would send messages"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_written(options: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        VLLMModel(base_url=URL, model_id="m", **options)
+
+
+def test_the_configuration_is_what_was_written() -> None:
+    model = make_vllm_openai_model(
+        base_url=URL, model_id="m", return_token_ids=True, disable_tools=True, params={"extra_body": {"foo": "bar"}}
+    )
+    assert isinstance(model, VLLMModel)
+    config: Any = model.get_config()
+    assert config["model_id"] == "m"
+    assert config["params"] == {"tool_choice": "none", "extra_body": {"foo": "bar", "return_token_ids": True}}
+
+
+async def test_the_context_limit_is_at_most_the_servers_once_it_is_known() -> None:
+    model = named("vllm", Says("Hi."), context_window_limit=10**6)
+    assert model.context_window_limit == 10**6
+    await Agent(model=model, callback_handler=None).invoke_async("Hello?")
+    assert model.context_window_limit == 4096
+    assert named("vllm", Says("Hi.")).context_window_limit is None
+
+
+async def test_a_model_whose_tokenizer_is_nowhere_says_so_at_its_first_turn(tmp_path: Any) -> None:
+    model = VLLMModel(base_url=URL, model_id=str(tmp_path / "none"))
+    with pytest.raises(TokenizerError, match="There is no folder"):
+        await Agent(model=model, callback_handler=None).invoke_async("Hello?")
+
+
+async def test_no_server_is_told(tmp_path: Any) -> None:
+    from support.scripted import tokenizer
+
+    model = VLLMModel(base_url="http://127.0.0.1:9/v1", model_id="m", tokenizer=tokenizer(), api_key="EMPTY")
+    model._connecting_with["max_attempts"] = 1
+    with pytest.raises(EngineConnectionError):
+        await Agent(model=model, callback_handler=None).invoke_async("Hello?")
+
+
+async def test_disabled_tools_are_not_shown() -> None:
+    shown = []
+    for disabled in (True, False):
+        model = named("vllm", Says("Hi."), disable_tools=disabled)
+        await Agent(model=model, tools=[add], callback_handler=None).invoke_async("Hello?")
+        shown.append(model.rollout.initial_prompt_length)
+    assert shown[0] < shown[1]
+
+
+def refused(hooks: VLLMToolValidationHooks, name: str, given: Any) -> str:
+    agent: Any = SimpleNamespace(tool_registry=SimpleNamespace(registry={"add": add, "sub": add}))
+    registry = HookRegistry()
+    hooks.register_hooks(registry)
+    selected: Any = add if name == "add" else None
+    event = BeforeToolCallEvent(
+        agent=agent,
+        selected_tool=selected,
+        tool_use={"toolUseId": "t", "name": name, "input": given},
+        invocation_state={},
+    )
+    registry.invoke_callbacks(event)
+    return str(event.cancel_tool or "")
+
+
+def test_the_guard_refuses_what_strands_vllms_does_and_more() -> None:
+    hooks = VLLMToolValidationHooks()
+    assert refused(hooks, "add", {"a": 1, "b": 2}) == ""
+    assert refused(hooks, "nope", {}) == "There is no tool 'nope'. The tools are: add, sub."
+    assert "'b' is a required property" in refused(hooks, "add", {"a": 1})
+    assert "is not of type 'integer'" in refused(hooks, "add", {"a": "x", "b": 2})
+    assert refused(hooks, "add", "no dict") == "The arguments of 'add' must be an object, not 'no dict'."
+    assert hooks.unknown_calls == {"nope": 1}
+    assert refused(VLLMToolValidationHooks(False), "nope", {}) == "There is no tool 'nope'."
+    assert "add and 1 more" in refused(VLLMToolValidationHooks(max_allowed_tools_in_error=1), "nope", {})
+    lax = VLLMToolValidationHooks(validate_input_shape=False)
+    assert refused(lax, "add", {"a": 1}) == ""
+    assert refused(lax, "nope", {}) != ""
+    lax.before_tool_call(BeforeToolCallEvent(SimpleNamespace(), add, {"toolUseId": "", "name": "add", "input": 1}, {}))  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""A pytest plugin under which `strands_sglang` and `strands_vllm` are our packages, for tools/peers_tests.py.
+
+Where a peer's test reaches for a private name, what stands for it here does what happens outside: a message that is
+added to a limiter goes through Strands' own events, and a mocked HTTP session is where our transport sends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import aiohttp
+import httpx
+from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
+
+ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
+
+
+def _install() -> None:
+    """Put our modules where the peers' would be imported from."""
+    for theirs, ours in ALIASES.items():
+        package = importlib.import_module(ours)
+        sys.modules[theirs] = package
+        for module in pkgutil.iter_modules(package.__path__):
+            if module.name not in ("engine", "standins"):
+                sys.modules[f"{theirs}.{module.name}"] = importlib.import_module(f"{ours}.{module.name}")
+    _stand_in("limiter", LoopLimiter=_limiter())
+    _stand_in("client", SGLangClient=_client(), NON_RETRYABLE_STATUS_CODES=(401, 403, 404))
+
+
+def _stand_in(name: str, **instead: Any) -> None:
+    """Give a module of ours with some names of it replaced."""
+    real = sys.modules[f"strands_sglang.{name}"]
+    module = ModuleType(real.__name__)
+    module.__dict__.update({**real.__dict__, **instead})
+    sys.modules[f"strands_sglang.{name}"] = module
+
+
+def _limiter() -> type:
+    from tito_sglang import LoopLimiter
+
+    class Driven(LoopLimiter):
+        """Gets messages and calls as Strands tells of them; after a user's message the model would be asked."""
+
+        def __init__(self, *args: Any, **limits: Any) -> None:
+            super().__init__(*args, **limits)
+            self._registry = HookRegistry()
+            self.register_hooks(self._registry)
+            self._agent: Any = SimpleNamespace(messages=[])
+
+        def _on_message_added(self, event: MessageAddedEvent) -> None:
+            self._agent.messages.append(event.message)
+            self._registry.invoke_callbacks(MessageAddedEvent(agent=self._agent, message=event.message))
+            if event.message["role"] == "user":
+                self._registry.invoke_callbacks(BeforeModelCallEvent(agent=self._agent, invocation_state={}))
+
+        def _on_before_tool_call(self, event: BeforeToolCallEvent) -> None:
+            told = BeforeToolCallEvent(
+                agent=self._agent, selected_tool=None, tool_use=event.tool_use, invocation_state={}
+            )
+            self._registry.invoke_callbacks(told)
+            event.cancel_tool = told.cancel_tool
+
+    return Driven
+
+
+def _client() -> type:
+    from tito_core.backend.errors import BackendError
+    from tito_core.backend.http_errors import error_from_status
+    from tito_core.backend.retries import may_pass
+    from tito_sglang import SGLangClient, SGLangHTTPError
+    from tito_sglang.exceptions import known
+
+    class Sent(SGLangClient):
+        """Sends through a session that a test puts in the place of `_get_session`."""
+
+        def __init__(self, base_url: str, **options: Any) -> None:
+            super().__init__(base_url, **options, http_transport=lambda: _ThroughSession(self))
+
+        @staticmethod
+        def _classify_http_error(status: int, body: str) -> BackendError:
+            return known(error_from_status("sglang", status, body, httpx.Headers(), url="", request_id=None))
+
+        def _is_retryable_error(self, error: BaseException) -> bool:
+            if type(error) is SGLangHTTPError:
+                error = self._classify_http_error(error.status or 0, error.body)
+            return may_pass(error)
+
+    return Sent
+
+
+class _ThroughSession(httpx.AsyncBaseTransport):
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        session = self._client._get_session()
+        send = session.get if request.method == "GET" else session.post
+        try:
+            sent = send(request.url.path, data=request.content)
+        except (TimeoutError, aiohttp.ClientError):
+            raise
+        except Exception as refused:  # a mock's way to say that nobody answers
+            raise httpx.ConnectError(str(refused)) from refused
+        async with sent as answer:
+            if answer.status >= 400:
+                return httpx.Response(answer.status, text=await answer.text())
+            try:
+                said = json.dumps(await answer.json(content_type=None))
+            except Exception:  # a mock's way to say that the body is no JSON
+                said = "<html>"
+            return httpx.Response(answer.status, text=said, headers={"content-type": "application/json"})
+
+
+_install()  # now: the tests' own conftest.py imports them before pytest is configured

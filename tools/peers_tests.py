@@ -1,0 +1,201 @@
+"""Run the unit tests of strands-sglang, strands-vllm and strands-env against our names, and write docs/peers_tests.md.
+
+    python tools/peers_tests.py [--python PATH]
+
+Each source distribution is fetched by pip with its pinned sha256 into the user's cache, and its tests are copied out to
+a temporary folder: nothing of theirs is kept here. They run in an environment of their own, on Python 3.12, with
+tools/peers_shim.py, under which the peers' packages are ours. Why a test does not pass is looked up in
+docs/peers_tests.toml by its name, so that one without a reason stands out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import textwrap
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
+
+from bench import interpreter  # noqa: E402
+
+from tito_core.engine.locations import cache_dir  # noqa: E402
+
+PAGE, REASONS = ROOT / "docs" / "peers_tests.md", ROOT / "docs" / "peers_tests.toml"
+NEEDED = ("pybase64", "openai", "boto3", "cachetools", "aiolimiter", "click", "tqdm", "python-dotenv", "pytest-timeout")
+"""What the tests import beside pytest and us."""
+SCOPE = ("-o", "asyncio_default_fixture_loop_scope=function")
+ABOUT = """\
+Made by `python tools/peers_tests.py`, which runs the unit tests of strands-sglang and strands-vllm, and those of
+strands-env that touch the provider, from their source distributions, with the peers' packages replaced by ours
+(strands-agents {}). Where a test reaches for a private name of theirs, `tools/peers_shim.py` does what happens
+outside: messages reach a limiter through Strands' events, and HTTP goes through the mocked session. Tests that do not
+pass are listed with the reason why ours is right."""
+NO_REASON = "No reason yet."
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A peer's unit tests, or those that touch a provider.
+
+    Attributes:
+        project: Its name in the registry.
+        version: Pinned.
+        sha256: Of its source distribution.
+        tests: Files and folders to run, from its root.
+    """
+
+    project: str
+    version: str
+    sha256: str
+    tests: tuple[str, ...] = ("tests/unit",)
+
+    @property
+    def title(self) -> str:
+        """The heading of its section."""
+        return f"{self.project} {self.version}"
+
+
+SUITES = (
+    Suite("strands-sglang", "0.4.3", "79a084a700b210030703ee6d5a927f7626612be1e041d8fb314e3fb3efa662e4"),
+    Suite("strands-sglang", "0.6.2", "2855adfe45e446d5e54bc5c942a31ada0de94ae4045173a46464d6636decb764"),
+    Suite("strands-vllm", "0.0.6", "d3c8c267524aad4d5a8b9607882589e149df8097c091c3f90f87ac0ed522c070"),
+    Suite(
+        "strands-env",
+        "0.7.3",
+        "470f45a09a13a2ed40b949b9c398b2bb898ffc1cca827297cdc56bbc96961a2b",
+        (
+            "tests/unit/core/test_models.py",
+            "tests/unit/core/test_environment.py",
+            "tests/unit/core/test_types.py",
+            "tests/unit/eval/test_evaluator.py",
+            "tests/unit/environments/tau2_bench/test_simulator.py",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One test: its name from the suite's root, and what it raised, or None."""
+
+    name: str
+    raised: str | None
+
+
+def fetched(suite: Suite) -> Path:
+    """Give the unpacked source distribution, in the user's cache."""
+    folder = cache_dir() / "peers" / f"{suite.project}-{suite.version}-{suite.sha256[:12]}"
+    if folder.exists():
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch, "wanted.txt")
+        wanted.write_text(f"{suite.project}=={suite.version} --hash=sha256:{suite.sha256}\n")
+        options = ["--no-deps", "--no-binary=:all:", "--ignore-requires-python", "--require-hashes", "-q"]
+        download = [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted), "-d", scratch]
+        subprocess.run(download, check=True)
+        archive = next(Path(scratch).glob("*.tar.gz"))
+        with tarfile.open(archive) as packed:
+            packed.extractall(scratch, filter="data")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(next(path for path in Path(scratch).iterdir() if path.is_dir()), folder)
+    return folder
+
+
+def environment() -> Path:
+    """Give the interpreter of an environment with our dependencies and the tests'; it is made at the first run."""
+    folder = cache_dir() / "peers" / "tests"
+    python = folder / "bin" / "python"
+    if not (folder / ".ready").exists():
+        maker = interpreter("3.12")
+        if maker is None:
+            raise SystemExit("The peers' tests need Python 3.12: install one, or give it by --python.")
+        subprocess.run([maker, "-m", "venv", "--clear", str(folder)], check=True)
+        install = [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), f"{ROOT}[dev]"]
+        subprocess.run([*install, *NEEDED], check=True)
+        (folder / ".ready").touch()
+    return python
+
+
+def run(suite: Suite, python: Path) -> list[Outcome]:
+    """Run a suite's tests on a copy, and read what came of each."""
+    source = fetched(suite)
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copytree(source / "tests", Path(scratch, "tests"))
+        paths = [str(ROOT / "src"), str(ROOT / "tools"), scratch]
+        if suite.project == "strands-env":  # which is run itself, on our names
+            paths.append(str(source / "src"))
+        report = Path(scratch, "report.xml")
+        options = ["-q", "-p", "peers_shim", "-o", "asyncio_mode=auto", *SCOPE, "--timeout=60", f"--junitxml={report}"]
+        command = [str(python), "-m", "pytest", "-c", os.devnull, f"--rootdir={scratch}", *options, *suite.tests]
+        clean = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run(command, cwd=scratch, env=clean, check=False)
+        return list(outcomes(report))
+
+
+def outcomes(report: Path) -> Iterator[Outcome]:
+    """Read pytest's report; a test that is skipped is not one that passes."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        parts = [part for part in case.get("classname", "").split(".") if part not in ("tests", "unit")]
+        name = "::".join(filter(None, [".".join(parts), case.get("name", "")]))
+        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        yield Outcome(name, (bad[0].get("message") or bad[0].tag).splitlines()[0] if bad else None)
+
+
+def reason_of(name: str, reasons: Mapping[str, str]) -> str:
+    """Look a test up: the first pattern that its name matches."""
+    return next((text for pattern, text in reasons.items() if fnmatch.fnmatchcase(name, pattern)), NO_REASON)
+
+
+def page(found: Mapping[Suite, Sequence[Outcome]], reasons: Mapping[str, str]) -> str:
+    """Write the page."""
+    rows = [(suite.title, len(tests), sum(test.raised is None for test in tests)) for suite, tests in found.items()]
+    lines = [
+        "# The peers' own tests",
+        "",
+        textwrap.fill(ABOUT.format(version("strands-agents")), 120, break_long_words=False),
+        "",
+        "| tests of | tests | pass | do not |",
+        "| --- | --: | --: | --: |",
+        *(f"| {title} | {total} | {passed} | {total - passed} |" for title, total, passed in rows),
+    ]
+    for suite, tests in found.items():
+        by_reason: dict[str, list[str]] = {}
+        for test in tests:
+            if test.raised is not None:
+                by_reason.setdefault(reason_of(test.name, reasons), []).append(test.name)
+        lines += ["", f"## {suite.title}", ""]
+        lines += ["All pass."] if not by_reason else ["| do not pass | why ours is right |", "| --- | --- |"]
+        for reason, names in by_reason.items():
+            lines.append(f"| {'<br>'.join(f'`{name}`' for name in names)} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run everything, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, help="an interpreter that has all of it, in the environment's place")
+    python = parser.parse_args().python or environment()
+    found = {suite: run(suite, python) for suite in SUITES}
+    for tests in found.values():
+        for test in tests:
+            if test.raised is not None:
+                print(f"{test.name}: {test.raised[:150]}", file=sys.stderr)
+    PAGE.write_text(page(found, tomllib.loads(REASONS.read_text(encoding="utf-8"))["reasons"]), encoding="utf-8")
+    print(f"Wrote {PAGE.relative_to(ROOT)}.")
+
+
+if __name__ == "__main__":
+    main()
