@@ -86,6 +86,7 @@ PACKAGES = {
                     "grammar",
                     "hermes",
                     "pieces",
+                    "preview",
                     "reasoning",
                     "recorded",
                     "typed_value",

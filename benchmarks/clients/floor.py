@@ -10,9 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from conversation import CONTEXTS, TURNS, told
+from conversation import CONTEXTS, TOOLS, TURNS, told
 
 JSON = {"Content-Type": "application/json"}
+PACE_S = 0.002
+"""Other work between two posts of the paced floor, not timed: about what a client does of a turn beside its post."""
 
 
 def body(tokens: int, echo: bool) -> bytes:
@@ -23,6 +25,13 @@ def body(tokens: int, echo: bool) -> bytes:
     return json.dumps({**fields, **more}, separators=(",", ":")).encode()
 
 
+def other_work(seconds: float) -> None:
+    """Take the caches away, as everything else that a client does of a turn would."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        json.loads(json.dumps(TOOLS * 4))
+
+
 async def main(port: str) -> None:
     """Time what is asked for: {"name": "floor_echo", "context": "2k", "rollouts": 5}."""
     async with aiohttp.ClientSession() as session:
@@ -30,6 +39,7 @@ async def main(port: str) -> None:
         async def answer(asked: Any) -> list[float]:
             content, spent = body(CONTEXTS[asked["context"]], "echo" in asked["name"]), []
             for _ in range(asked["rollouts"] * (TURNS + 1)):
+                other_work(PACE_S if "paced" in asked["name"] else 0.0)
                 began = time.process_time()
                 async with session.post(f"http://127.0.0.1:{port}/generate", data=content, headers=JSON) as response:
                     await response.read()

@@ -9,7 +9,7 @@ import msgspec
 
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError
-from tito_core.backend.http_backend import Answer
+from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
@@ -97,5 +97,6 @@ class SGLangBackend(SGLangAdmin):
 
         return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
 
-    def _abort_call(self, request_id: str) -> HttpRequest:
+    @staticmethod
+    def _abort_call(request_id: str) -> HttpRequest:
         return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

@@ -10,7 +10,7 @@ import msgspec
 
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
-from tito_core.backend.http_backend import Answer
+from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
@@ -171,7 +171,8 @@ class VLLMBackend(VLLMAdmin):
         with contextlib.suppress(AuthenticationError, BadRequestError):
             await super().abort(request_id)
 
-    def _abort_call(self, request_id: str) -> HttpRequest:
+    @staticmethod
+    def _abort_call(request_id: str) -> HttpRequest:
         body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         return HttpRequest("/inference/v1/abort_requests", body)
 

@@ -1,36 +1,29 @@
-"""What every backend over HTTP shares: connecting once, running a generation that is aborted when lost, decoding."""
+"""What every backend over HTTP shares: connecting once, and refusing what would not be served."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import re
-import time
 import uuid
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, TypeVar
+from dataclasses import replace
+from typing import ClassVar, TypeVar
 
 import msgspec
 
 from tito_core.backend.answer import Checks
-from tito_core.backend.clients import LoopEndingError
+from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
     AuthenticationError,
-    BackendError,
     BadRequestError,
-    EngineTimeoutError,
-    ProtocolViolationError,
 )
+from tito_core.backend.exchanges import Answer, Exchanges
 from tito_core.backend.id_text import IdText
-from tito_core.backend.outstanding import Call, Outstanding
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import Attempt, Sleep
-from tito_core.backend.streaming import Streaming, StreamReader
-from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, HttpTransportFactory
+from tito_core.backend.retries import Sleep
+from tito_core.backend.streaming import Streaming
+from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
 
@@ -50,15 +43,6 @@ class ServedModels(msgspec.Struct):
     """`/v1/models`, which both engines answer."""
 
     data: list[ServedModel]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
-    """A decoded answer, how long it took, and the id under which the engine ran it."""
-
-    value: T
-    latency_s: float
-    request_id: str
 
 
 class HttpBackend(ABC):
@@ -98,9 +82,7 @@ class HttpBackend(ABC):
         )
         self._model = model
         self._info: EngineInfo | None = None
-        self._aborting: set[asyncio.Task[None]] = set()
-        # The backend weakly: in a reference cycle its sockets would be collected before they could be closed.
-        self._outstanding = Outstanding(functools.partial(_abort_without_loop, weakref.ref(self)))
+        self._exchanges = Exchanges(self.http, self._abort_call)
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is; later calls give the first answer."""
@@ -149,9 +131,10 @@ class HttpBackend(ABC):
     ) -> Sequence[tuple[int | None, float | None]]:
         """Give (id, raw logprob) for each token of a prompt as the engine says them, None for what it leaves out."""
 
+    @staticmethod
     @abstractmethod
-    def _abort_call(self, request_id: str) -> HttpRequest:
-        """Give the call that stops a generation on the engine."""
+    def _abort_call(request_id: str) -> HttpRequest:
+        """Give the call that stops a generation on the engine; it needs no backend, which may be gone by then."""
 
     async def abort(self, request_id: str) -> None:
         """Stop a generation on the engine; an unknown id does nothing."""
@@ -163,7 +146,7 @@ class HttpBackend(ABC):
 
     async def get(self, path: str, kind: type[T]) -> T:
         """GET and decode."""
-        return self.decode(await self.http.send(HttpRequest(path), method="GET"), kind)
+        return decoded(self.http, await self.http.send(HttpRequest(path), method="GET"), kind)
 
     async def get_if_there(self, path: str, kind: type[T]) -> T | None:
         """GET and decode what not every version of a server tells; None where there is no such path."""
@@ -193,71 +176,8 @@ class HttpBackend(ABC):
         kind: type[T],
         streaming: Streaming[T] | None = None,
     ) -> Answer[T]:
-        """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
-
-        Args:
-            request_id: Ours.
-            prepare: Builds the request for one try from that try's own id.
-            kind: Type of the answer.
-            streaming: How it streams; None where it comes in one body.
-        """
-
-        async def one_try(attempt: Attempt) -> Answer[T]:
-            running, started = attempt.name(request_id), time.perf_counter()
-            asked = prepare(running)
-            reader = None
-            if streaming is not None:
-                url = self.http.base_url + asked.path
-                reader = StreamReader(streaming, self.name, url, request_id, self.http.hide_key)
-            self._outstanding.add(running)
-            try:
-                if reader is not None:
-                    value = await self.http.reading(asked, reader, request_id=request_id)
-                else:
-                    value = self.decode(await self.http.send_once(asked, request_id=request_id), kind, request_id)
-            except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
-                try:
-                    self._abort_quietly(running, asyncio.get_running_loop())
-                except RuntimeError:
-                    self._outstanding.abort_without_loop(running)
-                raise
-            except BaseException as lost:
-                if isinstance(lost, BackendError):
-                    lost.shown = reader is not None and reader.shown
-                if _may_still_run(lost):
-                    # A second cancellation goes through at once.
-                    await asyncio.shield(self._abort_quietly(running, asyncio.get_running_loop()))
-                else:
-                    self._outstanding.discard(running)
-                raise
-            self._outstanding.discard(running)
-            return Answer(value, time.perf_counter() - started, running)
-
-        return await self.http.retrying(one_try)
-
-    def decode(self, raw: HttpAnswer, kind: type[T], request_id: str | None = None) -> T:
-        """Decode JSON into a wire type, which skips what it does not name.
-
-        Raises:
-            ProtocolViolationError: Not JSON, or not of this shape.
-        """
-        try:
-            if raw.body and raw.content_type and "json" not in raw.content_type:
-                raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
-            return msgspec.json.decode(raw.body, type=kind)
-        except msgspec.DecodeError as error:
-            problem = f"but {error}" if raw.body else "but its body is empty"
-            at = re.search(r"byte (\d+)", str(error))
-            start = max(0, int(at[1]) - 40) if at else 0
-            shown = self.http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
-            raise ProtocolViolationError(
-                f"{self.name} at {self.http.base_url} answered 200, {problem}: it says {shown!r}. "
-                f"Is this a {self.name} server, and no proxy's page?",
-                backend=self.name,
-                status=200,
-                body=self.http.hide_key(raw.body[:2000].decode(errors="replace")),
-                request_id=request_id,
-            ) from error
+        """Send a generation; see `Exchanges.run`."""
+        return await self._exchanges.run(request_id, prepare, kind, streaming, self.abort)
 
     async def served_model(self) -> ServedModel:
         """Choose the model asked for among those served, and check that the server is of our kind."""
@@ -280,34 +200,3 @@ class HttpBackend(ABC):
             f"{', '.join(repr(model.id) for model in models)}. Give one of these as model_id, or leave it out.",
             backend=self.name,
         )
-
-    def _abort_quietly(self, request_id: str, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-        """Start an abort, which runs to its end whatever becomes of who waits for it."""
-
-        # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
-        async def stop() -> None:
-            try:
-                async with asyncio.timeout(ABORT_WITHIN_S):
-                    await self.abort(request_id)
-            except (GeneratorExit, LoopEndingError) as ending:
-                self._outstanding.abort_without_loop(request_id)
-                if isinstance(ending, GeneratorExit):
-                    raise
-            except Exception:
-                pass
-            self._outstanding.discard(request_id)
-
-        abort = loop.create_task(stop())
-        self._aborting.add(abort)
-        abort.add_done_callback(self._aborting.discard)
-        return abort
-
-
-def _abort_without_loop(backend: weakref.ref[HttpBackend], running: str) -> Call | None:
-    there = backend()
-    return None if there is None else there.http.without_loop(there._abort_call(running))
-
-
-def _may_still_run(lost: BaseException) -> bool:
-    """Tell whether the engine may be at work on a request that ended so, which no answer did."""
-    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

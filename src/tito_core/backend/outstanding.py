@@ -71,10 +71,10 @@ class Outstanding:
     """The running ids of one backend. Threads and event loops may share it.
 
     Args:
-        call: Gives the call that aborts an id; None where the backend is gone, and then nothing of it runs.
+        call: Gives the call that aborts an id.
     """
 
-    def __init__(self, call: Callable[[str], Call | None]) -> None:
+    def __init__(self, call: Callable[[str], Call]) -> None:
         self._call = call
         self._running: set[str] = set()
         _all.add(self)
@@ -104,10 +104,9 @@ class Outstanding:
             _post(self._call(running), left)
 
 
-def _post(call: Call | None, timeout_s: float) -> None:
-    if call is not None:
-        with contextlib.suppress(Exception):  # nobody is left whom a failure would say anything
-            call.post(timeout_s)
+def _post(call: Call, timeout_s: float) -> None:
+    with contextlib.suppress(Exception):  # nobody is left whom a failure would say anything
+        call.post(timeout_s)
 
 
 _all: weakref.WeakSet[Outstanding] = weakref.WeakSet()

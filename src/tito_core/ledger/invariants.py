@@ -107,7 +107,7 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             )
     if draft.extras:
         for name, column in draft.extras.items():
-            check_column(name, column, start=path_length, middle=expected, output=output, turn=turn)
+            check_column(name, column, middle=expected, output=output, turn=turn)
         if {"top_ids", "top_logprobs"} <= draft.extras.keys():
             check_top(draft.extras["top_ids"], draft.extras["top_logprobs"], turn=turn)
     if draft.media:
@@ -157,7 +157,7 @@ def check_responses(responses: Sequence[ResponseSpan], output_length: int, *, tu
         raise LawViolationError(4, f"turn {turn}: response spans end at {at}, the output has {output_length} tokens.")
 
 
-def check_column(name: str, column: Column, *, start: int, middle: int, output: int, turn: int) -> None:
+def check_column(name: str, column: Column, *, middle: int, output: int, turn: int) -> None:
     """Check law 2 on an optional column: its rows lie in the path; those of samples are the output's, one each."""
     rows = column.rows
     if name in ("top_ids", "top_logprobs", "sampling_mask"):

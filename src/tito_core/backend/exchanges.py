@@ -1,0 +1,123 @@
+"""Generations on the wire: each is aborted on the engine when its answer is lost, whatever way that happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tito_core.backend.clients import LoopEndingError
+from tito_core.backend.decoded import decoded
+from tito_core.backend.errors import BackendError, EngineTimeoutError
+from tito_core.backend.outstanding import Outstanding
+from tito_core.backend.retries import Attempt
+from tito_core.backend.streaming import Streaming, StreamReader
+from tito_core.backend.transport import EngineHttp, HttpRequest
+
+T = TypeVar("T")
+Abort = Callable[[str], Awaitable[None]]
+ABORT_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """A decoded answer, how long it took, and the id under which the engine ran it."""
+
+    value: T
+    latency_s: float
+    request_id: str
+
+
+class Exchanges:
+    """Runs the generations of one backend. It does not know the backend: in a cycle of references its sockets would be
+    collected before they could be closed.
+
+    Args:
+        http: Sends the requests.
+        abort_call: Gives the call that stops a generation, for when there is no event loop any more.
+    """
+
+    def __init__(self, http: EngineHttp, abort_call: Callable[[str], HttpRequest]) -> None:
+        self.http = http
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._outstanding = Outstanding(lambda running: http.without_loop(abort_call(running)))
+
+    async def run(
+        self,
+        request_id: str,
+        prepare: Callable[[str], HttpRequest],
+        kind: type[T],
+        streaming: Streaming[T] | None,
+        abort: Abort,
+    ) -> Answer[T]:
+        """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
+
+        Args:
+            request_id: Ours.
+            prepare: Builds the request for one try from that try's own id.
+            kind: Type of the answer.
+            streaming: How it streams; None where it comes in one body.
+            abort: Stops a generation on the engine.
+        """
+
+        async def one_try(attempt: Attempt) -> Answer[T]:
+            running, started = attempt.name(request_id), time.perf_counter()
+            asked = prepare(running)
+            reader = None
+            if streaming is not None:
+                url = self.http.base_url + asked.path
+                reader = StreamReader(streaming, self.http.backend, url, request_id, self.http.hide_key)
+            self._outstanding.add(running)
+            try:
+                if reader is not None:
+                    value = await self.http.reading(asked, reader, request_id=request_id)
+                else:
+                    raw = await self.http.send_once(asked, request_id=request_id)
+                    value = decoded(self.http, raw, kind, request_id)
+            except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
+                try:
+                    self._abort_quietly(running, abort, asyncio.get_running_loop())
+                except RuntimeError:
+                    self._outstanding.abort_without_loop(running)
+                raise
+            except BaseException as lost:
+                if isinstance(lost, BackendError):
+                    lost.shown = reader is not None and reader.shown
+                if _may_still_run(lost):
+                    # A second cancellation goes through at once.
+                    await asyncio.shield(self._abort_quietly(running, abort, asyncio.get_running_loop()))
+                else:
+                    self._outstanding.discard(running)
+                raise
+            self._outstanding.discard(running)
+            return Answer(value, time.perf_counter() - started, running)
+
+        return await self.http.retrying(one_try)
+
+    def _abort_quietly(self, request_id: str, abort: Abort, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        """Start an abort, which runs to its end whatever becomes of who waits for it."""
+
+        # The generation is already lost, and what lost it must reach the caller: a failing abort says nothing new.
+        async def stop() -> None:
+            try:
+                async with asyncio.timeout(ABORT_WITHIN_S):
+                    await abort(request_id)
+            except (GeneratorExit, LoopEndingError) as ending:
+                self._outstanding.abort_without_loop(request_id)
+                if isinstance(ending, GeneratorExit):
+                    raise
+            except Exception:
+                pass
+            self._outstanding.discard(request_id)
+
+        stopping = loop.create_task(stop())
+        self._aborting.add(stopping)
+        stopping.add_done_callback(self._aborting.discard)
+        return stopping
+
+
+def _may_still_run(lost: BaseException) -> bool:
+    """Tell whether the engine may be at work on a request that ended so, which no answer did."""
+    return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)
