@@ -82,33 +82,34 @@ class Training:
             raise TypeError(f"The backend {policy.info.backend} cannot change its server's weights.")
         self.policy, self.admin, self.learner = policy, policy.backend, learner
         self.folder, self.settings = folder, settings
+        self.untrained: list[Ledger] = []
         self.run = Run(policy.info.backend, f"{policy.info.backend} {policy.info.version}", asdict(settings))
 
     async def train(self, progress: Progress) -> Run:
         """Roll out, learn, load, and again; the figures of all of it."""
         began = time.monotonic()
         bar = progress.add_task("held-out questions", total=self.settings.updates)
-        self.run.before = await self._held_out()
+        self.untrained = await self._held_out()
+        self.run.before = mean_reward(self.untrained)
         for step in range(self.settings.updates):
-            figures = await self._update(step, lambda doing: progress.update(bar, description=doing))
+            progress.update(bar, description=f"update {step + 1}")
+            figures = await self._update(step, progress)
             progress.advance(bar)
-            progress.console.print(curves.line(figures))
+            progress.console.print(curves.line(figures), highlight=False)
         progress.update(bar, description="held-out questions")
-        self.run.after = await self._held_out()
+        self.run.after = mean_reward(await self._held_out())
         self.run.seconds = time.monotonic() - began
         return self.run
 
-    async def _update(self, step: int, tell: Any) -> dict[str, Any]:
+    async def _update(self, step: int, progress: Progress) -> dict[str, Any]:
         began, version = time.monotonic(), await self.admin.weight_version()
-        tell(f"update {step + 1}: rolling out")
         ledgers = await self._roll_out(problems(self.settings.questions, seed=step), self.settings.copies)
         rolled_out = time.monotonic()
         rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
         path = batch.write(rows, self.folder / "batch.npz")
         if not self.run.proof:
-            self.run.proof = await self._prove(rows, again)
-            curves.show_proof(console, self.run)
-        tell(f"update {step + 1}: learning")
+            self.run.proof = await self._prove([*self.untrained, *ledgers])
+            progress.console.print("\n".join(curves.proof_lines(self.run.proof)), highlight=False)
         told = await asyncio.to_thread(self.learner.ask, "update", batch=path)
         weights = str(self.folder / f"weights-{step % 2}")  # whole before the engine hears of them
         await asyncio.to_thread(self.learner.ask, "save", folder=weights)
@@ -117,7 +118,7 @@ class Training:
             "update": step + 1,
             "version": version,
             "sampled_by": sampled_by(ledgers),
-            "reward": float(np.mean([ledger.annotation("reward") for ledger in ledgers])),
+            "reward": mean_reward(ledgers),
             "sampled": int(sum(row.mask.sum() for row in rows)),
             "samples": len(rows),
             "retokenizing_changes": batch.changed(rows, again),
@@ -128,8 +129,9 @@ class Training:
         self.run.updates.append(figures)
         return figures
 
-    async def _prove(self, rows: Sequence[batch.Row], again: Sequence[batch.Row]) -> dict[str, Any]:
+    async def _prove(self, ledgers: Sequence[Ledger]) -> dict[str, Any]:
         """Let the learner score what the engine recorded: on our ids, and on the ids of re-tokenized text."""
+        rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
         proof: dict[str, Any] = {"samples": len(rows), "retokenizing_changes": batch.changed(rows, again)}
         for name, columns in (("ours", rows), ("retokenized", again)):
             path, into = batch.write(columns, self.folder / "proof.npz"), self.folder / "scores.npy"
@@ -144,9 +146,8 @@ class Training:
             }
         return proof
 
-    async def _held_out(self) -> float:
-        ledgers = await self._roll_out(problems(self.settings.held_out, seed=10**6), 1)
-        return float(np.mean([ledger.annotation("reward") for ledger in ledgers])) if ledgers else float("nan")
+    async def _held_out(self) -> list[Ledger]:
+        return await self._roll_out(problems(self.settings.held_out, seed=10**6), copies=1)
 
     async def _roll_out(self, asked: Sequence[Problem], copies: int) -> list[Ledger]:
         slots = asyncio.Semaphore(16)
@@ -156,6 +157,11 @@ class Training:
                 return await attempt(self.policy, problem, group=str(number))
 
         return await asyncio.gather(*(one(*numbered) for numbered in enumerate(asked) for _ in range(copies)))
+
+
+def mean_reward(ledgers: Sequence[Ledger]) -> float:
+    """Average the rewards; NaN where there is none."""
+    return float(np.mean([ledger.annotation("reward") for ledger in ledgers])) if ledgers else float("nan")
 
 
 def sampled_by(ledgers: Sequence[Ledger]) -> list[str | None]:

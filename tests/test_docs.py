@@ -182,3 +182,13 @@ def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str
         turns = [sum("x-session-id" in request.headers for request in each.engine.requests) for each in (one, two)]
     assert capsys.readouterr().out.endswith("8 rollouts\n")
     assert turns == [4, 4]
+
+
+def test_the_page_on_training_runs_and_names_what_there_is(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = snippets("docs/training.md")
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        exec(at_server(code, server.base_url, folder), {})
+    assert capsys.readouterr().out.endswith("{'default'}\n")
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    for path in re.findall(r"\| `(examples/\w+\.py)` \|", page):
+        assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < 80, path

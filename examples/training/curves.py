@@ -26,11 +26,6 @@ def line(figures: Mapping[str, Any]) -> str:
     )
 
 
-def show_proof(console: Console, run: Run) -> None:
-    """Print how far the learner's logprobs are from the engine's, before anything was learnt."""
-    console.print("\n".join(proof_lines(run.proof)), highlight=False)
-
-
 def proof_lines(proof: Mapping[str, Any]) -> list[str]:
     """Make the proof's rows: what was measured, on our ids, on re-tokenized text."""
     ours, theirs = proof["ours"], proof["retokenized"]
@@ -47,7 +42,6 @@ def proof_lines(proof: Mapping[str, Any]) -> list[str]:
 
 def show(console: Console, run: Run) -> None:
     """Print what came out."""
-    console.print("\n".join(proof_lines(run.proof)), highlight=False)
     changed, samples = (sum(u[name] for u in run.updates) for name in ("retokenizing_changes", "samples"))
     first, last = ends(run.updates)
     console.print(

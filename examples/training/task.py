@@ -54,8 +54,9 @@ async def attempt(policy: Policy, problem: Problem, group: str) -> Ledger:
     agent = make_agent(model)
     try:
         await agent.invoke_async(problem.question, limits={"turns": 2})
-        ledger.annotate("termination", "completed")
-    except MaxTokensReachedException:
-        ledger.annotate("termination", "truncated")
-    ledger.annotate("reward", reward_of(agent.messages, problem.answer))
+        reward, ended = reward_of(agent.messages, problem.answer), "completed"
+    except MaxTokensReachedException:  # words that do not end tell nothing
+        reward, ended = min(reward_of(agent.messages, problem.answer), 0.5), "truncated"
+    ledger.annotate("termination", ended)
+    ledger.annotate("reward", reward)
     return ledger
