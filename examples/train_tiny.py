@@ -46,12 +46,12 @@ class Settings:
         layers, lr, passes, clip: See `learner.Learner`.
     """
 
-    updates: int = 18
+    updates: int = 16
     questions: int = 4
     copies: int = 4
     held_out: int = 32
     layers: int = 6
-    lr: float = 2e-5
+    lr: float = 5e-5
     passes: int = 2
     clip: tuple[float, float] = (0.2, 0.28)
 

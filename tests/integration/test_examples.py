@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ CHECK = ROOT / "tests" / "support" / "learner_check.py"
 
 @dataclass(frozen=True)
 class Here:
+    url: str
     policy: Policy
     python: Path
     weights: Path
@@ -44,7 +46,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Here]:
     python = install.ensure(engine.find(request.param)).python
     with engine.running_sync(request.param, dev_mode=True) as url:
         policy = asyncio.run(policy_at(request.param, url))
-        yield Here(policy, python, models.ensure("smollm2", python))
+        yield Here(url, policy, python, models.ensure("smollm2", python))
 
 
 async def test_the_math_agent_gives_groups_with_rewards(here: Here) -> None:
@@ -60,6 +62,14 @@ async def test_structured_output_is_constrained_and_left_out_of_the_mask(here: H
     assert [call.status for turn in forced for call in turn.draft.calls] == ["ok"]
     trajectories = ledger.trajectories()
     assert sum(trajectory.count(Provenance.CONSTRAINED) for trajectory in trajectories) > 10
+
+
+def test_an_example_runs_from_its_command_line(here: Here) -> None:
+    kind = here.policy.info.backend
+    command = [sys.executable, ROOT / "examples" / "structured_output.py", "--backend", kind, "--base-url", here.url]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith("Ticket(topic=")
 
 
 async def test_a_sub_agent_is_a_root_of_its_own(here: Here) -> None:
