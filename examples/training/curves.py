@@ -113,6 +113,10 @@ def _summary(run: Mapping[str, Any]) -> dict[str, str]:
 COLOURS = {"vllm": "#2a78d6", "sglang": "#eb6834"}
 
 
+LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
+"""The same figures make the same file, with text that stays text."""
+
+
 def plot(runs: Mapping[str, Any], path: Path) -> None:
     """Draw reward, KL and importance ratio over updates, a colour a backend, as SVG."""
     import matplotlib as mpl
@@ -120,29 +124,28 @@ def plot(runs: Mapping[str, Any], path: Path) -> None:
     mpl.use("svg")
     from matplotlib import pyplot
 
-    mpl.rcParams.update({"svg.hashsalt": "tito", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, (reward, kl, ratio) = pyplot.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    mpl.rcParams.update({**LOOKS, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3), layout="constrained")
     for name, run in runs.items():
-        steps = [update["update"] for update in run["updates"]]
-        colour = COLOURS[name]
-        rewards = [update["reward"] for update in run["updates"]]
-        means = [
-            sum(window) / len(window) for at in range(len(rewards)) for window in [rewards[max(0, at - 2) : at + 1]]
-        ]
-        reward.plot(steps, rewards, "o", color=colour, markersize=3, alpha=0.5)
-        reward.plot(steps, means, color=colour, label=run["engine"])
-        kl.plot(steps, [update["kl"] for update in run["updates"]], color=colour)
-        first, last = ([update["passes"][at]["ratio"] for update in run["updates"]] for at in (0, -1))
-        ratio.fill_between(
-            steps, [low for low, _, _ in last], [high for _, _, high in last], color=colour, alpha=0.2, lw=0
-        )
-        ratio.plot(steps, [mean for _, mean, _ in first], color=colour, lw=1.5)
-    reward.set(title="reward of a batch, and mean of three", ylim=(0, 1))
-    kl.set(title="KL from the first weights, nats a token", ylim=(0, None))
-    ratio.set(title="importance ratio: before (line), after a step (range)")
-    for axes in (reward, kl, ratio):
-        axes.set(xlabel="update")
-        axes.grid(alpha=0.25)
-    reward.legend(frameon=False, loc="lower right")
+        _draw(run, COLOURS[name], *axes)
+    axes[0].set(title="reward", ylim=(0, 1))
+    axes[1].set(title="KL from the start, nats a token", ylim=(0, None))
+    axes[2].set(title="importance ratio")
+    for each in axes:
+        each.set(xlabel="update")
+        each.grid(alpha=0.25)
+    axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)
+
+
+def _draw(run: Mapping[str, Any], colour: str, reward: Any, kl: Any, ratio: Any) -> None:
+    updates = run["updates"]
+    steps, rewards = [update["update"] for update in updates], [update["reward"] for update in updates]
+    recent = [rewards[max(0, at - 2) : at + 1] for at in range(len(rewards))]
+    reward.plot(steps, rewards, "o", color=colour, markersize=3, alpha=0.5)
+    reward.plot(steps, [sum(window) / len(window) for window in recent], color=colour, label=run["engine"])
+    kl.plot(steps, [update["kl"] for update in updates], color=colour)
+    first, last = ([update["passes"][at]["ratio"] for update in updates] for at in (0, -1))
+    ratio.fill_between(steps, [low for low, _, _ in last], [high for *_, high in last], color=colour, alpha=0.2, lw=0)
+    ratio.plot(steps, [mean for _, mean, _ in first], color=colour, lw=1.5)
