@@ -96,6 +96,7 @@ class Training:
             figures = await self._update(step, progress)
             progress.advance(bar)
             progress.console.print(curves.line(figures), highlight=False)
+            self.run.seconds = time.monotonic() - began
         progress.update(bar, description="held-out questions")
         self.run.after = mean_reward(await self._held_out())
         self.run.seconds = time.monotonic() - began
@@ -208,12 +209,15 @@ def main() -> int:
             learner = stack.enter_context(LearnerProcess(python, model, settings.learner(), folder / "learner.log"))
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
             progress = stack.enter_context(Progress(*columns, console=console))
-            run = asyncio.run(Training(policy, learner, folder, settings).train(progress))
+            training = Training(policy, learner, folder, settings)
+            with contextlib.suppress(KeyboardInterrupt):  # what there is by then is shown all the same
+                asyncio.run(training.train(progress))
     except report.EXPECTED_ERRORS as error:
         console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
         return 1
-    curves.show(console, run)
-    curves.keep(run, Path(arguments.page))
+    if training.run.updates:
+        curves.show(console, training.run)
+        curves.keep(training.run, Path(arguments.page))
     return 0
 
 

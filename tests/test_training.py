@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tito_core import Ledger, Policy
 from tito_core.ledger import check_ledger
 from train_tiny import Settings, Training
 from training import batch, curves
+from training.process import LearnerProcess
 from training.task import Problem, attempt, problems, reward_of
 
 SUM = Problem("What is 25 * 17?", 425)
@@ -146,6 +148,14 @@ async def test_an_update_is_rolled_out_learnt_written_and_only_then_loaded(
     assert run.proof["ours"] == {"tokens": run.updates[0]["sampled"], "max": 0.0, "p99": 0.0, "ratio": [1.0] * 3}
     assert json.loads(json.dumps(run.updates)) == run.updates
     assert "0 of 4 (0%)" in curves.table({kind: {**vars_of(run), "before": 0.0, "after": 0.0}})
+
+
+def test_a_learner_that_ends_says_its_last_words(tmp_path: Path) -> None:
+    with (
+        LearnerProcess(Path(sys.executable), tmp_path / "no model", {}, tmp_path / "log") as learner,
+        pytest.raises(RuntimeError, match=r"The learner ended \(status 1\) when it was to save:\n(.*\n)*.*Error"),
+    ):
+        learner.ask("save", folder=str(tmp_path))
 
 
 def vars_of(run: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from calculator import make_agent
 from tito_core import Ledger, Policy
 
 PHRASES = ("What is {}?", "How much is {}?", "Work out {}.", "Please compute {}.", "Tell me what {} comes to.")
-SAMPLING = {"temperature": 1.0, "max_new_tokens": 48}
+SAMPLING = {"temperature": 1.0, "max_new_tokens": 40}
 """At temperature 1 the logprobs of both engines are those of the policy itself."""
 
 
