@@ -5,31 +5,24 @@ python examples/structured_output.py --backend vllm
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, Field
-from strands import Agent
 
 import at_engine
+from calculator import make_agent
 from tito_core import Ledger, Policy, Provenance
 from tito_core.ledger import check_ledger
 
 
-class Ticket(BaseModel):
-    """What a support request is about."""
+class Sum(BaseModel):
+    """The sum that was found."""
 
-    topic: Literal["billing", "delivery", "other"]
-    urgency: int = Field(ge=1, le=5)
-
-
-REQUEST = "My parcel is two weeks late and the party is tomorrow!"
+    total: int = Field(ge=0, le=1000)
 
 
 async def main(policy: Policy) -> Ledger:
-    """Ask for a ticket: a forced call of a tool that Strands makes of the schema."""
+    """Let an agent work, then have it fill the schema: a forced call of a tool that Strands makes of it."""
     model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 96})
-    agent = Agent(model=model, system_prompt="You sort support requests.", callback_handler=None)
-    result = await agent.invoke_async(REQUEST, structured_output_model=Ticket, limits={"turns": 4})
+    result = await make_agent(model).invoke_async("What is 2 + 3?", structured_output_model=Sum, limits={"turns": 4})
     print(repr(result.structured_output))
     check_ledger(model.ledger)
     for trajectory in model.trajectories:

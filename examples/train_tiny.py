@@ -46,7 +46,7 @@ class Settings:
         layers, lr, passes, clip: See `learner.Learner`.
     """
 
-    updates: int = 16
+    updates: int = 14
     questions: int = 4
     copies: int = 4
     held_out: int = 32

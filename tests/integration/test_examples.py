@@ -69,7 +69,7 @@ def test_an_example_runs_from_its_command_line(here: Here) -> None:
     command = [sys.executable, ROOT / "examples" / "structured_output.py", "--backend", kind, "--base-url", here.url]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.startswith("Ticket(topic=")
+    assert done.stdout.startswith("Sum(total=")
 
 
 async def test_a_sub_agent_is_a_root_of_its_own(here: Here) -> None:
