@@ -41,15 +41,17 @@ class Settings:
 
     Attributes:
         updates: Batches that are rolled out, learnt from and forgotten.
+        minutes: After this long no update begins.
         questions, copies: Groups in a batch, and rollouts in a group, whose rewards are compared with one another.
         held_out: Questions that are asked before and after, and never learnt from.
         layers, lr, passes, clip: See `learner.Learner`.
     """
 
     updates: int = 14
+    minutes: float = 30.0
     questions: int = 4
     copies: int = 4
-    held_out: int = 32
+    held_out: int = 24
     layers: int = 6
     lr: float = 5e-5
     passes: int = 2
@@ -92,6 +94,8 @@ class Training:
         self.untrained = await self._held_out()
         self.run.before = mean_reward(self.untrained)
         for step in range(self.settings.updates):
+            if time.monotonic() - began > 60 * self.settings.minutes:
+                break
             progress.update(bar, description=f"update {step + 1}")
             figures = await self._update(step, progress)
             progress.advance(bar)
@@ -178,6 +182,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang"))
     parser.add_argument("--updates", type=int, default=usual.updates)
+    parser.add_argument("--minutes", type=float, default=usual.minutes, help="after this long no update begins")
     parser.add_argument("--questions", type=int, default=usual.questions, help="groups in a batch")
     parser.add_argument("--copies", type=int, default=usual.copies, help="rollouts in a group")
     parser.add_argument("--layers", type=int, default=usual.layers, help="how many of the last layers learn")
@@ -192,7 +197,7 @@ def main() -> int:
     """Start the engine and the learner, train, draw; errors are one sentence."""
     logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # malformed calls are what the policy unlearns
     arguments = parse_arguments()
-    chosen = {name: getattr(arguments, name) for name in ("updates", "questions", "copies", "layers", "lr", "passes")}
+    chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__slots__}
     settings = Settings(**chosen)
     try:
         with contextlib.ExitStack() as stack:
