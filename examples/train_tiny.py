@@ -202,9 +202,8 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             with engine.on_console() as say:
-                started = engine.running_sync(
-                    arguments.backend, dev_mode=True, torch_index=arguments.torch_index, on_progress=say
-                )
+                options = {"torch_index": arguments.torch_index, "timeout_s": 900.0, "on_progress": say}
+                started = engine.running_sync(arguments.backend, dev_mode=True, **options)
                 url = stack.enter_context(started)
             python = install.ensure(engine.find(arguments.backend)).python
             model = models.ensure("smollm2", python)
