@@ -13,6 +13,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from train_tiny import Run
 
+CAPTION = """Dots are batches of rollouts, the line through them the mean of three. The ratio's line is its mean before the first
+step on a batch, where the rollouts are exactly on-policy; the band is its range before the last step."""
 BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figures -->"
 
 
@@ -73,7 +75,8 @@ def keep(run: Run, page: Path) -> None:
     if page.exists():
         before, rest = page.read_text(encoding="utf-8").split(BEGIN)
         after = rest.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n\n{table(runs)}\n\n{END}{after}", encoding="utf-8")
+    shown = f"![Reward, KL, importance ratio]({page.with_suffix('.svg').name})\n\n{CAPTION}\n\n{table(runs)}"
+    page.write_text(f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
 
 
 def table(runs: Mapping[str, Any]) -> str:
