@@ -13,8 +13,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from train_tiny import Run
 
-CAPTION = """Dots are batches of rollouts, the line through them the mean of three. The ratio's line is its mean before the
-first step on a batch, where the rollouts are exactly on-policy; the band is its range before the last step."""
+CAPTION = """Dots are batches of rollouts, the line through them the mean of three. The ratio's line is its mean before
+the first step on a batch, where the rollouts are exactly on-policy; the band is its range before the last step."""
 BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figures -->"
 
 
