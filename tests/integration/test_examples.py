@@ -98,7 +98,7 @@ async def test_drift_is_counted_and_shown(here: Here, capsys: pytest.CaptureFixt
 
 
 async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: Here, tmp_path: Path) -> None:
-    settings = Settings(updates=3, questions=2, copies=4, held_out=4, layers=4, passes=2)
+    settings = Settings(updates=3, questions=2, copies=4, held_out=2, layers=2, passes=2)
     before: Any = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
     try:
         with LearnerProcess(here.python, here.weights, settings.learner(), tmp_path / "learner.log") as learner:
