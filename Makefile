@@ -16,7 +16,7 @@ TRAIN_ARGS ?=
 PACKAGE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train-tiny test conformance prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo train-tiny test conformance trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ test: $(READY)  ## run every test that needs no engine
 conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
 	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
+
+trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (1.8 GB)
+	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect $(TEST_ARGS)
 
 prove: $(READY)  ## run the large proofs, going on where they stopped, and write docs/proofs.md
 	@$(BIN)/python tools/prove.py $(PROVE_ARGS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,11 @@ from support.byte_level import byte_level
 from support.scripted import Says, call, engine_of, policy_of, tokenizer
 from tito_core.backend import Wanted
 from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.collect import Entry
+from tito_core.collect.cli import collect as collect_command
 from tito_core.ledger import Reason
 from tito_core.parsing import known_tool_parsers, registry
+from tito_core.termination import Termination
 from tito_core.testing import ScriptedServer
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +123,7 @@ def test_the_hooks_page_runs_and_its_limit_is_reached(folder: str, capsys: pytes
         names: dict[str, Any] = {}
         exec(at_server(snippets("docs/hooks.md")[0], server.base_url, folder), names)
     sampled = len(names["model"].ledger[0].draft.output_ids)
-    assert names["model"].ledger.annotation("termination") == "MaxToolIterationsReachedError"
+    assert names["model"].ledger.annotation("termination") == "limit"
     assert capsys.readouterr().out.endswith(f"1 {sampled}\n")
 
 
@@ -182,6 +187,44 @@ def test_the_page_on_scaling_runs(folder: str, capsys: pytest.CaptureFixture[str
         turns = [sum("x-session-id" in request.headers for request in each.engine.requests) for each in (one, two)]
     assert capsys.readouterr().out.endswith("8 rollouts\n")
     assert turns == [4, 4]
+
+
+def test_the_page_on_collecting_runs(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    with ScriptedServer(engine_of("vllm", Says("It is 34, or 17, or 0."))) as server:
+        for code in snippets("docs/collect.md"):
+            exec(compile(at_server(code, server.base_url, folder), "docs/collect.md", "exec"), names)
+    first, *ledgers = capsys.readouterr().out.splitlines()
+    assert first == "8 finished, 0 failed"
+    rewards = {"sum-0": 1.0, "sum-1": 1.0, "sum-2": 1.0, "sum-3": 0.0}
+    assert sorted(ledgers) == [f"{task} {n} {reward} completed" for task, reward in rewards.items() for n in (0, 1)]
+    assert names["make"].__name__ == "make"
+
+
+def test_the_page_on_collecting_has_every_termination_option_and_field() -> None:
+    page = (ROOT / "docs/collect.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| .* \| (?:finished|failed) \|$", page, re.MULTILINE) == [*Termination]
+    table = page.split("| field | |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == {field.name for field in fields(Entry)}
+    parameters = inspect.signature(collect_command).parameters
+    options = {f"--{name.replace('_', '-')}" for name in parameters}
+    asked = [line for code in snippets("docs/collect.md", "bash") for line in code.split() if line.startswith("--")]
+    told = {*asked, *re.findall(r"`(--[a-z-]+)", page)}
+    assert told - {"--help", "--working-dir"} <= options
+
+
+def test_the_page_on_trainers_runs(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it writes a file
+    names: dict[str, Any] = {}
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        for snippet in snippets("docs/trainers.md"):
+            exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
+    assert capsys.readouterr().out == "True\ncompleted\n2\n"
 
 
 def test_the_page_on_training_runs_and_names_what_there_is(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,25 @@ PROOFS = {
         lambda count, seed: f"TITO_ROLLOUTS={count} TITO_SEED={seed} {PYTEST} -s tests/model/test_fault_proxy.py",
         r"(\d+) rollouts",
     ),
+    "collect": Proof(
+        "`tito collect` is killed with SIGKILL at ten random moments, on each wire: in the end every rollout is there "
+        "once, those that were finished before a kill unchanged, and each turn is what the server said under its "
+        "request id, which no other turn has.",
+        "rollouts on each wire",
+        2_000,
+        2_000,
+        (
+            "src/tito_core/collect",
+            "src/tito_core/store",
+            "tests/support/collect_command.py",
+            "tests/support/collect_forks.py",
+            "tests/collect/test_kills.py",
+        ),
+        lambda count, seed: (
+            f"TITO_ROLLOUTS={count} TITO_KILLS=10 TITO_SEED={seed} {PYTEST} -s tests/collect/test_kills.py"
+        ),
+        r"(\d+) rollouts of",
+    ),
     "ids": Proof(
         "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
         "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "

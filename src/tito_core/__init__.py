@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tito_core.parse_report import ParseReport
     from tito_core.policy import Policy
     from tito_core.recording import TurnNotStoredError
+    from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
 
 __all__ = [
     "HistoryChangedError",
@@ -25,10 +26,14 @@ __all__ = [
     "Provenance",
     "SamplingParams",
     "TITOModel",
+    "Termination",
     "TotalTokensReachedError",
     "Trajectory",
     "TurnNotStoredError",
     "Wanted",
+    "record_termination",
+    "recorded_termination",
+    "termination_of",
 ]
 
 _HOMES = {
@@ -40,10 +45,14 @@ _HOMES = {
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
     "TITOModel": "tito_core.model",
+    "Termination": "tito_core.termination",
     "TotalTokensReachedError": "tito_core.budget",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.recording",
     "Wanted": "tito_core.backend",
+    "record_termination": "tito_core.termination",
+    "recorded_termination": "tito_core.termination",
+    "termination_of": "tito_core.termination",
 }
 
 

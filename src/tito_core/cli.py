@@ -14,6 +14,8 @@ from rich.text import Text
 
 from tito_core import store
 from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
+from tito_core.collect.cli import collect
+from tito_core.collect.errors import CollectError
 from tito_core.engine.cli import app as engine_app
 from tito_core.ledger.ledger import Ledger
 from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
@@ -24,6 +26,7 @@ from tito_core.verify import connect_for_scoring, merge, rescore
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
 app.add_typer(template_app, name="template", help="Certify chat templates.")
+app.command()(collect)
 console = Console()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
@@ -91,7 +94,7 @@ def main() -> None:
         app.command(point.name)(point.load())
     try:
         app()
-    except (*EXPECTED_ERRORS, store.SchemaError) as error:
+    except (*EXPECTED_ERRORS, CollectError, store.SchemaError) as error:
         Console(stderr=True).print(
             f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )

@@ -8,8 +8,9 @@ import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
@@ -108,23 +109,14 @@ class Policy:
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
-        loaded = load_tokenizer(tokenizer)
-        detected = choose_tool_parser(parser, loaded)
-        logger.info("parser=<%s> | %s", detected.name, detected.why)
-        chosen = get_tool_parser(detected.name, loaded)
-        markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
-        template = ChatTemplate.of(
-            loaded,
-            content_tokens=content_tokens,
-            markup=markup,
-            renderer=renderer,
-            **checked_arguments(template_arguments),
+        bound = bind(
+            tokenizer, parser, template_arguments=template_arguments, content_tokens=content_tokens, renderer=renderer
         )
-        stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
-        probe = template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
+        logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
+        probe = bound.template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         asked = await engine.connect()
         info = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
-        return cls(engine, info, loaded, template, chosen, detected, tuple(sorted(stops)), file)
+        return cls(engine, info, *bound, file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
         """Make the Strands model of one rollout.
@@ -156,6 +148,44 @@ class Policy:
         return self.terms.stopped(given, self.stop_token_ids)
 
 
+class Bound(NamedTuple):
+    """A tokenizer with what is read off it; see `Policy`."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    parser: ToolParser
+    detected: Detected
+    stop_token_ids: tuple[int, ...]
+
+
+def bind(
+    tokenizer: str | PreTrainedTokenizerBase,
+    parser: str = AUTO,
+    *,
+    template_arguments: Mapping[str, Any] | None = None,
+    content_tokens: ContentTokens = "inert",
+    renderer: str | MakeRenderer | None = None,
+) -> Bound:
+    """Load a tokenizer, choose its parser and certify its template; no server is asked. Arguments: see `Policy`.
+
+    Raises:
+        TokenizerError, TemplateError, UnknownParserError, DetectionError: Each a sentence.
+    """
+    loaded = load_tokenizer(tokenizer)
+    detected = choose_tool_parser(parser, loaded)
+    chosen = get_tool_parser(detected.name, loaded)
+    markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
+    template = ChatTemplate.of(
+        loaded,
+        content_tokens=content_tokens,
+        markup=markup,
+        renderer=renderer,
+        **checked_arguments(template_arguments),
+    )
+    stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
+    return Bound(loaded, template, chosen, detected, tuple(sorted(stops)))
+
+
 def _measured(info: EngineInfo) -> dict[str, object]:
     return {
         "what logprobs include": info.processed_logprobs,
@@ -164,8 +194,9 @@ def _measured(info: EngineInfo) -> dict[str, object]:
     }
 
 
-def summary(certificate: Certificate) -> dict[str, Any]:
-    """Give a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+@lru_cache(maxsize=16)
+def summary(certificate: Certificate) -> Mapping[str, Any]:
+    """Give a certificate as every ledger's header keeps a copy of it: the probes that passed are counted, not named."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
     return {**fields, "passed": len(certificate.passed)}
 

@@ -1,0 +1,144 @@
+"""`tito collect`: rollouts of many tasks with one command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from tito_core.collect.connection import Connection
+    from tito_core.collect.tally import Tally
+    from tito_core.collect.workers import Workers
+    from tito_core.settings import Choices
+
+INTERRUPTED = 130
+TERMINATED = 143
+"""Exit statuses after Ctrl-C and SIGTERM, as shells have them."""
+
+
+def collect(
+    tasks: Annotated[Path, typer.Argument(help="The tasks: one JSON object a line.", exists=True, dir_okay=False)],
+    agent: Annotated[str, typer.Option(help="module:function: an async run(model, task), or a factory of agents.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is gone on with.")],
+    backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
+    base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
+    tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
+    n: Annotated[int, typer.Option("-n", min=1, help="Rollouts of each task.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 256,
+    sampling: Annotated[
+        list[str] | None, typer.Option(help="A sampling parameter, such as temperature=0.7; repeatable.")
+    ] = None,
+    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of a trajectory.")] = None,
+    turn_timeout: Annotated[float | None, typer.Option(help="Longest wait for a turn's answer, in seconds.")] = None,
+    verify_echo: Annotated[
+        str, typer.Option(help="Check the prompt's echo always, or the first of a path.")
+    ] = "always",
+    model: Annotated[str, typer.Option(help="Name of the model on the server; its first one by default.")] = "",
+    parser: Annotated[str, typer.Option(help="Tool-call format.")] = "auto",
+    max_failures: Annotated[int, typer.Option(min=1, help="Failures one after the other before giving up.")] = 32,
+    ray: Annotated[str, typer.Option(help='Run on a Ray cluster: its address, "auto", or "local".')] = "",
+    ray_actors: Annotated[
+        int | None, typer.Option(min=1, help="Actors, each on a CPU; all of them by default.")
+    ] = None,
+) -> None:
+    """Collect rollouts of an agent: groups of them for each task, gone on with after any end.
+
+    The exit status is 0 when every rollout is there, 1 when some are missing, 130 when it was interrupted.
+    """
+    from tito_core.collect.connection import Connection
+    from tito_core.collect.progress import on_console, summary
+
+    # Strands logs an error for each malformed call, since no tool has its name.
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
+    options = {"model": model} if model else {}
+    url = base_url[0] if len(base_url) == 1 else tuple(base_url)
+    connection = Connection(backend, url, tokenizer, parser, options)
+    choices: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
+    choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
+    about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
+    console = Console(stderr=True)
+    told: list[Tally] = []
+    status = 0
+    with on_console(console) as draw:
+
+        def on_end(tally: Tally) -> None:
+            told[:] = [tally]
+            draw(tally)
+
+        settings: Any = {
+            "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end
+        }  # fmt: skip
+        try:
+            asyncio.run(_collect(tasks, out, connection, agent, choices, ray, ray_actors, settings))
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        except asyncio.CancelledError:
+            status = TERMINATED
+        finally:
+            if told:
+                console.print(summary(told[0]), highlight=False, markup=False, soft_wrap=True)
+    sys.exit(status or int(told[0].missing > 0))
+
+
+async def _collect(
+    tasks: Path, out: Path, connection: Connection, agent: str, choices: Choices, ray: str, actors: int | None,
+    settings: dict[str, Any],
+) -> None:  # fmt: skip
+    from tito_core.collect.agent import AgentCode
+    from tito_core.collect.collecting import collect as collect_all
+    from tito_core.collect.on_ray import OnRay
+    from tito_core.collect.task import Tasks
+    from tito_core.collect.workers import InProcess
+
+    main = asyncio.current_task()
+    assert main is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)  # as schedulers end a job
+    folder = Path.cwd()
+    code = AgentCode.of(agent, folder)
+    known = Tasks.of(tasks, need_prompt=not code.is_run)  # before anything is asked
+    workers: Workers
+    if ray:
+        workers = await OnRay.start(
+            ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **choices
+        )
+    else:
+        workers = InProcess(await connection.connect(), code, **choices)
+    try:
+        await collect_all(known, workers, out, **settings)
+    finally:
+        await workers.aclose()
+
+
+def parameters(given: list[str]) -> dict[str, Any]:
+    """Read sampling parameters that were written as name=value.
+
+    Raises:
+        typer.BadParameter: One is not so written, unknown, or has a bad value.
+    """
+    import msgspec
+    from pydantic import ValidationError
+
+    from tito_core.backend.sampling import SamplingParams
+
+    found: dict[str, Any] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--sampling {one}: write name=value, such as temperature=0.7.")
+        try:
+            found[name] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            found[name] = text
+    try:
+        SamplingParams.model_validate(found)
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise typer.BadParameter(f"--sampling: {said}.") from error
+    return found

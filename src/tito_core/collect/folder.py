@@ -1,0 +1,190 @@
+"""A folder of rollouts: files of ledgers, and the index that says which rollouts are finished.
+
+A rollout's ledger is appended to the last file, whole, and then its line to the index. What a crash left in the file
+without a line is cut away when the folder is opened to go on, so that a rollout is there once or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from tito_core.collect.agent import REWARD
+from tito_core.collect.errors import FolderError
+from tito_core.collect.index import NAME, Entry, Index, entries
+from tito_core.collect.rollout import Ended
+from tito_core.ledger.ledger import Ledger
+from tito_core.store import LedgerFile, SchemaError
+
+FILE_BYTES = 128 << 20
+"""Size from which on a file takes no more rollouts."""
+FAILURES = "failures.jsonl"
+_FILES = "rollouts-*.tito"
+
+
+class RolloutFolder:
+    """A folder that takes rollouts as they end. One process at a time writes to it; any may read.
+
+    Args:
+        path: The folder, made if need be.
+        about: What is collected in it, as JSON.
+        file_bytes: Size from which on a file takes no more rollouts.
+
+    Attributes:
+        index: Which rollouts are finished.
+
+    Raises:
+        FolderError: Another process writes to it, it holds another collection, or files without an index.
+        SchemaError: Its index or a file is damaged, or newer than this version.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._file_bytes = file_bytes
+        self._file: LedgerFile | None = None
+        with ExitStack() as opened:
+            self._lock(opened)
+            if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
+                raise FolderError(f"{self.path} holds rollouts and no {NAME}: restore it, or choose another folder.")
+            self.index = Index(self.path / NAME, about)
+            opened.callback(self.index.close)
+            self._go_on()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def keep(self, ended: Ended) -> Entry:
+        """Write a finished rollout; when this returns, it is there for good."""
+        if self._file is None:
+            self._file = LedgerFile(self.path / _name(len(self.index.ends) + 1), "a")
+            self._file.sync()  # a power cut leaves at least a file that is one of ours
+            _sync(self.path)
+        ledger, task = ended.ledger, ended.rollout.task
+        self._file.append(ledger)
+        end = self._file.path.stat().st_size
+        reward = ledger.annotation(REWARD)
+        turns = list(ledger)
+        entry = Entry(
+            task=task.id,
+            sample=ended.rollout.sample,
+            digest=task.digest,
+            ledger=ledger.uuid,
+            file=self._file.path.name,
+            end=end,
+            termination=ended.termination.value,
+            reward=None if reward is None else float(reward),
+            turns=len(turns),
+            tokens=sum(turn.own_length for turn in turns),
+            sampled=sum(turn.draft.columns.output for turn in turns),
+        )
+        self.index.append(entry)
+        if end >= self._file_bytes:
+            self._seal()
+        return entry
+
+    def fail(self, ended: Ended) -> None:
+        """Write down why a rollout failed, in a log beside the rollouts."""
+        rollout, failure = ended.rollout, ended.failure
+        said = {
+            "task": rollout.task.id,
+            "sample": rollout.sample,
+            "termination": ended.termination.value,
+            "error": failure.error if failure else "",
+            "traceback": failure.traceback if failure else "",
+        }
+        with (self.path / FAILURES).open("ab") as log:
+            log.write(msgspec.json.encode(said) + b"\n")
+
+    def close(self) -> None:
+        """Wait until everything is on the disk, and let others write."""
+        with self._opened:
+            self._seal()
+
+    def _lock(self, opened: ExitStack) -> None:
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderError(
+                f"Another process collects into {self.path}: wait for it, or choose another folder."
+            ) from None
+        opened.callback(lock.release)
+
+    def _seal(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+            self._file.close()
+            self._file = None
+        self.index.sync()
+
+    def _go_on(self) -> None:
+        """Bring files and index together, and open the last file where it takes more."""
+        last = self.index.last
+        for stray in set(self.path.glob(_FILES)) - {self.path / name for name in self.index.ends}:
+            stray.unlink()  # begun, and no rollout in it was finished
+        for name, end in self.index.ends.items():
+            path = self.path / name
+            size = path.stat().st_size if path.exists() else 0
+            if size < end and (last is None or name != last.file or not path.exists()):
+                raise SchemaError(
+                    f"{path} has {size} bytes, and the index knows of rollouts in it up to byte {end}: restore it from "
+                    f"a copy, or choose another folder."
+                )
+        if last is None:
+            return
+        path = self.path / last.file
+        os.truncate(path, min(path.stat().st_size, last.end))
+        with LedgerFile(path, "a"):  # which cuts what a power cut left unwritten
+            pass
+        if path.stat().st_size < last.end:
+            self.index.cut(last.file, path.stat().st_size)
+            self._go_on()
+        elif last.end < self._file_bytes:
+            self._file = LedgerFile(path, "a")
+
+
+def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
+    """Yield the ledgers of a folder's finished rollouts, one read at a time, in the order they ended.
+
+    It may be called while a collection goes on there; those that end later are left out.
+
+    Raises:
+        SchemaError: It is no such folder, or damaged.
+        LawViolationError: A ledger in it breaks a law.
+    """
+    file: LedgerFile | None = None
+    try:
+        for entry in entries(folder):
+            if file is None or file.path.name != entry.file:
+                if file is not None:
+                    file.close()
+                file = LedgerFile(Path(folder) / entry.file)
+            yield file.load(entry.ledger)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _name(number: int) -> str:
+    return f"rollouts-{number:05d}.tito"

@@ -1,0 +1,66 @@
+"""One rollout, from its model to its ledger's last annotation."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Unpack
+
+from tito_core.backend.sampling import SamplingParams
+from tito_core.collect.agent import AgentCode, annotate
+from tito_core.collect.errors import AgentError
+from tito_core.collect.rollout import Ended, Failure, Rollout
+from tito_core.model import TITOModel
+from tito_core.policy import Policy
+from tito_core.settings import Choices
+from tito_core.termination import Termination, record_termination, termination_of
+
+BOUNDS = frozenset({Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMIT})
+"""Errors that end a rollout at one of its bounds: it is finished, and says something of the policy."""
+LONGEST_TRACEBACK = 4000
+
+
+async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Unpack[Choices]) -> Ended:
+    """Run one rollout. Whatever the agent and the engine do, it ends; only cancellation comes out.
+
+    Args:
+        policy: Makes its model.
+        agent: Runs it.
+        rollout: Which one.
+        **choices: For its model, as `Policy.model` takes them. The seed of `SamplingParams` is made into one of this
+            rollout's own.
+    """
+    ledger = policy.ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
+    model = policy.model(ledger=ledger, **_of_rollout(choices, rollout))
+    error: BaseException | None = None
+    try:
+        outcome, said = await agent.run(model, rollout.task.value)
+        if model.ledger is not ledger and len(model.ledger):
+            raise AgentError("The run went on after model.reset(), with a second ledger: a rollout has one.")
+        termination = annotate(ledger, said) or termination_of(outcome, ledger, context_limit=_context(model))
+    except asyncio.CancelledError as cancelled:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise  # the collection ends
+        error, termination = cancelled, Termination.CANCELLED
+    except Exception as raised:
+        error, termination = raised, termination_of(raised, ledger, context_limit=_context(model))
+    record_termination(ledger, termination)
+    failed = error is not None and termination not in BOUNDS
+    return Ended(rollout, ledger.seal(), termination, _failure(error) if failed and error is not None else None)
+
+
+def _of_rollout(choices: Choices, rollout: Rollout) -> Choices:
+    """Give a rollout a seed of its own, where there is one."""
+    sampling = choices.get("sampling")
+    if not isinstance(sampling, SamplingParams) or sampling.seed is None:
+        return choices
+    return {**choices, "sampling": sampling.model_copy(update={"seed": rollout.seed(sampling.seed)})}
+
+
+def _context(model: TITOModel) -> int | None:
+    return model.config.get("context_window_limit")
+
+
+def _failure(error: BaseException) -> Failure:
+    told = "".join(traceback.format_exception(error))
+    return Failure(f"{type(error).__name__}: {error}", told[-LONGEST_TRACEBACK:])

@@ -1,0 +1,145 @@
+"""A `generate(args, sample, sampling_params)` for slime's `--custom-generate-function-path`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from strands import Agent
+
+from tito_core.backend.sampling import SamplingParams
+from tito_core.export.rolling import MakeAgent, named, roll_out
+from tito_core.export.slime import Branches, fan_out, fill
+from tito_core.ledger.ledger import Ledger
+from tito_core.policy import Policy
+from tito_core.store import from_record, to_record
+
+Generate = Callable[[Any, Any, dict[str, Any]], Awaitable[Any]]
+PARTIAL = "tito_partial"
+"""Where `sample.metadata` keeps a rollout that slime aborted: its ledger's record and its messages."""
+
+_SHOWN_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
+"""How text is shown; with token ids there is nothing to show."""
+
+_policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
+
+
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+    """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
+
+    slime's `--custom-config-path` sets `tito_agent`, and `tito_branches` where the default will not do.
+    """
+    where = getattr(args, "tito_agent", None)
+    if where is None:
+        raise ValueError("Say which agent to run: tito_agent: 'module:function' in slime's --custom-config-path.")
+    return await generate_with(named(where), branches=getattr(args, "tito_branches", None))(
+        args, sample, sampling_params
+    )
+
+
+def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, policy: Policy | None = None) -> Generate:
+    """Make a `generate` for slime.
+
+    Args:
+        make_agent: Makes the agent of one rollout; its row is slime's sample.
+        branches: "list" returns a list of samples, one a trajectory, for every rollout; "last" and "error" return one,
+            see `sample_of`. None is "list", and with `--partial-rollout`, which takes no lists, "last".
+        policy: The policy; when None, slime's router and checkpoint are connected to once.
+
+    Returns:
+        A coroutine function of slime's `args`, `sample` and `sampling_params`.
+    """
+
+    async def run(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+        partial = bool(getattr(args, "partial_rollout", False))
+        chosen: Branches = branches or ("last" if partial else "list")
+        if partial and chosen == "list":
+            raise ValueError("slime's --partial-rollout takes one sample a rollout: use branches='last' or 'error'.")
+        shared = policy or await _connected(args)
+        before = (sample.metadata or {}).pop(PARTIAL, None) if partial else None
+        model = shared.model(
+            ledger=_ledger(shared, sample) if before is None else from_record(before["ledger"]),
+            sampling=sampling_of(sampling_params),
+            on_abort="discard",  # slime waits until its servers are idle, so an answer cannot go on now
+            context_window_limit=getattr(args, "rollout_max_context_len", None),
+            wanted=_wanted(args),
+        )
+        earlier = len(model.ledger)
+        agent = make_agent(model, sample)
+        if before is not None:
+            agent.messages[:] = before["messages"]
+        try:
+            await roll_out(agent, model, sample.prompt if before is None else None)
+        finally:
+            agent.cleanup()
+        options = {"decode": _decode(shared), "temperature": float(sampling_params.get("temperature", 1.0))}
+        if chosen == "list":
+            return fan_out(sample, model.ledger, **options)
+        done = fill(sample, model.ledger, branches=chosen, **options)
+        if partial:
+            _keep(done, agent, model.ledger)
+            _mask_earlier(args, done, model.ledger, earlier)
+        return done
+
+    return run
+
+
+def sampling_of(sampling_params: Mapping[str, Any]) -> SamplingParams:
+    """Read slime's sampling parameters, which are SGLang's.
+
+    Raises:
+        ValueError: slime's top-p replay is on, or a parameter is unknown.
+    """
+    given = {name: value for name, value in sampling_params.items() if name not in _SHOWN_ONLY and value is not None}
+    if given.pop("custom_params", None):
+        raise ValueError("slime's top-p replay is not filled in: train with --rollout-top-p 1.0.")
+    if "sampling_seed" in given:
+        given["seed"] = given.pop("sampling_seed")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    return SamplingParams.model_validate(given)
+
+
+async def _connected(args: Any) -> Policy:
+    """Connect to slime's router once, however many rollouts begin at once."""
+    url = getattr(args, "tito_base_url", None) or f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
+    key = (getattr(args, "tito_backend", "sglang"), url, str(args.hf_checkpoint))
+    if key not in _policies or (_policies[key].done() and _policies[key].exception() is not None):
+        connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2])
+        _policies[key] = asyncio.ensure_future(connecting)
+    return await asyncio.shield(_policies[key])
+
+
+def _ledger(policy: Policy, sample: Any) -> Ledger:
+    group = sample.group_index
+    user = {"slime": {"index": sample.index}}
+    return policy.ledger(group_id=None if group is None else str(group), user=user)
+
+
+def _wanted(args: Any) -> dict[str, Any] | None:
+    if not getattr(args, "use_rollout_routing_replay", False):
+        return None
+    return {"routed_experts": (int(args.num_layers), int(args.moe_router_topk))}
+
+
+def _decode(policy: Policy) -> Callable[[Any], str]:
+    return lambda ids: str(policy.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _keep(sample: Any, agent: Agent, ledger: Ledger) -> None:
+    """Keep what an aborted rollout goes on from: its whole turns, and the history that asks for the next one."""
+    if sample.metadata is None or sample.status is not type(sample).Status["ABORTED"]:
+        return
+    sample.metadata[PARTIAL] = {"ledger": to_record(ledger), "messages": list(agent.messages)}
+
+
+def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int) -> None:
+    """Mask what older weights sampled, where slime is told so."""
+    if not getattr(args, "mask_offpolicy_in_partial_rollout", False) or not earlier:
+        return
+    start = len(sample.tokens) - sample.response_length
+    for turn in ledger.path(len(ledger) - 1):
+        if turn.index < earlier:
+            stop = turn.path_length - start
+            sample.loss_mask[max(stop - turn.own_length, 0) : stop] = [0] * (stop - max(stop - turn.own_length, 0))

@@ -1,0 +1,266 @@
+"""The loop over made-up workers: whatever fails, hangs, or is cancelled when, each rollout is there once in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import weakref
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.ended import ended
+from tito_core.collect import (
+    Ended,
+    Rollout,
+    Tally,
+    TaskError,
+    Tasks,
+    TooManyFailuresError,
+    collect,
+    collected,
+    entries,
+)
+
+
+class Fated:
+    """Workers whose rollouts take their time, fail or hang, by chance.
+
+    Args:
+        seed: What is drawn is drawn from it.
+        failing: Share of the rollouts that fail.
+        hanging: Share of those that never end.
+    """
+
+    need_prompt = False
+
+    def __init__(self, seed: int = 0, failing: float = 0.0, hanging: float = 0.0) -> None:
+        self._dice = random.Random(seed)
+        self.failing, self.hanging = failing, hanging
+        self.running = self.most = 0
+        self.played: Counter[tuple[str, int]] = Counter()
+        self.cancelled = 0
+        self.live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    async def play(self, rollout: Rollout) -> Ended:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        fate = self._dice.random()
+        try:
+            if fate < self.hanging:
+                await asyncio.Event().wait()
+            for _ in range(self._dice.randrange(4)):
+                await asyncio.sleep(0)
+            done = ended(rollout, "ServerError: gone." if fate < self.hanging + self.failing else None)
+            self.live.add(done.ledger)
+            self.played[rollout.task.id, rollout.sample] += done.failure is None
+            return done
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def tasks(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"task {number}", "question": number} for number in range(count)]
+
+
+def names(path: Path) -> list[tuple[str, int]]:
+    return [(entry.task, entry.sample) for entry in entries(path)]
+
+
+class Stop:
+    """Cancels the running collection after so many ends."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.task: asyncio.Task[Any] | None = None
+        self.tally: Tally | None = None
+
+    def __call__(self, tally: Tally) -> None:
+        self.tally = tally
+        if tally.finished + tally.failed >= self.after and self.task is not None:
+            self.task.cancel()
+
+
+@given(data=st.data(), count=st.integers(1, 12), n=st.integers(1, 4), concurrency=st.integers(1, 9))
+@settings(max_examples=25)
+def test_whatever_stops_it_each_rollout_is_there_once_in_the_end(
+    data: st.DataObject, count: int, n: int, concurrency: int
+) -> None:
+    wanted = {(f"task {number}", sample) for number in range(count) for sample in range(n)}
+
+    async def sessions(path: Path) -> None:
+        had: list[tuple[str, int]] = []
+        played: Counter[tuple[str, int]] = Counter()
+        session = 0
+        while len(had) < len(wanted):
+            session += 1
+            calm = session > 6 or data.draw(st.integers(0, 3)) == 0
+            workers = Fated(data.draw(st.integers(0, 99)), failing=0 if calm else 0.3, hanging=0 if calm else 0.2)
+            stop = Stop(10**6 if calm else data.draw(st.integers(0, len(wanted))))
+            stop.task = asyncio.ensure_future(
+                collect(
+                    tasks(count),
+                    workers,
+                    path,
+                    n=n,
+                    concurrency=concurrency,
+                    max_failures=10**6,
+                    file_bytes=data.draw(st.sampled_from([500, 4_000, 10**6])),
+                    on_end=stop,
+                )
+            )
+            if workers.hanging:  # a few rounds of the loop, and who hangs is cancelled with the rest
+                asyncio.get_running_loop().call_later(0.02, stop.task.cancel)
+            (outcome,) = await asyncio.gather(stop.task, return_exceptions=True)
+            assert isinstance(outcome, Tally | asyncio.CancelledError), outcome
+            assert workers.running == 0
+            assert workers.most <= concurrency
+            now = names(path)
+            assert now[: len(had)] == had, "a finished rollout was lost"
+            assert len(now) == len(set(now)), "a finished rollout was repeated"
+            tally = stop.tally
+            assert tally is not None
+            assert (tally.before, tally.finished) == (len(had), len(now) - len(had))
+            assert tally.missing == len(wanted) - len(now)
+            assert not played.keys() & (+workers.played).keys(), "a finished rollout was run again"
+            had = now
+            played = Counter(dict.fromkeys(had, 1))
+        assert set(had) == wanted
+        found = [(ledger.header.task_id, ledger.header.user["sample"]) for ledger in collected(path)]
+        assert found == had
+        for task in {task for task, _ in wanted}:
+            groups = {ledger.header.group_id for ledger in collected(path) if ledger.header.task_id == task}
+            assert len(groups) == 1
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(sessions(Path(folder, "out")))
+
+
+async def test_memory_holds_the_rollouts_that_run_and_no_others(tmp_path: Path) -> None:
+    workers = Fated()
+    most = 0
+
+    def count(tally: Tally) -> None:
+        nonlocal most
+        if tally.finished % 40 == 20:  # a look takes the collector its time
+            gc.collect()
+            most = max(most, len(workers.live))
+
+    await collect(tasks(50), workers, tmp_path, n=4, concurrency=5, on_end=count)
+    assert workers.most == 5
+    assert 1 <= most <= 5 + 1
+    gc.collect()
+    assert not workers.live
+
+
+async def test_tasks_are_read_as_they_are_needed(tmp_path: Path) -> None:
+    """The file is read to be checked, to count, and then no further than the rollouts are."""
+    read: list[int] = []
+
+    class Source:
+        def __iter__(self) -> Any:
+            for number in range(1, 1001):
+                read.append(number)
+                yield number, {"question": number}
+
+    ahead: list[int] = []
+    known = Tasks(Source(), "tasks")
+
+    def look(tally: Tally) -> None:
+        if tally.finished == 0 and not tally.failed:
+            read.clear()
+        ahead.append(len(read) - tally.finished)
+
+    await collect(known, Fated(), tmp_path, concurrency=8, on_end=look)
+    assert max(ahead) <= 8 + 1
+
+
+async def test_more_samples_and_more_tasks_add_to_what_is_there(tmp_path: Path) -> None:
+    await collect(tasks(3), Fated(), tmp_path, n=2)
+    before = names(tmp_path)
+    more = await collect(tasks(5), Fated(), tmp_path, n=3)
+    assert (more.wanted, more.before, more.finished) == (15, 6, 9)
+    assert names(tmp_path)[:6] == before
+    fewer = await collect(tasks(2), Fated(), tmp_path, n=1)
+    assert (fewer.wanted, fewer.before, fewer.finished, fewer.missing) == (2, 2, 0, 0)
+
+
+async def test_groups_of_two_collections_are_never_one(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        await collect(tasks(1), Fated(), tmp_path / name, n=2)
+    one, other = ({ledger.header.group_id for ledger in collected(tmp_path / name)} for name in ("one", "other"))
+    assert len(one) == len(other) == 1
+    assert one != other
+
+
+async def test_it_gives_up_when_rollouts_fail_one_after_the_other(tmp_path: Path) -> None:
+    workers = Fated(failing=1.0)
+    sentence = r"5 rollouts failed one after the other, the last with ServerError: gone\. Mend that"
+    with pytest.raises(TooManyFailuresError, match=sentence):
+        await collect(tasks(100), workers, tmp_path, concurrency=3, max_failures=5)
+    assert workers.running == 0
+    assert names(tmp_path) == []
+    logged = len((tmp_path / "failures.jsonl").read_text().splitlines())
+    assert 5 <= logged < 5 + 3, "those that ended in the same round of the loop may still be logged"
+    tally = await collect(tasks(100), Fated(), tmp_path)
+    assert (tally.finished, tally.missing) == (100, 0)
+
+
+async def test_failures_between_finished_rollouts_do_not_end_it(tmp_path: Path) -> None:
+    tally = await collect(tasks(200), Fated(seed=3, failing=0.5), tmp_path, concurrency=4, max_failures=25)
+    assert tally.failed > 50
+    assert tally.failed + tally.finished == 200
+    assert tally.missing == tally.failed
+    assert {reason.value: count for reason, count in tally.failures.items()} == {"engine_error": tally.failed}
+
+
+async def test_nothing_is_run_when_a_task_is_not_sound(tmp_path: Path) -> None:
+    workers = Fated()
+    (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n{"a": 2\n')
+    with pytest.raises(TaskError, match="line 2 is no JSON"):
+        await collect(tmp_path / "tasks.jsonl", workers, tmp_path / "out")
+    assert not workers.most
+    assert not (tmp_path / "out").exists()
+    await collect([{"a": 1}], workers, tmp_path / "out")
+    with pytest.raises(TaskError, match="'line-1' is another one"):
+        await collect([{"a": 2}, {"a": 3}], workers, tmp_path / "out")
+    assert workers.played.total() == 1
+
+
+async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tito_core.collect.index import Index
+
+    append = Index.append
+
+    def full(self: Index, entry: Any) -> None:
+        if self.count == 7:
+            raise OSError(28, "No space left on device")
+        append(self, entry)
+
+    monkeypatch.setattr(Index, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        await collect(tasks(20), Fated(), tmp_path, concurrency=4)
+    monkeypatch.undo()
+    assert len(names(tmp_path)) == 7
+    assert (await collect(tasks(20), Fated(), tmp_path)).before == 7
+    assert len(list(collected(tmp_path))) == 20
+
+
+@pytest.mark.parametrize("given", [{"n": 0}, {"concurrency": 0}, {"max_failures": 0}])
+async def test_numbers_below_one_are_refused(given: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        await collect(tasks(1), Fated(), tmp_path, **given)

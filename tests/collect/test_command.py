@@ -1,0 +1,247 @@
+"""`tito collect` as a user types it: what it prints, how it ends, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from support.collect_command import (
+    HERE,
+    Nursery,
+    command,
+    expect_collected,
+    lines,
+    nursery,
+    served,
+    tokenizer_folder,
+    wait_for,
+)
+from support.ended import ended
+from tito_core import cli
+from tito_core.collect import CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
+from tito_core.collect.progress import on_console, status, summary
+from tito_core.testing import Fault
+
+WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tokenizer_folder(tmp_path_factory.mktemp("of"))
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Nursery]:
+    with nursery() as started:
+        yield started
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"What is {number} * 17?"}) + "\n" for number in range(5)))
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """Run in this process, in the folder of the agents."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.setenv("COLUMNS", "200")
+    return CliRunner()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("agent", ["run", "factory"])
+def test_it_collects_and_a_second_time_has_nothing_to_do(
+    kind: str, agent: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    out = tmp_path / "out"
+    more = ("-n", "3", "--concurrency", "4", "--agent", f"collect_agents:{agent}", "--sampling", "temperature=0.5")
+    with served(kind) as server:
+        argv = command(kind, server, folder, tasks, out, *more)
+        first = here.invoke(cli.app, argv)
+        assert first.exit_code == 0, first.output
+        turns = expect_collected(out, server, WANTED)
+        asked = len(server.engine.requests)
+        again = here.invoke(cli.app, argv)
+        assert again.exit_code == 0, again.output
+        assert len(server.engine.requests) - asked < 8, "only what is asked at connect"
+    assert "15 of 15 rollouts are there.\nThis time 15 in " in first.stderr
+    assert f", {turns} turns, " in first.stderr
+    assert "15 of 15 rollouts are there, 15 of them from before.\nThis time 0 in " in again.stderr
+    assert {entry.reward is None for entry in entries(out)} == {agent == "factory"}
+    assert json.loads((out / "index.jsonl").read_text().splitlines()[0])["about"] == {
+        "agent": f"collect_agents:{agent}",
+        "tokenizer": folder,
+        "sampling": {"temperature": 0.5},
+    }
+
+
+def test_inspect_and_verify_read_what_was_collected(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "console", Console(width=200))
+    with served("vllm") as server:
+        assert here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out")).exit_code == 0
+    file = str(tmp_path / "out" / "rollouts-00001.tito")
+    shown = here.invoke(cli.app, ["inspect", file])
+    assert shown.exit_code == 0, shown.output
+    assert {f"line-{line}" for line in range(1, 6)} < set(shown.output.split())
+    assert "reward" in shown.output
+    assert "completed" in shown.output
+    verified = here.invoke(cli.app, ["verify", file])
+    assert "hold on 5 ledgers" in verified.output
+
+
+@pytest.mark.parametrize(("number", "exit_status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_it_cleanly_with_what_is_done(
+    number: int, exit_status: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    with served("sglang", latency=0.05) as server:
+        argv = command("sglang", server, folder, tasks, out, "-n", "3", "--concurrency", "2")
+        pid = forks.start(argv, log)
+        wait_for(out, 4)
+        os.kill(pid, number)
+        assert forks.wait(pid) == exit_status, log.read_text()
+        had = lines(out)
+        told = log.read_text()
+        assert f"{len(had)} of 15 rollouts are there." in told
+        assert f"{15 - len(had)} are missing: run the same again for them." in told
+        assert "Traceback" not in told
+        assert not server.engine.running, "what the engine worked on was aborted"
+        assert forks.wait(forks.start(argv, log)) == 0, log.read_text()
+        assert lines(out)[: len(had)] == had
+        expect_collected(out, server, WANTED)
+
+
+def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    out = tmp_path / "out"
+    with served("vllm", fault=lambda number, request: Fault(status=400) if request.max_new_tokens == 17 else None) as (
+        server
+    ):
+        argv = command("vllm", server, folder, tasks, out, "-n", "2", "--sampling", "max_new_tokens=17")
+        found = here.invoke(cli.app, [*argv, "--max-failures", "40"])
+    assert found.exit_code == 1, found.output
+    assert "0 of 10 rollouts are there." in found.stderr
+    assert "10 failed (engine_error 10), the last with BadRequestError: " in found.stderr
+    assert "10 are missing: run the same again for them." in found.stderr
+    assert len((out / "failures.jsonl").read_text().splitlines()) == 10
+
+
+def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> None:
+    """In a process of its own, as the command is."""
+    out = tmp_path / "out"
+    places = os.pathsep.join(filter(None, sys.path))
+
+    def said(argv: list[str], *, on: Path = HERE) -> str:
+        run = [sys.executable, "-c", "from tito_core.cli import main; main()", *argv]
+        environment = {**os.environ, "PYTHONPATH": places, "COLUMNS": "400"}
+        ran = subprocess.run(run, cwd=on, env=environment, text=True, capture_output=True)
+        assert ran.returncode in (1, 2)
+        assert "Traceback" not in ran.stderr
+        return ran.stderr
+
+    with served("vllm") as server:
+        argv = command("vllm", server, folder, tasks, out)
+        with tasks.open("a") as file:
+            file.write("{\n")
+        assert "TaskError: " in (told := said(argv))
+        assert "line 6 is no JSON" in told
+        assert not server.engine.requests, "nothing was run"
+        assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--sampling", "hot"], "--sampling hot: write name=value, such as temperature=0.7."),
+        (["--sampling", "temprature=1"], "temperature"),
+        (["--sampling", "temperature=-1"], "--sampling: temperature: Input should be"),
+        (["--n", "3"], "No such option: --n"),
+        (["-n", "0"], "Invalid value for '-n'"),
+        (["--verify-echo", "never"], "verify_echo"),
+    ],
+)
+def test_a_bad_option_is_told(
+    more: list[str], sentence: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    with served("vllm") as server:
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", *more))
+    assert found.exit_code != 0
+    assert sentence in " ".join(found.output.split()) + str(found.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed_is_told(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tito_core.collect.on_ray.find_spec", lambda name: None)
+    with served("vllm") as server:
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
+        assert not server.engine.requests
+    assert isinstance(found.exception, CollectError)
+    assert str(found.exception) == "--ray needs Ray: pip install 'strands-tito[ray]'."
+
+
+def tally(tmp_path: Path) -> Tally:
+    """A tally of two rollouts that finished and three that failed."""
+    (task,) = Tasks.of([{"question": 1}])
+    counts = Tally(wanted=1_200, before=700)
+    counts.began -= 10
+    with RolloutFolder(tmp_path, {}) as folder:
+        for sample in range(2):
+            counts.add(folder.keep(ended(Rollout(folder.index.run, task, sample))))
+        for sample in range(2, 5):
+            counts.fail(ended(Rollout(folder.index.run, task, sample), "ServerError: gone."))
+    return counts
+
+
+def test_the_summary_counts(tmp_path: Path) -> None:
+    counts = tally(tmp_path)
+    counts.sampled = 20_000
+    first, second, third, fourth = summary(counts).splitlines()
+    assert first == "702 of 1,200 rollouts are there, 700 of them from before."
+    assert second.startswith("This time 2 in 10.0 s, ")
+    assert second.endswith("tokens/s: completed 2.")
+    assert third == "3 failed (engine_error 3), the last with ServerError: gone."
+    assert fourth == "498 are missing: run the same again for them."
+
+
+def test_a_terminal_sees_speed_and_failures_by_reason(tmp_path: Path) -> None:
+    counts = tally(tmp_path)
+    console = Console(force_terminal=True, width=140, record=True, file=(tmp_path / "shown").open("w"))
+    with console.file, on_console(console) as draw:
+        draw(counts)
+    shown = console.export_text()
+    assert "702/1200" in shown
+    assert status(counts) in shown
+    assert status(counts).endswith("tokens/s · 3 failed (engine_error 3)")
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tito_core.collect import progress
+
+    counts = tally(tmp_path)
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    console = Console(force_terminal=False, width=140, record=True, file=(tmp_path / "shown").open("w"))
+    with console.file, on_console(console) as draw:
+        for _ in range(120):
+            now[0] += 0.1
+            draw(counts)
+    shown = console.export_text().splitlines()
+    assert len(shown) == 2
+    assert all(line.startswith("702 of 1,200 rollouts · ") for line in shown)

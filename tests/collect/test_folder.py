@@ -1,0 +1,255 @@
+"""A folder of rollouts has each rollout once or not at all, wherever a kill or a power cut struck."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.ended import ended
+from tito_core.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
+from tito_core.collect.index import read_start
+from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile, SchemaError, encode
+
+ABOUT = {"agent": "tests:run", "sampling": {"temperature": 0.5}}
+TASKS = Tasks.of([{"question": f"What is {number}?"} for number in range(7)])
+SAMPLES = 2
+FILE_BYTES = 4_000
+"""Small, so that rollouts fill several files."""
+
+
+def rollouts(run: str) -> list[Rollout]:
+    return [Rollout(run, task, sample) for task in TASKS for sample in range(SAMPLES)]
+
+
+def fill(path: Path) -> None:
+    """Add every rollout that is missing."""
+    with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as folder:
+        for rollout in rollouts(folder.index.run):
+            if not folder.index.done(rollout.task) >> rollout.sample & 1:
+                folder.keep(ended(rollout))
+
+
+@cache
+def whole() -> Path:
+    """A folder with every rollout, made once."""
+    path = Path(mkdtemp())
+    fill(path)
+    return path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _swept() -> Iterator[None]:
+    yield
+    shutil.rmtree(whole())
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(path.glob("rollouts-*.tito"))
+
+
+def names(path: Path) -> list[tuple[str, int]]:
+    return [(entry.task, entry.sample) for entry in entries(path)]
+
+
+def expect_each_once(path: Path) -> None:
+    """Index and files hold every rollout once, each whole, and nothing else."""
+    found = list(entries(path))
+    wanted = {(rollout.task.id, rollout.sample): rollout for rollout in rollouts(read_start(path / "index.jsonl").run)}
+    assert sorted(names(path)) == sorted(wanted)
+    in_files: list[str] = []
+    for file in files(path):
+        with LedgerFile(file) as ledgers:
+            in_files += ledgers.uuids
+    assert sorted(in_files) == sorted(entry.ledger for entry in found)
+    for entry, ledger in zip(found, collected(path), strict=True):
+        expect_one(entry, ledger, ended(wanted[entry.task, entry.sample]).ledger)
+
+
+def expect_one(entry: Entry, ledger: Ledger, made: Ledger) -> None:
+    """A ledger is the one that was made, under another uuid, and the index says of it what it says itself."""
+    assert [turn.draft.columns.buffer for turn in ledger] == [turn.draft.columns.buffer for turn in made]
+    assert ledger.annotations == made.annotations
+    assert ledger.header.user == made.header.user
+    assert (ledger.header.group_id, ledger.header.task_id) == (made.header.group_id, entry.task)
+    assert entry.reward == ledger.annotation("reward")
+    assert entry.termination == ledger.annotation("termination") == "completed"
+    assert entry.turns == len(ledger)
+    assert entry.sampled == sum(len(turn.draft.output_ids) for turn in ledger)
+    assert entry.tokens == sum(turn.own_length for turn in ledger)
+
+
+def test_a_folder_holds_what_it_was_given_in_several_files() -> None:
+    assert len(files(whole())) > 3
+    expect_each_once(whole())
+
+
+@given(cut=st.data())
+@settings(max_examples=50)
+def test_a_kill_at_any_byte_loses_no_rollout_that_was_finished_and_repeats_none(cut: st.DataObject) -> None:
+    """The index ends anywhere; the file ends anywhere from its last line's rollout to the end of the one after it."""
+    with TemporaryDirectory() as folder:
+        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
+        said = (path / "index.jsonl").read_bytes()
+        first = said.index(b"\n") + 1
+        at = cut.draw(st.integers(first, len(said)), label="bytes of the index")
+        lines = said[:at].splitlines(keepends=True)[1:]
+        torn = bool(lines) and not lines[-1].endswith(b"\n")
+        finished = [msgspec.json.decode(line, type=Entry) for line in lines[: len(lines) - torn]]
+        before = [encode(ledger) for ledger in list(collected(path))[: len(finished)]]
+        being_written = list(entries(path))[len(finished) : len(finished) + 1]
+        os.truncate(path / "index.jsonl", at)
+        ends = {entry.file: entry.end for entry in finished}
+        for file in files(path):
+            end = ends.get(file.name, 0)
+            if being_written and being_written[0].file == file.name:
+                end = being_written[0].end if torn else cut.draw(st.integers(end, being_written[0].end), label="bytes")
+            os.truncate(file, end)
+            if not end:
+                file.unlink()
+        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
+            assert reopened.index.count == len(finished)
+            assert list(entries(path)) == finished
+        assert [encode(ledger) for ledger in collected(path)] == before
+        fill(path)
+        assert list(entries(path))[: len(finished)] == finished
+        assert [encode(ledger) for ledger in collected(path)][: len(finished)] == before
+        expect_each_once(path)
+
+
+@given(cut=st.data())
+@settings(max_examples=40)
+def test_after_a_power_cut_what_is_left_is_whole_and_the_rest_is_run_again(cut: st.DataObject) -> None:
+    """Index and last file lose any of what was not synced, each by itself, or have zeros in its place.
+
+    The 8 bytes that a file begins with are synced when it is made.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
+        said = list(entries(path))
+        kept = cut.draw(st.integers(0, len(said)), label="lines")
+        last = said[kept - 1].file if kept else "rollouts-00001.tito"
+        lines = (path / "index.jsonl").read_bytes().splitlines(keepends=True)
+        torn = cut.draw(st.integers(0, len(lines[kept + 1]) - 1 if kept < len(said) else 0), label="torn")
+        zeros = bytes(cut.draw(st.sampled_from([0, 1, 300]), label="zeros"))
+        tail = lines[kept + 1][:torn] if kept < len(said) else b""
+        (path / "index.jsonl").write_bytes(b"".join(lines[: kept + 1]) + tail + zeros)
+        for file in files(path):
+            if file.name > last:
+                file.unlink()
+        data = (path / last).read_bytes()
+        (path / last).write_bytes(data[: cut.draw(st.integers(8, len(data)), label="bytes")] + zeros)
+        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
+            assert reopened.index.count <= kept
+            assert list(entries(path)) == said[: reopened.index.count]
+            assert all(entry.file == last for entry in said[reopened.index.count : kept])
+        assert [ledger.uuid for ledger in collected(path)] == [entry.ledger for entry in entries(path)]
+        fill(path)
+        expect_each_once(path)
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom tito_core.collect import RolloutFolder\n"
+        f"folder = RolloutFolder({str(tmp_path)!r}, {ABOUT!r})\nprint('open', flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(FolderError, match="Another process collects into"):
+            RolloutFolder(tmp_path, ABOUT)
+        other.kill()
+    RolloutFolder(tmp_path, ABOUT).close()
+
+
+def test_a_folder_of_another_collection_is_refused_with_what_differs(tmp_path: Path) -> None:
+    RolloutFolder(tmp_path, ABOUT).close()
+    with pytest.raises(FolderError, match=r"with \{'agent': 'tests:run'\} where this has \{'agent': 'other:run'\}"):
+        RolloutFolder(tmp_path, {**ABOUT, "agent": "other:run"})
+    RolloutFolder(tmp_path, dict(reversed(ABOUT.items()))).close()
+
+
+def test_a_task_that_was_another_one_is_refused() -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(shutil.copytree(whole(), Path(folder, "copy")))
+        (changed,) = Tasks.of([{"question": "What is 17?"}])
+        with (
+            RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened,
+            pytest.raises(TaskError, match="'line-1' is another one than that whose rollouts are in"),
+        ):
+            reopened.index.done(changed)
+
+
+def copy_of(path: Path) -> Path:
+    return Path(shutil.copytree(whole(), path / "copy"))
+
+
+def test_files_without_their_index_are_never_written_over(tmp_path: Path) -> None:
+    path = copy_of(tmp_path)
+    (path / "index.jsonl").unlink()
+    with pytest.raises(FolderError, match=r"holds rollouts and no index\.jsonl"):
+        RolloutFolder(path, ABOUT)
+    with pytest.raises(SchemaError, match=r"has no index\.jsonl"):
+        list(collected(path))
+
+
+def test_a_full_file_that_is_gone_or_shorter_is_told(tmp_path: Path) -> None:
+    path = copy_of(tmp_path)
+    first = files(path)[0]
+    size = first.stat().st_size
+    os.truncate(first, size - 1)
+    with pytest.raises(SchemaError, match=f"has {size - 1} bytes, and the index knows of rollouts in it up to"):
+        RolloutFolder(path, ABOUT)
+    files(path)[-1].unlink()
+    os.truncate(first, size)
+    first.unlink()
+    with pytest.raises(SchemaError, match="has 0 bytes"):
+        RolloutFolder(path, ABOUT)
+
+
+def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
+    path = copy_of(tmp_path)
+    index = path / "index.jsonl"
+    said = index.read_bytes()
+    lines = said.splitlines(keepends=True)
+    index.write_bytes(b"".join([*lines[:3], b"{}\n", *lines[3:]]))
+    with pytest.raises(SchemaError, match="damaged in line 4"):
+        RolloutFolder(path, ABOUT)
+    index.write_bytes(said + lines[2])
+    with pytest.raises(SchemaError, match="twice"):
+        RolloutFolder(path, ABOUT)
+    index.write_bytes(said.replace(b'"schema":1', b'"schema":2', 1))
+    with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads"):
+        RolloutFolder(path, ABOUT)
+    index.write_bytes(b"17\n")
+    with pytest.raises(SchemaError, match="is no index of rollouts"):
+        list(collected(path))
+
+
+def test_a_failure_is_logged_beside_the_rollouts(tmp_path: Path) -> None:
+    with RolloutFolder(tmp_path, ABOUT) as folder:
+        rollout = random.Random(1).choice(rollouts(folder.index.run))
+        folder.fail(ended(rollout, "ServerError: the engine is gone"))
+    (line,) = (tmp_path / "failures.jsonl").read_bytes().splitlines()
+    assert msgspec.json.decode(line) == {
+        "task": rollout.task.id,
+        "sample": rollout.sample,
+        "termination": "engine_error",
+        "error": "ServerError: the engine is gone",
+        "traceback": "",
+    }
+    assert list(entries(tmp_path)) == []

@@ -1,0 +1,337 @@
+"""One rollout on either wire: how an agent is named and run, and what its ledger says in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from strands import Agent, tool
+
+from support import collect_agents
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
+from tito_core import Policy
+from tito_core.collect import AgentError, Ended, InProcess, Rollout, Tasks, collect, collected, entries
+from tito_core.collect.agent import AgentCode
+from tito_core.hooks import LoopLimiter
+from tito_core.ledger import check_ledger
+from tito_core.store import LedgerFile, to_record
+from tito_core.testing import Completion, Fault, always, every
+from tito_core.verify import rescore
+
+RUN = "0d3e2a44-9d63-4f10-8a53-0f8f8d1f8a10"
+CALL = call("multiply", '{"a": 25, "b": 17}')
+by_kind = pytest.mark.parametrize("kind", BACKENDS)
+
+
+def policy(kind: str, *answers: Any, **options: Any) -> Policy:
+    return replace(
+        policy_of(kind), backend=backend_of(engine_of(kind, Says(*answers), **options), kind, max_attempts=1)
+    )
+
+
+def rollout(**task: Any) -> Rollout:
+    (one,) = Tasks.of([{"id": "math-1", **task}])
+    return Rollout(RUN, one, 3)
+
+
+async def played(on: Policy, agent: Any, task: dict[str, Any] | None = None, **choices: Any) -> Ended:
+    ended = await InProcess(on, agent, **choices).play(rollout(**(task or {"prompt": "What is 25 * 17?"})))
+    check_ledger(ended.ledger)
+    return ended
+
+
+@by_kind
+async def test_a_run_says_the_reward(kind: str) -> None:
+    ended = await played(policy(kind, CALL, "It is 425."), collect_agents.run)
+    ledger = ended.ledger
+    assert (ended.termination, ended.failure) == ("completed", None)
+    assert len(ledger) == 2
+    assert ledger.annotation("reward") == float(len("It is 425.\n"))
+    assert ledger.annotations[-1].name == "termination"
+    assert ledger.annotation("termination") == "completed"
+    header = ledger.header
+    assert (header.group_id, header.task_id) == ("0d3e2a44/math-1", "math-1")
+    assert header.user == {"run": RUN, "sample": 3, "task_digest": rollout(prompt="What is 25 * 17?").task.digest}
+    assert header.certificate is not None
+    assert ledger.retained() == [], "a finished rollout is sealed"
+
+
+@by_kind
+async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
+    on = policy(kind, "It is 425.")
+    for prompt in ("What is 25 * 17?", [{"text": "What is 25 * 17?"}]):
+        ended = await played(on, collect_agents.factory, {"prompt": prompt})
+        assert (ended.termination, ended.failure) == ("completed", None)
+        assert ended.ledger.annotation("reward") is None
+        said = on.tokenizer.decode(ended.ledger[0].draft.prompt_ids)
+        assert "What is 25 * 17?" in said
+
+
+async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
+    """Law 13, on what was collected: all but the engine's own record and the names that are drawn."""
+    both = []
+    for kind in BACKENDS:
+        workers = InProcess(policy(kind, CALL, "It is 425."), collect_agents.run)
+        await collect([{"question": "What is 25 * 17?"}], workers, tmp_path / kind)
+        (ledger,) = collected(tmp_path / kind)
+        record = to_record(ledger, engine=False)
+        turns = [{key: turn[key] for key in turn if key != "fingerprint"} for turn in record["turns"]]  # of call ids
+        both.append((turns, record["annotations"], record["header"]["certificate"]))
+    assert both[0] == both[1]
+
+
+@by_kind
+@pytest.mark.parametrize(
+    ("said", "reward", "named"),
+    [
+        (None, None, {}),
+        (1, 1.0, {}),
+        (True, 1.0, {}),
+        (np.float32(0.5), 0.5, {}),
+        ({}, None, {}),
+        ({"reward": 2, "solved": True, "steps": [1, 2]}, 2.0, {"solved": True, "steps": [1, 2]}),
+        ({"reward": None, "termination": "limit"}, None, {"termination": "limit"}),
+    ],
+)
+async def test_what_a_run_may_say(kind: str, said: Any, reward: float | None, named: Mapping[str, Any]) -> None:
+    async def run(model: Any, task: Any) -> Any:
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+        return said
+
+    ended = await played(policy(kind, "Yes."), run)
+    assert ended.failure is None
+    assert ended.ledger.annotation("reward") == reward
+    assert type(ended.ledger.annotation("reward")) in (float, type(None))
+    assert ended.termination == named.get("termination", "completed")
+    for name, value in named.items():
+        assert ended.ledger.annotation(name) == value
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (float("nan"), "AgentError: A reward is a finite number, and nan came"),
+        ({"reward": float("inf")}, "A reward is a finite number, and inf came"),
+        ("good", "A reward is a finite number, and 'good' came"),
+        ({"termination": "done"}, "AgentError: The termination 'done' is none of completed, truncated"),
+        ({"solved": object()}, "TypeError: solved is <object"),
+    ],
+)
+async def test_what_a_run_may_not_say_is_a_failure(said: Any, sentence: str) -> None:
+    async def run(model: Any, task: Any) -> Any:
+        return said
+
+    ended = await played(policy("vllm", "Yes."), run)
+    assert ended.termination == "tool_error"
+    assert ended.failure is not None
+    assert sentence in ended.failure.error
+
+
+@by_kind
+async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
+    ended = await played(policy(kind, "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
+    assert (ended.termination, ended.failure, len(ended.ledger)) == ("truncated", None, 1)
+
+    async def limited(model: Any, task: Any) -> None:
+        agent = Agent(
+            model=model,
+            tools=[collect_agents.multiply],
+            hooks=[LoopLimiter(max_tool_iters=1)],
+            callback_handler=None,
+        )
+        await agent.invoke_async("What is 25 * 17?")
+
+    ended = await played(policy(kind, CALL), limited)
+    assert (ended.termination, ended.failure, len(ended.ledger)) == ("limit", None, 1)
+    ended = await played(policy(kind, CALL, max_model_len=300), collect_agents.run, {"question": "word " * 400})
+    assert (ended.termination, ended.failure, len(ended.ledger)) == ("context", None, 0)
+
+
+@by_kind
+async def test_the_engines_and_the_agents_errors_are_failures(kind: str) -> None:
+    ended = await played(policy(kind, "Yes.", fault=always(Fault(status=500))), collect_agents.run)
+    assert ended.termination == "engine_error"
+    assert ended.failure is not None
+    assert "ServerError" in ended.failure.error + ended.failure.traceback
+
+    async def broken(model: Any, task: Any) -> None:
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+        raise KeyError("answer")
+
+    ended = await played(policy(kind, "Yes."), broken)
+    assert (ended.termination, len(ended.ledger)) == ("tool_error", 1)
+    assert ended.failure is not None
+    assert ended.failure.error == "KeyError: 'answer'"
+    assert 'raise KeyError("answer")' in ended.failure.traceback
+
+
+async def test_an_agent_that_cancels_itself_is_finished() -> None:
+    async def ends(model: Any, task: Any) -> float:
+        @tool(context=True)
+        def multiply(a: int, b: int, tool_context: Any) -> int:
+            """Multiply.
+
+            Args:
+                a: One.
+                b: The other.
+                tool_context: Strands' own.
+            """
+            tool_context.agent.cancel()
+            return a * b
+
+        result = await Agent(model=model, tools=[multiply], callback_handler=None).invoke_async("What is 25 * 17?")
+        return float(result.stop_reason == "cancelled")
+
+    ended = await played(policy("vllm", CALL), ends)
+    assert (ended.failure, ended.ledger.annotation("reward")) == (None, 1.0)
+
+
+async def test_a_second_ledger_in_a_rollout_is_a_failure() -> None:
+    async def twice(model: Any, task: Any) -> None:
+        for _ in range(2):
+            await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+            model.reset()
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+
+    ended = await played(policy("vllm", "Yes."), twice)
+    assert ended.failure is not None
+    assert "went on after model.reset()" in ended.failure.error
+
+    async def once(model: Any, task: Any) -> None:
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+        model.reset()
+
+    assert (await played(policy("vllm", "Yes."), once)).failure is None
+
+
+async def test_a_cancelled_rollout_is_aborted_on_the_engine_and_comes_out_as_cancelled() -> None:
+    engine = engine_of("sglang", Says("Yes."), latency=60.0)
+    on = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    task = asyncio.ensure_future(InProcess(on, collect_agents.run).play(rollout()))
+    while not engine.running:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(10):
+        while engine.running:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_error_of_the_agents_own_is_a_failure() -> None:
+    async def gives_up(model: Any, task: Any) -> None:
+        raise asyncio.CancelledError
+
+    ended = await played(policy("vllm", "Yes."), gives_up)
+    assert ended.termination == "cancelled"
+    assert ended.failure is not None
+
+
+@by_kind
+async def test_rollouts_of_a_group_have_seeds_of_their_own(kind: str) -> None:
+    on = policy(kind, "Yes.")
+    workers = InProcess(on, collect_agents.run, sampling={"seed": 7})
+    one, again, other = [
+        (await workers.play(replace(rollout(), sample=sample))).ledger[0].draft.sampling["seed"] for sample in (0, 0, 1)
+    ]
+    assert one == again != other
+    assert 0 <= other < 2**31
+    none = (await InProcess(on, collect_agents.run).play(rollout())).ledger[0].draft.sampling["seed"]
+    assert none is None
+
+
+@by_kind
+async def test_a_collection_with_failures_on_every_side_is_whole_in_the_end(kind: str, tmp_path: Path) -> None:
+    """Real agents, an engine that breaks and an agent that raises: run until everything is there, then confirm it."""
+    random.seed(5)
+
+    def says(request: Any) -> Completion:
+        draw = random.Random(repr((request.request_id, len(request.prompt_ids))))
+        ids = [draw.randrange(300, 40_000) for _ in range(draw.randrange(3, 30))]
+        return Completion([*ids, on.tokenizer.eos_token_id])
+
+    engine = engine_of(kind, says, fault=every(7, Fault(status=500)))
+    on = replace(policy_of(kind), backend=backend_of(engine, kind, max_attempts=1))
+    tasks = [{"id": f"task {number}", "question": f"What is {number} * 17?"} for number in range(6)]
+    failures = 0
+    for _ in range(20):
+        tally = await collect(tasks, InProcess(on, collect_agents.flaky), tmp_path, n=4, concurrency=8, max_failures=99)
+        failures += tally.failed
+        if not tally.missing:
+            break
+    assert failures > 5
+    assert len((tmp_path / "failures.jsonl").read_text().splitlines()) == failures
+    found = {(entry.task, entry.sample) for entry in entries(tmp_path)}
+    assert found == {(task["id"], sample) for task in tasks for sample in range(4)}
+    answers = {answer.request.request_id: answer for one in engine.exchanges for answer in one.answers}
+    for ledger in collected(tmp_path):
+        assert ledger.annotation("solved") is True
+        for turn in ledger:
+            answer = answers[turn.draft.engine.request_id]
+            assert answer.output_ids == tuple(turn.draft.output_ids.tolist())
+    await asyncio.gather(*(rescore(ledger, on.backend) for ledger in list(collected(tmp_path))[:1]))
+
+
+def test_an_agent_is_named_by_module_and_function() -> None:
+    folder = Path(collect_agents.__file__).parent
+    assert AgentCode.of("collect_agents:run", folder).is_run
+    assert not AgentCode.of("collect_agents:factory", folder).is_run
+    assert AgentCode.of(partial(collect_agents.run)).is_run
+
+    class Callable:
+        async def __call__(self, model: Any, task: Any) -> None:
+            """Run."""
+
+    assert AgentCode.of(Callable()).is_run
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("support.collect_agents", "must be named as module:function"),
+        (":run", "must be named as module:function"),
+        ("no_such_module:run", "There is no module 'no_such_module'"),
+        ("support.no_such_module:run", "There is no module 'support.no_such_module'"),
+        ("support.collect_agents:walk", "has no 'walk'"),
+        ("support.collect_agents:__doc__", "is of type str"),
+    ],
+)
+def test_what_is_no_agent_is_told(name: str, sentence: str) -> None:
+    with pytest.raises(AgentError, match=sentence):
+        AgentCode.of(name)
+
+
+def test_a_module_that_lacks_another_shows_its_own_error(tmp_path: Path) -> None:
+    (tmp_path / "lacking_agents.py").write_text("import no_such_package\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        AgentCode.of("lacking_agents:run", tmp_path)
+
+
+@pytest.mark.parametrize("made", [None, "text"])
+async def test_a_factory_that_makes_no_agent_is_a_failure(made: Any) -> None:
+    ended = await played(policy("vllm", "Yes."), lambda model, task: made)
+    assert ended.failure is not None
+    assert "which is no agent: return a Strands Agent" in ended.failure.error
+
+
+async def test_a_plain_function_that_gives_a_coroutine_is_told() -> None:
+    ended = await played(policy("vllm", "Yes."), lambda model, task: collect_agents.run(model, task))
+    assert ended.failure is not None
+    assert "make it an `async def run(model, task)`" in ended.failure.error
+
+
+def test_a_policy_with_a_store_is_refused(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "a.tito", "a") as file, pytest.raises(ValueError, match="without a store"):
+        InProcess(replace(policy_of("vllm"), store=file), collect_agents.run)
+
+
+def test_a_bad_choice_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        InProcess(policy_of("vllm"), collect_agents.run, sampling={"temprature": 1.0})

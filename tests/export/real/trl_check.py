@@ -1,0 +1,130 @@
+"""Rollouts through TRL: its `GRPOTrainer` calls our `rollout_func`, pads what comes, and takes a step on it."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+import trl
+from datasets import Dataset
+from hypothesis import given, settings
+from transformers import LlamaConfig, LlamaForCausalLM
+from trl import GRPOConfig, GRPOTrainer
+
+from support import multiplying
+from support.multiplying import QUESTION, SAMPLED, make_agent, make_editing_agent, says
+from support.rollout_forests import rollouts
+from support.scripted import engine_of, tokenizer
+from tito_core import Policy
+from tito_core.export import BranchedRolloutError, LogprobMismatchError, sample_of
+from tito_core.export.trl import columns_of, recorded_reward, rollout_func
+from tito_core.ledger import Ledger
+from tito_core.testing import ScriptedServer
+
+caught: list[dict[str, Any]] = []
+
+
+class Watched(GRPOTrainer):
+    """The trainer, whose batches are looked at on their way."""
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        found = super()._generate_and_score_completions(inputs)
+        caught.append(found)
+        return found
+
+
+def trainer_of(function: Any, folder: str, **more: Any) -> Watched:
+    torch.manual_seed(0)
+    loaded = tokenizer()
+    loaded.pad_token = loaded.pad_token or loaded.eos_token
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(loaded), **small))
+    config = GRPOConfig(
+        output_dir=folder,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_steps=1,
+        learning_rate=1e-2,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        max_completion_length=256,
+        save_strategy="no",
+        disable_tqdm=True,
+        **more,
+    )
+    rows = [{"prompt": [{"role": "user", "content": QUESTION}]}] * 4
+    return Watched(
+        model=model,
+        reward_funcs=[recorded_reward],
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=loaded,
+        rollout_func=function,
+    )
+
+
+def a_step_is_taken_on_exactly_what_was_sampled(folder: str) -> None:
+    with ScriptedServer(engine_of("vllm", says)) as server:
+        policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=tokenizer())
+        trainer = trainer_of(rollout_func(make_agent, policy), folder)
+        before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+        trainer.train()
+    (batch,) = caught
+    assert len(multiplying.ledgers) == 4
+    samples = [sample_of(ledger) for ledger in multiplying.ledgers]
+    by_id = {tuple(sample.token_ids.tolist()) for sample in samples}
+    mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+    for row in range(4):
+        kept = batch["completion_ids"][row][mask[row].bool()].tolist()
+        assert kept == SAMPLED
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()].tolist()
+        whole = batch["completion_ids"][row][batch["completion_mask"][row].bool()].tolist()
+        assert tuple(prompt + whole) in by_id
+        if "sampling_per_token_logps" in batch:
+            given = batch["sampling_per_token_logps"][row][mask[row].bool()]
+            expected = samples[0].logprobs[samples[0].loss_mask.astype(bool)]
+            assert torch.equal(given, torch.from_numpy(expected))
+    assert batch["advantages"].abs().max() > 0
+    after = list(trainer.model.parameters())
+    assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    said = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in said)
+
+
+def what_trl_cannot_take_is_refused(folder: str) -> None:
+    with ScriptedServer(engine_of("vllm", says)) as server:
+        policy = Policy.connect(backend="vllm", base_url=server.base_url, tokenizer=tokenizer())
+        function = rollout_func(make_editing_agent, policy)
+        with pytest.raises(BranchedRolloutError, match="holds 2 trajectories"):
+            trainer_of(function, folder).train()
+        last = rollout_func(make_editing_agent, policy, branches="last")
+        trainer_of(last, folder).train()
+        with pytest.raises(LogprobMismatchError, match=r"with log_softmax\(logits / 0.5\)"):  # this server's are raw
+            trainer_of(rollout_func(make_agent, policy), folder, temperature=0.5).train()
+        trainer_of(rollout_func(make_agent, policy, logprobs="omit"), folder).train()
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(rollouts())
+def columns_are_aligned(ledger: Ledger) -> None:
+    found = columns_of([ledger, Ledger()], temperature=1.0, end_id=2, branches="last", logprobs="as-recorded")
+    for row in range(2):
+        sizes = {len(found[name][row]) for name in ("completion_ids", "logprobs", "env_mask")}
+        assert len(sizes) == 1
+        assert min(sizes) >= 1
+        assert len(found["prompt_ids"][row]) >= 1
+    sample = sample_of(ledger, branches="last")
+    assert found["prompt_ids"][0] + found["completion_ids"][0] == sample.token_ids.tolist()
+    assert sum(found["env_mask"][0]) == (0 if sample.ended_outside else sample.loss_mask.sum())
+    assert found["env_mask"][1] == [0]
+
+
+if __name__ == "__main__":
+    columns_are_aligned()
+    with tempfile.TemporaryDirectory() as place:
+        a_step_is_taken_on_exactly_what_was_sampled(place)
+        what_trl_cannot_take_is_refused(place)
+    print(f"trl: ok, {trl.__version__}, {len(caught)} batches")

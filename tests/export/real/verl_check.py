@@ -1,0 +1,200 @@
+"""Rollouts through verl: its `AgentLoopWorker` makes our loop by Hydra, runs it, pads what comes, and gives a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl
+from hypothesis import given, settings
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker, _agent_loop_registry
+from verl.protocol import DataProto
+from verl.utils.dataset.rl_dataset import RLHFDataset
+from verl.workers.rollout.replica import TokenOutput
+
+from support import multiplying
+from support.multiplying import QUESTION, SAMPLED, says
+from support.rollout_forests import rollouts
+from support.scripted import tokenizer
+from tito_core.export import BranchedRolloutError, LogprobMismatchError, sample_of, samples_of
+from tito_core.export.verl import output_of, outputs_of
+from tito_core.ledger import Ledger, check_ledger
+from tito_core.testing import ScriptedRequest
+
+PROMPT, RESPONSE = 512, 256
+
+
+class Servers:
+    """What verl's client gives a loop: verl's own `TokenOutput`, of what a script says."""
+
+    def __init__(self) -> None:
+        self.sessions: list[str] = []
+        self.steps = 7
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> TokenOutput:
+        assert sampling_params["logprobs"] is True
+        self.sessions.append(request_id)
+        fields = {"prompt_ids", "max_new_tokens", "temperature", "ignore_eos", "scoring"}
+        request: Any = SimpleNamespace(
+            **dict.fromkeys(ScriptedRequest.__dataclass_fields__.keys() - fields),
+            prompt_ids=tuple(prompt_ids),
+            max_new_tokens=sampling_params["max_tokens"],
+            temperature=sampling_params["temperature"],
+            ignore_eos=False,
+            scoring=False,
+        )
+        ids = list(says(request).output_ids)
+        steps = {"global_steps": self.steps, "min_global_steps": self.steps, "max_global_steps": self.steps}
+        logprobs = [-0.125 * (1 + place % 7) for place in range(len(ids))]
+        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields=steps)
+
+
+def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **more: Any) -> tuple[Any, Servers]:
+    """Give verl's worker, without the model, the processor and the reward model that it would load."""
+    loaded, servers = tokenizer(), Servers()
+    loaded.pad_token = loaded.pad_token or loaded.eos_token
+    rollout = {
+        "name": "vllm",
+        "prompt_length": PROMPT,
+        "response_length": response,
+        "max_model_len": None,
+        "logprobs_mode": "processed_logprobs",
+        "temperature": temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "calculate_log_probs": True,
+        "agent": {"default_agent_loop": "strands", "num_workers": 1},
+        "multi_turn": {"max_parallel_calls": 1, "format": "hermes"},
+        "full_determinism": False,
+    }
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": rollout, "model": {}}, "data": {"apply_chat_template_kwargs": {}}}
+    )
+    worker = AgentLoopWorker.__new__(AgentLoopWorker)
+    for name, value in {
+        "config": config,
+        "llm_client": servers,
+        "teacher_client": None,
+        "reward_loop_worker_handles": None,
+        "rollout_config": config.actor_rollout_ref.rollout,
+        "tokenizer": loaded,
+        "processor": None,
+        "hf_model_type": "llama",
+        "mm_processor_kwargs": {},
+        "dataset_cls": RLHFDataset,
+        "distillation_enabled": False,
+        "tools": [],
+    }.items():
+        setattr(worker, name, value)
+    _agent_loop_registry["strands"] = {
+        "_target_": "tito_core.export.verl_loop.StrandsAgentLoop",
+        "agent": f"support.multiplying:{agent}",
+        **more,
+    }
+    return worker, servers
+
+
+def batch_of(worker: Any, size: int) -> DataProto:
+    prompts = np.empty(size, dtype=object)
+    prompts[:] = [[{"role": "user", "content": QUESTION}] for _ in range(size)]
+    batch = DataProto.from_dict(
+        tensors={"dummy": torch.zeros(size, 1)},
+        non_tensors={"raw_prompt": prompts, "index": np.arange(size)},
+        meta_info={"global_steps": 7},
+    )
+    found: DataProto = asyncio.run(worker.generate_sequences(batch))
+    return found
+
+
+def verls_worker_runs_our_loop() -> None:
+    multiplying.ledgers.clear()
+    worker, servers = worker_of("make_agent")
+    found = batch_of(worker, 3)
+    assert len(found) == 3
+    assert len(multiplying.ledgers) == 3
+    assert sorted(set(servers.sessions)) == sorted(ledger.uuid for ledger in multiplying.ledgers)
+    ledgers = {ledger.uuid: ledger for ledger in multiplying.ledgers}
+    for row in range(3):
+        ledger = ledgers[found.non_tensor_batch["rollout_id"][row]]
+        check_ledger(ledger)
+        sample = sample_of(ledger)
+        mask = found.batch["response_mask"][row].bool()
+        assert found.batch["responses"][row][mask].tolist() == SAMPLED
+        whole = found.batch["input_ids"][row][found.batch["attention_mask"][row].bool()]
+        assert whole.tolist() == sample.token_ids.tolist()
+        kept = found.batch["rollout_log_probs"][row][mask]
+        assert torch.equal(kept, torch.from_numpy(sample.logprobs[sample.loss_mask.astype(bool)]))
+        assert not found.batch["rollout_log_probs"][row][~mask].any()
+        positions = found.batch["position_ids"][row][found.batch["attention_mask"][row].bool()]
+        assert positions.tolist() == list(range(len(sample)))
+        assert found.batch["rm_scores"][row].sum() == sample.reward
+        assert found.non_tensor_batch["termination"][row] == "completed"
+        assert found.non_tensor_batch["max_global_steps"][row] == 7
+        assert {turn.draft.engine.versions[0].version for turn in ledger} == {"7"}
+        assert found.non_tensor_batch["__num_turns__"][row] == 4
+
+
+def what_ends_early_or_is_too_long_keeps_its_shape() -> None:
+    multiplying.ledgers.clear()
+    worker, _ = worker_of("make_failing_agent")
+    failed = batch_of(worker, 2)
+    assert list(failed.non_tensor_batch["termination"]) == ["tool_error"] * 2
+    assert (failed.batch["response_mask"].sum(-1) > 0).all()
+    worker, _ = worker_of("make_agent", response=20)
+    short = batch_of(worker, 1)
+    assert short.batch["responses"].shape == (1, 20)
+    assert short.batch["response_mask"].sum() == 20
+    assert list(short.non_tensor_batch["termination"]) == ["truncated"]
+    worker, _ = worker_of("make_agent", response=45)
+    longer = batch_of(worker, 1)
+    assert longer.batch["responses"].shape == (1, 45)
+    assert longer.non_tensor_batch["cut"][0] > 0
+
+
+def what_verl_cannot_take_is_refused() -> None:
+    worker, _ = worker_of("make_editing_agent")
+    with pytest.raises(BranchedRolloutError, match="holds 2 trajectories"):
+        batch_of(worker, 1)
+    worker, _ = worker_of("make_editing_agent", branches="last")
+    assert batch_of(worker, 1).batch["response_mask"].sum() > 0
+    worker, _ = worker_of("make_agent", temperature=0.5)
+    assert batch_of(worker, 1).batch["response_mask"].sum() > 0  # processed, at the temperature that verl uses
+    worker.rollout_config["logprobs_mode"] = "raw_logprobs"
+    with pytest.raises(LogprobMismatchError, match="verl compares"):
+        batch_of(worker, 1)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(rollouts())
+def outputs_are_verls(ledger: Ledger) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "as-recorded", "messages": 4}
+    total = 0
+    for output, sample in zip(outputs_of(ledger, **options), samples_of(ledger), strict=True):
+        assert isinstance(output, AgentLoopOutput)
+        fields = output.as_dict()
+        assert torch.cat([fields["prompts"], fields["responses"]]).tolist() == sample.token_ids.tolist()
+        sizes = {len(fields[name]) for name in ("responses", "response_mask", "rollout_log_probs")}
+        assert sizes == {sample.response_length}
+        if "routed_experts" in fields:
+            assert sample.routed_experts is not None
+            rows = fields["routed_experts"][: len(sample) - 1]
+            assert rows.tolist() == sample.routed_experts[:-1].tolist()
+        total += int(fields["response_mask"].sum())
+    outside = samples_of(ledger)[0].ended_outside
+    free = sum(len(turn.draft.output_ids) for turn in ledger if not turn.draft.constrained)
+    assert total == (0 if outside else free)
+    assert output_of(Ledger(), **options).response_mask == [0]
+    assert [output.response_mask for output in outputs_of(Ledger(), **options)] == [[0]]
+
+
+if __name__ == "__main__":
+    outputs_are_verls()
+    verls_worker_runs_our_loop()
+    what_ends_early_or_is_too_long_keeps_its_shape()
+    what_verl_cannot_take_is_refused()
+    print(f"verl: ok, {verl.__version__}")

@@ -1,0 +1,40 @@
+"""The page on trainers says what the code does: each status, and each version that is tested."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from support.rollout_forests import chain
+from support.trainer_packages import LOCKS
+from tito_core.export import samples_of
+from tito_core.export.agent_lightning import STATE
+from tito_core.export.slime import STATUS
+from tito_core.termination import Termination, record_termination
+
+PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
+
+
+def test_each_termination_has_its_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| (trained|masked) \| (\w+) \|$", PAGE, re.MULTILINE)
+    assert [row[0] for row in rows] == [word.value for word in Termination]
+    for name, slime, others, lightning in rows:
+        word = Termination(name)
+        assert slime.split(",")[0].strip() == STATUS[word]
+        assert lightning == STATE[word]
+        ledger = chain((3, 2))
+        record_termination(ledger, word)
+        assert (others == "masked") is samples_of(ledger)[0].ended_outside
+
+
+def test_each_version_on_the_page_is_locked_and_each_lock_is_on_the_page() -> None:
+    table = PAGE.split("## The rules")[0]
+    for lock in LOCKS.glob("*.txt"):
+        name, _, version = lock.stem.rpartition("-")
+        if name in ("", "data"):
+            continue
+        assert version in table, lock.name
+        assert f"{name}=={version}" in lock.read_text(encoding="utf-8")
+    for lock, package in (("torch", "torch"), ("data", "pyarrow"), ("data", "datasets"), ("data-4.7.0", "pyarrow")):
+        (pinned,) = re.findall(rf"^{package}==(\S+)$", (LOCKS / f"{lock}.txt").read_text(), re.MULTILINE)
+        assert pinned in table

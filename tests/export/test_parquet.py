@@ -1,0 +1,108 @@
+"""Parquet: what is written comes back equal, to us and to any reader; a newer file is refused."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.rollout_forests import chain, rollouts
+from support.trainer_packages import run
+from tito_core.export import TrainingSample, parquet, samples_of
+from tito_core.export.parquet import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
+from tito_core.export.sample import sampled
+from tito_core.ledger import Ledger
+
+sets = st.lists(rollouts(most_turns=4), min_size=0, max_size=3)
+
+
+def same(one: TrainingSample, other: TrainingSample) -> bool:
+    for name in TrainingSample.__slots__:
+        left, right = getattr(one, name), getattr(other, name)
+        if isinstance(left, np.ndarray):
+            assert isinstance(right, np.ndarray)
+            assert left.dtype == right.dtype
+            np.testing.assert_array_equal(left, right)
+        else:
+            assert left == right, name
+    return True
+
+
+@given(sets)
+def test_samples_come_back_equal(ledgers: list[Ledger]) -> None:
+    samples = [sample for ledger in ledgers for sample in samples_of(ledger)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollouts.parquet"
+        assert write_parquet(path, iter(samples)) == len(samples)
+        assert all(same(a, b) for a, b in zip(samples, read_parquet(path), strict=True))
+        table = pq.read_table(path)  # any reader's view
+    assert table.schema.equals(schema())
+    assert table.num_rows == len(samples)
+    table.validate(full=True)
+    for row, sample in zip(table.to_pylist(), samples, strict=True):
+        assert row["token_ids"] == sample.token_ids.tolist()
+        known = sampled(sample)
+        assert [value is not None for value in row["logprobs"]] == known.tolist()
+        assert row["reward"] == sample.reward
+        assert row["termination"] == sample.termination
+
+
+@given(sets, st.integers(1, 3))
+def test_rows_are_written_in_groups(ledgers: list[Ledger], size: int) -> None:
+    samples = [sample for ledger in ledgers for sample in samples_of(ledger)]
+    before, parquet.ROWS_AT_ONCE = parquet.ROWS_AT_ONCE, size
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rollouts.parquet"
+            write_parquet(path, iter(samples))
+            assert pq.ParquetFile(path).num_row_groups == -(-len(samples) // size)
+            assert all(same(a, b) for a, b in zip(samples, read_parquet(path), strict=True))
+    finally:
+        parquet.ROWS_AT_ONCE = before
+
+
+def test_a_table_in_memory_is_sliced_and_read() -> None:
+    samples = [sample for size in (1, 2, 3) for sample in samples_of(chain((2, size)))]
+    table = table_of(samples)
+    assert same(next(samples_in(table.slice(1, 1))), samples[1])
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({b"format": b"strands-tito/samples", b"schema": b"2"}, "has schema 2, and this version reads up to 1"),
+        ({b"format": b"strands-tito/samples"}, "holds no samples"),
+        ({b"schema": b"1"}, "holds no samples"),
+        (None, "holds no samples"),
+    ],
+)
+def test_another_file_and_a_newer_one_are_refused(tmp_path: Path, metadata: Any, said: str) -> None:
+    table = table_of(samples_of(chain((2, 2)))).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "other.parquet")
+    with pytest.raises(SamplesSchemaError, match=said):
+        next(read_parquet(tmp_path / "other.parquet"))
+
+
+def test_every_column_is_on_the_page_on_trainers() -> None:
+    page = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
+    missing = [name for name in schema().names if f"`{name}`" not in page]
+    assert not missing
+
+
+def test_types_are_arrows_own() -> None:
+    assert schema().field("token_ids").type == pa.list_(pa.int32())
+    assert schema().metadata == {b"format": b"strands-tito/samples", b"schema": b"1"}
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("data", ["data", "data-4.7.0"])
+def test_datasets_and_torch_take_them(data: str) -> None:
+    said = run("generic_check.py", [data, "torch"])
+    assert said.splitlines()[-1].startswith("generic: ok, ")

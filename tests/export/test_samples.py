@@ -1,0 +1,246 @@
+"""Samples: over all of a rollout's, each sampled token is trained once, under what is known of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.drafts import make_draft
+from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
+from tito_core.export import (
+    BranchedRolloutError,
+    LogprobMismatchError,
+    MissingPackageError,
+    TrainingSample,
+    logprobs_for,
+    sample_of,
+    samples_of,
+    trained_tokens,
+)
+from tito_core.export.missing import imported
+from tito_core.export.sample import NO_EXPERT, sampled
+from tito_core.ledger import Column, Finish, Ledger, Provenance, Semantics
+from tito_core.termination import Termination, record_termination, recorded_termination
+
+
+def trained_places(ledger: Ledger, samples: list[TrainingSample]) -> Counter[tuple[int, int]]:
+    """Count, for each sampled token by turn and place, the samples that train it, slowly and from the turns."""
+    count: Counter[tuple[int, int]] = Counter()
+    for sample, leaf in zip(samples, ledger.leaves(), strict=True):
+        at = 0
+        for turn in ledger.path(leaf):
+            at += len(turn.draft.prompt_ids)
+            for place in range(len(turn.draft.output_ids)):
+                assert sample.token_ids[at] == turn.draft.output_ids[place]
+                assert sample.logprobs[at] == turn.draft.logprobs[place]
+                count[turn.index, place] += int(sample.loss_mask[at])
+                at += 1
+        assert at == len(sample)
+    return count
+
+
+@given(rollouts(), st.booleans())
+def test_each_sampled_token_is_trained_once_over_all_samples_and_no_other(ledger: Ledger, constrained: bool) -> None:
+    samples = samples_of(ledger, train_constrained=constrained)
+    expected = {
+        (turn.index, place): int(constrained or not turn.draft.constrained)
+        for turn in ledger
+        for place in range(len(turn.draft.output_ids))
+    }
+    found = trained_places(ledger, samples)
+    assert {place: found[place] for place in expected} == expected
+    assert trained_tokens(samples) == sum(expected.values())
+    for sample in samples:
+        assert not sample.loss_mask[: sample.prompt_length].any()
+        assert not sample.loss_mask[sample.provenance < Provenance.SAMPLED].any()
+        assert np.isnan(sample.logprobs[~sampled(sample)]).all()
+        assert np.isfinite(sample.logprobs[sampled(sample)]).all()
+
+
+@given(rollouts())
+def test_columns_have_one_length_and_the_response_begins_with_the_paths_own_first_answer(ledger: Ledger) -> None:
+    trained_before: set[int] = set()
+    for number, (sample, leaf) in enumerate(zip(samples_of(ledger), ledger.leaves(), strict=True)):
+        path = ledger.path(leaf)
+        columns = (sample.loss_mask, sample.logprobs, sample.provenance)
+        assert {len(column) for column in columns} == {len(sample)} == {ledger.path_length(leaf)}
+        own = next(turn for turn in path if turn.index not in trained_before)
+        assert sample.prompt_length == own.path_length - len(own.draft.output_ids) >= 1
+        assert sample.prompt_length + sample.response_length == len(sample)
+        assert [*sample.prompt_ids, *sample.response_ids] == sample.token_ids.tolist()
+        assert sample.response_mask.sum() == sample.loss_mask.sum()
+        assert sample.identity.rollout_id == ledger.uuid
+        assert (sample.identity.trajectory, sample.identity.trajectories) == (number, len(ledger.leaves()))
+        assert (sample.identity.group_id, sample.identity.task_id) == (ledger.header.group_id, ledger.header.task_id)
+        assert sample.turns == len(path)
+        assert sample.finish is path[-1].draft.finish
+        trained_before |= {turn.index for turn in path}
+
+
+@given(rollouts())
+def test_versions_tile_the_sampled_tokens_and_the_word_and_the_reward_are_the_ledgers(ledger: Ledger) -> None:
+    for sample in samples_of(ledger):
+        covered = np.zeros(len(sample), np.bool_)
+        for span in sample.versions:
+            assert not covered[span.start : span.stop].any()
+            covered[span.start : span.stop] = True
+        assert (covered == sampled(sample)).all()
+        versions = [span.version for span in sample.versions for place in range(*span[:2]) if sample.loss_mask[place]]
+        runs = [version for number, version in enumerate(versions) if not number or versions[number - 1] != version]
+        assert list(sample.trained_versions) == runs
+        said = recorded_termination(ledger)
+        last = ledger[len(ledger) - 1].draft.finish
+        unsaid = {Finish.STOP: "completed", Finish.LENGTH: "truncated", Finish.ABORT: "aborted"}[last]
+        assert sample.termination == (said or unsaid)
+        assert sample.reward == ledger.annotation("reward")
+
+
+@given(rollouts(experts=True))
+def test_experts_keep_their_rows_and_the_last_token_has_none(ledger: Ledger) -> None:
+    for sample in samples_of(ledger):
+        rows = sample.routed_experts
+        assert rows is not None
+        assert rows.shape == (len(sample), 2, 2)
+        places = np.arange(len(sample) - 1) % 250
+        assert (rows[:-1, 0, 0] == places).all()
+        assert (rows[:-1, 1, 1] == places + 3).all()
+        assert (rows[-1] == NO_EXPERT).all()
+
+
+def test_a_turn_without_experts_leaves_a_hole_that_is_seen() -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2))
+    column = Column.of(4, np.full((3, 1, 1), 65535))
+    ledger.commit(make_draft(0, 4, [100] * 2, [200] * 2, extras={"routed_experts": column}))
+    (sample,) = samples_of(ledger)
+    assert sample.routed_experts is not None
+    assert sample.routed_experts[:, 0, 0].tolist() == [-1, -1, -1, -1, 65535, 65535, 65535, -1]
+    assert samples_of(chain((2, 2)))[0].routed_experts is None
+
+
+@given(rollouts())
+def test_one_sample_of_a_rollout_is_its_last_path_and_trains_all_of_it(ledger: Ledger) -> None:
+    leaves = ledger.leaves()
+    if len(leaves) > 1:
+        with pytest.raises(BranchedRolloutError, match=f"holds {len(leaves)} trajectories"):
+            sample_of(ledger)
+    sample = sample_of(ledger, branches="last")
+    last = ledger.path(len(ledger) - 1)
+    assert sample.token_ids.tolist() == ledger.path_ids(len(ledger) - 1).tolist()
+    assert sample.prompt_length == len(last[0].draft.prompt_ids)
+    free = sum(len(turn.draft.output_ids) for turn in last if not turn.draft.constrained)
+    assert sample.loss_mask.sum() == free
+    everything = sum(len(turn.draft.output_ids) for turn in last)
+    assert sample_of(ledger, branches="last", train_constrained=True).loss_mask.sum() == everything
+
+
+def test_an_empty_ledger_gives_no_samples_and_no_sample() -> None:
+    assert samples_of(Ledger()) == []
+    with pytest.raises(BranchedRolloutError, match="holds no turn"):
+        sample_of(Ledger(), branches="last")
+
+
+def test_a_trajectory_without_a_prompt_is_refused() -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [], [200]))
+    with pytest.raises(ValueError, match="begins with a sampled token"):
+        samples_of(ledger)
+
+
+def test_a_reward_that_is_no_number_is_none_and_the_last_one_counts() -> None:
+    ledger = chain((2, 2))
+    for value, reward in ((True, None), ("good", None), ({"a": 1}, None), (1, 1.0), (0.5, 0.5)):
+        ledger.annotate("reward", value)
+        assert samples_of(ledger)[0].reward == reward
+
+
+def test_semantics_are_those_of_trained_tokens_only() -> None:
+    ledger = Ledger()
+    grow(ledger, None, 3, 2, semantics=RAW)
+    grow(ledger, 0, 1, 2, semantics=CUT, constrained=True)
+    grow(ledger, 1, 1, 2, semantics=HOT)
+    assert samples_of(ledger)[0].semantics == (RAW, HOT)
+    assert samples_of(ledger, train_constrained=True)[0].semantics == (RAW, CUT, HOT)
+    grow(ledger, 0, 1, 2, semantics=HOT)
+    assert [sample.semantics for sample in samples_of(ledger)] == [(RAW, HOT), (HOT,)]
+
+
+UNKNOWN = Semantics(None, None, False, "test")
+RAW_AT_HALF = Semantics(False, 1.0, False, "raw, whatever was sampled at")
+
+
+@pytest.mark.parametrize(
+    ("semantics", "temperature", "fits"),
+    [
+        (RAW, 1.0, True),
+        (RAW, 0.7, False),
+        (HOT, 0.7, True),
+        (HOT, 1.0, False),
+        (CUT, 1.0, False),
+        (UNKNOWN, 1.0, False),
+        (RAW_AT_HALF, 0.5, False),
+    ],
+)
+def test_logprobs_are_what_the_trainer_computes_or_refused(
+    semantics: Semantics, temperature: float, fits: bool
+) -> None:
+    (sample,) = samples_of(chain((3, 2), (1, 2), semantics=semantics))
+    given = [0, 0, 0, -0.125, -0.25, 0, -0.125, -0.25]
+    if fits:
+        found = logprobs_for(sample, temperature=temperature, trainer="X")
+        assert found is not None
+        assert found.tolist() == given
+    else:
+        with pytest.raises(LogprobMismatchError, match="Law 11: X compares recorded logprobs"):
+            logprobs_for(sample, temperature=temperature, trainer="X")
+    taken = logprobs_for(sample, temperature=temperature, trainer="X", policy="as-recorded")
+    assert taken is not None
+    assert taken.tolist() == given
+    assert logprobs_for(sample, temperature=temperature, trainer="X", policy="omit") is None
+
+
+def test_the_refusal_says_what_they_are_and_what_to_do() -> None:
+    sample = samples_of(chain((3, 2), semantics=CUT))[0]
+    with pytest.raises(LogprobMismatchError) as caught:
+        logprobs_for(sample, temperature=0.5, trainer="TRL")
+    assert str(caught.value) == (
+        "Law 11: TRL compares recorded logprobs with log_softmax(logits / 0.5), and those of rollout "
+        f"{sample.identity.rollout_id} are processed, at temperature 1.0, changed by a grammar, a penalty or a "
+        "truncation (said test). Sample and train at one temperature, with an engine that returns logprobs so; or let "
+        "the trainer compute its own by logprobs='omit'; or take them as they are by logprobs='as-recorded'."
+    )
+    with pytest.raises(ValueError, match="not 'maybe'"):
+        logprobs_for(sample, temperature=1.0, trainer="X", policy="maybe")  # type: ignore[arg-type]
+
+
+def test_another_paths_semantics_do_not_refuse_a_sample() -> None:
+    ledger = Ledger()
+    grow(ledger, None, 3, 2, semantics=HOT)
+    grow(ledger, 0, 1, 2, semantics=RAW)
+    grow(ledger, 0, 1, 2, semantics=RAW)
+    first, second = samples_of(ledger)
+    with pytest.raises(LogprobMismatchError):
+        logprobs_for(first, temperature=1.0, trainer="X")
+    found = logprobs_for(second, temperature=1.0, trainer="X")
+    assert found is not None
+    assert found.tolist() == [0, 0, 0, 0, 0, 0, -0.125, -0.25]
+
+
+def test_a_missing_package_says_how_to_get_it_and_a_broken_one_is_let_through() -> None:
+    with pytest.raises(MissingPackageError, match=r"pip install 'strands-tito\[that\]'"):
+        imported("tito_no_such_package.part", "that")
+    with pytest.raises(MissingPackageError, match="as its own documentation says"):
+        imported("tito_no_such_package")
+    with pytest.raises(ModuleNotFoundError, match="no_such_part"):
+        imported("tito_core.no_such_part")
+
+
+def test_the_recorded_word_outranks_the_last_answers_finish() -> None:
+    ledger = chain((2, 2), finish=Finish.LENGTH)
+    assert samples_of(ledger)[0].termination is Termination.TRUNCATED
+    record_termination(ledger, Termination.LIMIT)
+    assert samples_of(ledger)[0].termination is Termination.LIMIT

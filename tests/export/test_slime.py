@@ -1,0 +1,151 @@
+"""slime's fields, against the recorded facts of its `Sample`, and its source where SLIME_SRC points to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from pydantic import TypeAdapter
+
+from support.rollout_forests import CUT, HOT, chain, grow, rollouts
+from support.trainer_packages import run
+from tito_core.export import LogprobMismatchError, samples_of
+from tito_core.export.slime import STATUS, fields_of
+from tito_core.export.slime_generate import sampling_of
+from tito_core.ledger import Ledger
+from tito_core.termination import Termination, record_termination
+
+CONTRACT = json.loads((Path(__file__).parent / "slime_sample.json").read_text(encoding="utf-8"))
+
+
+def text_of(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def fields(ledger: Ledger, **options: Any) -> list[dict[str, Any]]:
+    given = {"decode": text_of, "temperature": 1.0, **options}
+    return [fields_of(sample, **given) for sample in samples_of(ledger)]
+
+
+def adapter(annotation: str) -> TypeAdapter[Any]:
+    """Make a check of a field's type, without the tensors that a few fields take as well."""
+    written = annotation.replace(" | torch.Tensor", "").replace("torch.Tensor | ", "")
+    return TypeAdapter(eval(written, {"Any": Any}))
+
+
+@given(rollouts())
+def test_fields_are_slimes_by_name_and_type(ledger: Ledger) -> None:
+    for found in fields(ledger, logprobs="as-recorded"):
+        assert set(found) <= set(CONTRACT["fields"])
+        for name, value in found.items():
+            if name == "rollout_routed_experts" and value is not None:
+                # slime's annotation says two levels, its code (rows, layers, experts).
+                TypeAdapter(list[list[list[int]]]).validate_python(value, strict=True)
+            else:
+                adapter(CONTRACT["fields"][name]).validate_python(value, strict=True)
+
+
+@given(rollouts())
+def test_the_response_is_what_follows_the_prompt_and_nothing_is_lost(ledger: Ledger) -> None:
+    trained = 0
+    for sample, found in zip(samples_of(ledger), fields(ledger, logprobs="as-recorded"), strict=True):
+        assert found["tokens"] == sample.token_ids.tolist()
+        start = len(found["tokens"]) - found["response_length"]
+        assert start == sample.prompt_length
+        assert len(found["loss_mask"]) == len(found["rollout_log_probs"]) == found["response_length"]
+        assert found["response"] == text_of(sample.token_ids[start:])
+        for place, (mask, logprob) in enumerate(zip(found["loss_mask"], found["rollout_log_probs"], strict=True)):
+            assert mask == sample.loss_mask[start + place]
+            assert logprob == (sample.logprobs[start + place] if mask else 0.0)
+        trained += sum(found["loss_mask"])
+    free = [turn for turn in ledger if not turn.draft.constrained]
+    assert trained == sum(len(turn.draft.output_ids) for turn in free)
+
+
+@given(rollouts(experts=True))
+def test_experts_are_of_every_token_but_the_last(ledger: Ledger) -> None:
+    for sample, found in zip(samples_of(ledger), fields(ledger, logprobs="omit"), strict=True):
+        assert sample.routed_experts is not None
+        assert found["rollout_routed_experts"] == sample.routed_experts[:-1].tolist()
+        assert found["rollout_log_probs"] is None
+
+
+def test_every_termination_has_a_status_of_slimes_and_an_engines_error_is_not_trained() -> None:
+    assert set(STATUS) == set(Termination)
+    assert set(STATUS.values()) <= set(CONTRACT["statuses"]) - {"PENDING"}
+    for word in Termination:
+        ledger = chain((3, 2))
+        record_termination(ledger, word)
+        (found,) = fields(ledger)
+        assert found["remove_sample"] is (word is Termination.ENGINE_ERROR)
+
+
+def test_logprobs_of_another_quantity_are_refused() -> None:
+    with pytest.raises(LogprobMismatchError, match="slime compares"):
+        fields(chain((3, 2), semantics=HOT))
+    assert fields(chain((3, 2), semantics=HOT), temperature=0.7)[0]["rollout_log_probs"] == [-0.125, -0.25]
+    ledger = chain((3, 2))
+    grow(ledger, 0, 1, 2, semantics=CUT, constrained=True)  # a forced call is no part of the loss
+    assert fields(ledger)[0]["rollout_log_probs"] == [-0.125, -0.25, 0, 0, 0]
+    assert fields(ledger)[0]["loss_mask"] == [1, 1, 0, 0, 0]
+
+
+def test_versions_are_those_of_trained_tokens() -> None:
+    assert fields(chain((3, 2)))[0]["weight_versions"] == []
+
+
+def test_slimes_sampling_parameters_are_read() -> None:
+    theirs = {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": -1,
+        "max_new_tokens": 64,
+        "stop": None,
+        "stop_token_ids": [2],
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+        "sampling_seed": 7,
+    }
+    ours = sampling_of(theirs)
+    assert (ours.temperature, ours.top_p, ours.max_new_tokens, ours.seed) == (0.7, 0.9, 64, 7)
+    assert ours.stop_token_ids == (2,)
+    assert ours.stop == ()
+    assert sampling_of({**theirs, "stop": "END"}).stop == ("END",)
+    with pytest.raises(ValueError, match="top-p replay"):
+        sampling_of({**theirs, "custom_params": {"return_top_p_token_ids": True}})
+    with pytest.raises(ValueError, match="temprature"):
+        sampling_of({"temprature": 1})
+
+
+def test_a_hole_in_the_experts_is_refused() -> None:
+    from support.drafts import make_draft
+    from tito_core.ledger import Column
+
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2))
+    ledger.commit(make_draft(0, 4, [100], [200], extras={"routed_experts": Column.of(3, np.zeros((2, 1, 1), int))}))
+    with pytest.raises(ValueError, match="no experts for 3 of 5 tokens, the first at 0"):
+        fields(ledger)
+
+
+if "SLIME_SRC" in os.environ:  # slime is in no registry: its source has to be there
+
+    @pytest.mark.trainers
+    def test_the_recorded_facts_are_those_of_the_source() -> None:
+        sys.path.insert(0, str(Path(__file__).parent / "real"))
+        from slime_contract import contract_of
+
+        found = contract_of(Path(os.environ["SLIME_SRC"]))
+        assert found == {name: CONTRACT[name] for name in found}
+
+    @pytest.mark.trainers
+    def test_slimes_own_code_takes_the_samples_and_its_loop_runs_generate() -> None:
+        said = run("slime_check.py", ["verl", "data", "torch"], paths=[os.environ["SLIME_SRC"]])
+        assert said.splitlines()[-1].startswith("slime: ok, ")

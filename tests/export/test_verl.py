@@ -1,0 +1,171 @@
+"""verl's own servers as a backend; verl itself runs under `make trainers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.scripted import END, ids_of
+from support.trainer_packages import run
+from tito_core.backend import SamplingParams
+from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.semantics import semantics_of
+from tito_core.export import MissingPackageError
+from tito_core.export.verl import output_of
+from tito_core.export.verl_backend import VerlBackend, parameters
+from tito_core.ledger import Finish, Ledger, VersionSpan
+
+CONFIG: dict[str, Any] = {
+    "name": "vllm",
+    "logprobs_mode": "processed_logprobs",
+    "prompt_length": 100,
+    "response_length": 50,
+    "max_model_len": None,
+}
+(STOP,) = ids_of(END)
+
+
+@dataclass
+class Answer:
+    """The fields that are read of verl's answer."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    stop_reason: str | None = "completed"
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, list[int], dict[str, Any]]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Answer:
+        self.asked.append((request_id, prompt_ids, sampling_params))
+        return self.answer
+
+
+def request(**sampling: Any) -> TokenRequest:
+    params = SamplingParams(**{"max_new_tokens": 4, "stop_token_ids": (STOP,), **sampling})
+    return TokenRequest(np.array([1, 2, 3], np.int32), params, "request", "session")
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason", "finish", "stop"),
+    [
+        ([5, STOP], "completed", Finish.STOP, STOP),
+        ([5, 6, 7, 8], "completed", Finish.LENGTH, None),
+        ([5, 6, 7, STOP], "completed", Finish.STOP, STOP),
+        ([5, 6, 7, 8], "length", Finish.LENGTH, None),
+        ([5, 6], "stop", Finish.STOP, None),
+        ([5, 6], "aborted", Finish.ABORT, None),
+        ([], "aborted", Finish.ABORT, None),
+    ],
+)
+async def test_how_an_answer_ended_is_read_off_its_tokens(
+    ids: list[int], reason: str, finish: Finish, stop: int | None
+) -> None:
+    client = Client(Answer(ids, [-1.0] * len(ids) if ids else None, reason))
+    response = await VerlBackend(client, CONFIG).generate(request())
+    assert response.output_ids.tolist() == ids
+    assert response.logprobs.tolist() == [-1.0] * len(ids)
+    assert (response.finish, response.stop) == (finish, stop)
+    assert client.asked[0][:2] == ("session", [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer([5, STOP], None), "no logprobs"),
+        (Answer([5, STOP], [-1.0]), "2 output ids and 1 logprobs"),
+        (Answer([5, STOP], [-1.0, float("nan")]), "Law 2|Law 4"),
+        (Answer([5, 6, 7, 8, 9], [-1.0] * 5), "4 tokens were asked for, the server gave 5"),
+        (Answer([STOP, 6, 7, 8], [-1.0] * 4), "did not end the output"),
+        (Answer([], []), "no output ids"),
+    ],
+)
+async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, said: str) -> None:
+    with pytest.raises(ProtocolViolationError, match=said):
+        await VerlBackend(Client(answer), CONFIG).generate(request())
+
+
+@pytest.mark.parametrize(
+    ("fields", "version"),
+    [
+        ({"global_steps": 7}, "7"),
+        ({"global_steps": 8, "min_global_steps": 8, "max_global_steps": 8}, "8"),
+        ({"global_steps": 8, "min_global_steps": 7, "max_global_steps": 8}, None),
+        ({}, None),
+        ({"global_steps": None, "min_global_steps": None, "max_global_steps": None}, None),
+    ],
+)
+async def test_weights_that_changed_in_mid_answer_are_unknown(fields: dict[str, Any], version: str | None) -> None:
+    client = Client(Answer([5, STOP], [-1.0, -2.0], extra_fields=fields))
+    response = await VerlBackend(client, CONFIG).generate(request())
+    assert response.versions == (VersionSpan(0, 2, version),)
+
+
+@pytest.mark.parametrize(
+    ("config", "temperature", "means"),
+    [
+        ({}, 0.7, (True, 0.7)),
+        ({"logprobs_mode": "raw_logprobs"}, 0.7, (False, 1.0)),
+        ({"logprobs_mode": None}, 0.7, (None, None)),
+        ({"logprobs_mode": None}, 1.0, (None, 1.0)),
+        ({"name": "sglang", "logprobs_mode": None}, 0.7, (True, 0.7)),
+    ],
+)
+async def test_semantics_are_the_configurations(
+    config: dict[str, Any], temperature: float, means: tuple[bool | None, float | None]
+) -> None:
+    info = await VerlBackend(Client(Answer([], [])), {**CONFIG, **config}).connect()
+    found = semantics_of(info, SamplingParams(temperature=temperature))
+    assert (found.processed, found.temperature) == means
+    assert info.max_model_len == 149
+    assert VerlBackend(Client(Answer([], [])), {**CONFIG, "max_model_len": 64}).info.max_model_len == 63
+
+
+def test_parameters_are_verls_and_a_grammar_is_refused() -> None:
+    sent = parameters(
+        SamplingParams(max_new_tokens=9, temperature=0.5, min_p=0.1, stop=("X",), extra={"bad_words": []})
+    )
+    assert sent == {
+        "logprobs": True,
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": -1,
+        "stop_token_ids": [],
+        "min_p": 0.1,
+        "stop": ["X"],
+        "bad_words": [],
+    }
+    with pytest.raises(UnsupportedByServerError, match="no grammar"):
+        parameters(SamplingParams(grammar={"kind": "json_schema", "value": {"type": "object"}}))
+
+
+async def test_what_the_client_cannot_do_is_said() -> None:
+    backend = VerlBackend(Client(Answer([], [])), CONFIG)
+    with pytest.raises(UnsupportedByServerError, match="cannot score"):
+        await backend.score([1, 2])
+    await backend.abort("request")
+    await backend.aclose()
+
+
+def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "verl", None)
+    with pytest.raises(MissingPackageError, match=r"strands-tito\[verl\]"):
+        output_of(Ledger(), temperature=1.0, end_id=2)
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("version", ["0.8.0", "0.9.1"])
+def test_verls_worker_runs_our_loop_and_gives_a_batch(version: str) -> None:
+    said = run("verl_check.py", [f"verl-{version}", "verl", "data", "torch"])
+    assert said.splitlines()[-1] == f"verl: ok, {version}"

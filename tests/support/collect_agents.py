@@ -1,0 +1,44 @@
+"""Agents that the tests collect rollouts of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from strands import Agent, tool
+
+from tito_core import TITOModel
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a * b
+
+
+def factory(model: TITOModel, task: Mapping[str, Any]) -> Agent:
+    """An agent that is asked the task's prompt."""
+    return Agent(model=model, tools=[multiply], callback_handler=None, load_tools_from_directory=False)
+
+
+async def run(model: TITOModel, task: Mapping[str, Any]) -> float:
+    """Ask, and give the answer's length as the reward."""
+    result = await factory(model, task).invoke_async(str(task.get("question", "What is 25 * 17?")))
+    return float(len(str(result)))
+
+
+async def flaky(model: TITOModel, task: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fail now and then in the agent's own code, before a turn or after it."""
+    fate = random.random()
+    if fate < 0.1:
+        raise KeyError("before")
+    reward = await run(model, task)
+    if fate > 0.9:
+        raise RuntimeError("after")
+    return {"reward": reward, "solved": True}

@@ -1,0 +1,25 @@
+"""Rollouts that have ended, without an agent: their ledgers are of made-up turns."""
+
+from __future__ import annotations
+
+import random
+
+from support.drafts import make_draft
+from tito_core.collect import Ended, Failure, Rollout
+from tito_core.ledger import Ledger
+from tito_core.termination import Termination, record_termination
+
+
+def ended(rollout: Rollout, failure: str | None = None) -> Ended:
+    """End a rollout with up to four turns, by its name always the same ones."""
+    dice = random.Random(f"{rollout.task.id} {rollout.sample}")
+    ledger = Ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
+    for turn in range(dice.randrange(4)):
+        parent = turn - 1 if turn else None
+        prompt, output = ([base] * dice.randint(1, 40) for base in (100 + turn, 200 + turn))
+        ledger.commit(make_draft(parent, ledger.path_length(parent), prompt, output))
+    if dice.random() < 0.7:
+        ledger.annotate("reward", dice.random())
+    termination = Termination.ENGINE_ERROR if failure else Termination.COMPLETED
+    record_termination(ledger, termination)
+    return Ended(rollout, ledger, termination, Failure(failure, "") if failure else None)

@@ -1,0 +1,80 @@
+"""A scripted policy that multiplies with a tool, whatever the order of its requests, and agents that use it."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from strands import Agent, tool
+from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
+
+from support.scripted import END, call, ids_of, is_probe, tokenizer
+from tito_core.ledger import Ledger
+from tito_core.testing import Completion, ScriptedRequest
+
+QUESTION = "What is 25 * 17?"
+CALL = call("multiply", '{"a": 25, "b": 17}')
+ANSWER = "It is 425."
+SAMPLED = [*ids_of(CALL + END), *ids_of(ANSWER + END)]
+ledgers: list[Ledger] = []
+"""Of every agent that was made here, in order."""
+
+
+def says(request: ScriptedRequest) -> Completion:
+    """Answer by what the prompt holds; a word cut short is what the limit leaves."""
+    if is_probe(request) or request.scoring:
+        return Completion([5] * request.max_new_tokens, finish="length")
+    text = tokenizer().decode(list(request.prompt_ids))
+    ids = ids_of((ANSWER if "425" in text else CALL) + END)
+    if len(ids) > request.max_new_tokens:
+        return Completion(ids[: request.max_new_tokens], finish="length")
+    return Completion(ids)
+
+
+@tool
+def multiply(a: int, b: int) -> int:
+    """Multiply.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a * b
+
+
+_rewards = count()
+
+
+def make_agent(model: Any, row: Any) -> Agent:
+    """Make an agent whose rollouts are rewarded 0, 1, 0, 1, ..."""
+    agent = Agent(model=model, tools=[multiply], callback_handler=None)
+    ledgers.append(model.ledger)
+    reward = next(_rewards) % 2
+
+    def score(event: AfterInvocationEvent) -> None:
+        model.ledger.annotate("reward", reward)
+
+    agent.hooks.add_callback(AfterInvocationEvent, score)
+    return agent
+
+
+def make_editing_agent(model: Any, row: Any) -> Agent:
+    """Make an agent whose history is edited before its second answer, so that its rollout has two trajectories."""
+    agent = make_agent(model, row)
+
+    def edit(event: AfterToolCallEvent) -> None:
+        event.agent.messages[0]["content"][0]["text"] = "What is 25 * 17, exactly?"
+
+    agent.hooks.add_callback(AfterToolCallEvent, edit)
+    return agent
+
+
+def make_failing_agent(model: Any, row: Any) -> Agent:
+    """Make an agent whose first answer never comes."""
+
+    def fail(event: AfterToolCallEvent) -> None:
+        raise RuntimeError("a hook that failed")
+
+    agent = make_agent(model, row)
+    agent.hooks.add_callback(AfterToolCallEvent, fail)
+    return agent

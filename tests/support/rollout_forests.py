@@ -1,0 +1,77 @@
+"""Random finished rollouts for exporters: forests with branches, grammars, experts, versions, and every termination."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from support.drafts import drafts, engine_record, make_draft
+from tito_core.ledger import Column, Columns, Finish, Ledger, Provenance, Semantics, Server
+from tito_core.termination import Termination, record_termination
+
+RAW = Semantics(False, 1.0, False, "test")
+HOT = Semantics(True, 0.7, False, "test")
+CUT = Semantics(True, 1.0, True, "test")
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, most_turns: int = 6, experts: bool | None = None) -> Ledger:
+    """Draw a ledger of one to `most_turns` turns, some of which branch off, with what people write beside it."""
+    ledger = Ledger(group_id=draw(st.sampled_from([None, "g"])), task_id=draw(st.sampled_from([None, "t"])))
+    routed = draw(st.booleans()) if experts is None else experts
+    for index in range(draw(st.integers(1, most_turns))):
+        parent = draw(st.sampled_from([*range(index), index - 1, index - 1])) if index else None
+        parent = None if index and draw(st.integers(0, 7)) == 0 else parent
+        before = ledger.path_length(parent)
+        draft = draw(drafts(parent, before))
+        draft = replace(draft, engine=replace(draft.engine, request_id=f"request-{index}"))
+        if routed:
+            start = max(before - 1, 0)
+            rows = before + draft.columns.prompt + draft.columns.output - 1 - start
+            values = np.arange(start, start + rows)[:, None, None] % 250 + np.arange(4).reshape(1, 2, 2)
+            draft = replace(draft, extras={"routed_experts": Column.of(start, values)})
+        ledger.commit(draft)
+    if draw(st.booleans()):
+        record_termination(ledger, draw(st.sampled_from(list(Termination))))
+    if draw(st.booleans()):
+        ledger.annotate("reward", draw(st.sampled_from([0, 1, -0.5, 0.25])))
+    return ledger
+
+
+def chain(*turns: tuple[int, int], semantics: Semantics = RAW, finish: Finish = Finish.STOP) -> Ledger:
+    """Make a ledger of one path: prompts of 100, 101, ..., answers of 200, 201, ..., counted over the whole path."""
+    ledger = Ledger()
+    for prompt, output in turns:
+        before = ledger.path_length(len(ledger) - 1 if len(ledger) else None)
+        grow(ledger, len(ledger) - 1 if len(ledger) else None, prompt, output, semantics=semantics, finish=finish)
+        assert ledger.path_length(len(ledger) - 1) == before + prompt + output
+    return ledger
+
+
+def grow(
+    ledger: Ledger,
+    parent: int | None,
+    prompt: int,
+    output: int,
+    *,
+    semantics: Semantics = RAW,
+    finish: Finish = Finish.STOP,
+    constrained: bool = False,
+) -> int:
+    """Commit a turn after `parent`, and give its index."""
+    before, number = ledger.path_length(parent), len(ledger)
+    record = engine_record(output)
+    record = replace(record, server=Server("scripted", "m", semantics))
+    ids = [200 + (number * 16 + place) % 1000 for place in range(output)]
+    columns = Columns.pack(
+        np.arange(100, 100 + prompt, dtype=np.int32),
+        np.full(prompt, Provenance.PROMPT, np.uint8),
+        np.array(ids, np.int32),
+        -np.arange(1, output + 1, dtype=np.float32) / 8,
+    )
+    draft = make_draft(parent, before, [1] * prompt, [1] * output)
+    return ledger.commit(
+        replace(draft, columns=columns, engine=record, finish=finish, constrained=constrained, stop=None)
+    ).index

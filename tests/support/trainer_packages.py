@@ -1,0 +1,82 @@
+"""Trainers' own packages, installed into folders of the user's cache, and scripts that run with them.
+
+A lock is a file of tests/export/locks: exact versions, installed without their dependencies into one folder, keyed by
+its content and the Python version. What a lock does not name comes from this environment. A test names the locks that
+it needs; a package that cannot be installed fails it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from filelock import FileLock
+
+from tito_core.engine.locations import cache_dir
+
+LOCKS = Path(__file__).parent.parent / "export" / "locks"
+SCRIPTS = Path(__file__).parent.parent / "export" / "real"
+_ROOT = Path(__file__).parent.parent.parent
+
+
+@cache
+def folder_of(lock: str) -> Path:
+    """Give the folder with a lock's packages, installed by the first call and found by later ones.
+
+    Raises:
+        AssertionError: pip failed; it says what pip said.
+    """
+    pins = (LOCKS / f"{lock}.txt").read_text(encoding="utf-8")
+    key = hashlib.sha256(f"{pins}{sys.version_info[:2]}".encode()).hexdigest()[:12]
+    folder = cache_dir() / "trainers" / f"{lock}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / ".complete").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            _install(lock, folder / "site-packages")
+            (folder / ".complete").touch()
+    return folder / "site-packages"  # by that name Hypothesis knows that it is none of ours to look into
+
+
+def _install(lock: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-input", "--ignore-requires-python"]
+    index = os.environ.get("TITO_TORCH_INDEX")
+    command += [*(["--extra-index-url", index] if index else []), "--target", str(folder)]
+    done = subprocess.run([*command, "-r", str(LOCKS / f"{lock}.txt")], capture_output=True, text=True, timeout=1800)
+    said = [line for line in done.stderr.splitlines() if "WARNING: Location" not in line]
+    assert done.returncode == 0, f"pip could not install {lock}: " + "\n".join(said[-15:])
+
+
+def run(script: str, locks: Sequence[str], *arguments: str, paths: Sequence[str | Path] = ()) -> str:
+    """Run a script of tests/export/real with the packages of some locks, the first ones first, and give its output.
+
+    Raises:
+        AssertionError: It failed; it says what it said.
+    """
+    with TemporaryDirectory() as alone:
+        (Path(alone) / "support").symlink_to(_ROOT / "tests" / "support")  # beside it lies a folder named vllm
+        found = [*paths, *(folder_of(lock) for lock in locks), _ROOT / "src", alone]
+        return _run(script, found, arguments)
+
+
+def _run(script: str, paths: Sequence[str | Path], arguments: Sequence[str]) -> str:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, f"{script} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout

@@ -1,0 +1,231 @@
+"""Why rollouts end: each way that an agent stops, its word, and its place in the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+from strands import Agent, tool
+from strands.hooks import AfterModelCallEvent, BeforeToolCallEvent
+from strands.types.event_loop import StopReason
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    EventLoopException,
+    MaxTokensReachedException,
+    ModelThrottledException,
+)
+
+from support.drafts import make_draft
+from support.scripted import BACKENDS, Says, call, model_of
+from tito_core import TITOModel, TotalTokensReachedError, TurnNotStoredError
+from tito_core.backend.errors import (
+    BackendError,
+    ContextLengthError,
+    EngineTimeoutError,
+    GenerationAbortedError,
+    ProtocolViolationError,
+)
+from tito_core.hooks import LoopLimiter, MaxMessagesReachedError
+from tito_core.ledger import Finish, LawViolationError, Ledger
+from tito_core.store import from_record, to_record
+from tito_core.termination import (
+    Termination,
+    record_termination,
+    recorded_termination,
+    termination_of,
+)
+
+ADD = call("add", '{"a": 1, "b": 2}')
+LONG = " one two three" * 400 + "..."
+by_kind = pytest.mark.parametrize("kind", BACKENDS)
+
+
+@dataclass
+class Ended:
+    stop_reason: str
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add.
+
+    Args:
+        a: One.
+        b: Other.
+    """
+    return a + b
+
+
+async def ended(model: TITOModel, **options: Any) -> Termination:
+    """Run an agent once and say why it ended, as a user does."""
+    limits = options.pop("limits", None)
+    agent = Agent(model=model, tools=[add], callback_handler=None, **options)
+    outcome: Any
+    try:
+        outcome = await agent.invoke_async("Add.", limits=limits)
+    except BaseException as error:
+        outcome = error
+    return termination_of(outcome, model.ledger, context_limit=model.config.get("context_window_limit"))
+
+
+@by_kind
+async def test_an_agent_that_is_done_completed(kind: str) -> None:
+    assert await ended(model_of(kind, Says(ADD, "It is 3."))) is Termination.COMPLETED
+
+
+@by_kind
+async def test_an_answer_that_is_cut_is_truncated(kind: str) -> None:
+    model = model_of(kind, Says(LONG), sampling={"max_new_tokens": 8})
+    assert await ended(model) is Termination.TRUNCATED
+
+
+@by_kind
+async def test_the_trajectorys_bound_truncates_whether_it_cuts_an_answer_or_comes_before_it(kind: str) -> None:
+    cut = model_of(kind, Says(LONG), max_total_tokens=500)
+    assert await ended(cut) is Termination.TRUNCATED
+    assert len(cut.trajectory) == 500
+    none_left = model_of(kind, Says(LONG), max_total_tokens=1)
+    assert await ended(none_left) is Termination.TRUNCATED
+    assert len(none_left.ledger) == 0
+    assert termination_of(TotalTokensReachedError("none left")) is Termination.TRUNCATED
+
+
+@by_kind
+async def test_an_answer_that_fills_the_context_ended_by_the_context(kind: str) -> None:
+    model = model_of(kind, Says(LONG), context_window_limit=600, sampling={"max_new_tokens": 4096})
+    assert await ended(model) is Termination.CONTEXT
+
+
+@by_kind
+async def test_a_history_that_does_not_fit_ended_by_the_context(kind: str) -> None:
+    assert await ended(model_of(kind, Says("Yes."), context_window_limit=20)) is Termination.CONTEXT
+
+
+@by_kind
+async def test_limits_of_the_loop_and_of_strands(kind: str) -> None:
+    hook = LoopLimiter(max_tool_iters=1)
+    assert await ended(model_of(kind, Says(ADD)), hooks=[hook]) is Termination.LIMIT
+    assert await ended(model_of(kind, Says(ADD)), limits={"turns": 1}) is Termination.LIMIT
+
+
+@by_kind
+async def test_a_hook_that_fails_is_the_agents_side(kind: str) -> None:
+    def fail(event: BeforeToolCallEvent) -> None:
+        raise KeyError("the user's own")
+
+    assert await ended(model_of(kind, Says(ADD)), hooks=[fail]) is Termination.TOOL_ERROR
+
+
+@by_kind
+async def test_a_malformed_call_that_is_raised_is_the_agents_side(kind: str) -> None:
+    model = model_of(kind, Says(call("add", '{"a": 1')), malformed_calls="raise")
+    assert await ended(model) is Termination.TOOL_ERROR
+
+
+@by_kind
+async def test_agent_cancel_cancels(kind: str) -> None:
+    def stop(event: AfterModelCallEvent) -> None:
+        event.agent.cancel()
+
+    assert await ended(model_of(kind, Says(ADD)), hooks=[stop]) is Termination.CANCELLED
+
+
+def test_every_stop_reason_of_strands_has_a_word() -> None:
+    assert {termination_of(Ended(reason)) for reason in get_args(StopReason)} >= {
+        Termination.COMPLETED,
+        Termination.TRUNCATED,
+        Termination.LIMIT,
+        Termination.ABORTED,
+        Termination.CANCELLED,
+    }
+    with pytest.raises(ValueError, match="stop reason 'new_word'"):
+        termination_of(Ended("new_word"))
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (asyncio.CancelledError(), Termination.CANCELLED),
+        (KeyboardInterrupt(), Termination.CANCELLED),
+        (TimeoutError(), Termination.LIMIT),
+        (MaxMessagesReachedError(1, 2), Termination.LIMIT),
+        (EventLoopException(MaxMessagesReachedError(1, 2)), Termination.LIMIT),
+        (MaxTokensReachedException("cut"), Termination.TRUNCATED),
+        (ContextWindowOverflowException("long"), Termination.CONTEXT),
+        (ContextLengthError("long"), Termination.CONTEXT),
+        (GenerationAbortedError("paused"), Termination.ABORTED),
+        (EngineTimeoutError("late"), Termination.ENGINE_ERROR),
+        (EventLoopException(BackendError("down")), Termination.ENGINE_ERROR),
+        (EventLoopException(EventLoopException(ProtocolViolationError("no"))), Termination.ENGINE_ERROR),
+        (ModelThrottledException("busy"), Termination.ENGINE_ERROR),
+        (LawViolationError(2, "no."), Termination.ENGINE_ERROR),
+        (TurnNotStoredError("full"), Termination.ENGINE_ERROR),
+        (ExceptionGroup("tasks", [BackendError("down"), KeyError("x")]), Termination.ENGINE_ERROR),
+        (caused(RuntimeError("Graph node failed"), BackendError("down")), Termination.ENGINE_ERROR),
+        (caused(RuntimeError("Graph node failed"), KeyError("x")), Termination.TOOL_ERROR),
+        (ZeroDivisionError(), Termination.TOOL_ERROR),
+        (OSError("a disk of the user's"), Termination.TOOL_ERROR),
+    ],
+)
+def test_what_each_error_means(error: BaseException, word: Termination) -> None:
+    assert termination_of(error) is word
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    first, second = RuntimeError("a"), RuntimeError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert termination_of(first) is Termination.TOOL_ERROR
+
+
+def ledger_of(finish: Finish) -> Ledger:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100] * 3, [200] * 5, finish=finish))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("finish", "limit", "cut", "unsaid"),
+    [
+        (Finish.STOP, None, Termination.TRUNCATED, Termination.COMPLETED),
+        (Finish.LENGTH, None, Termination.TRUNCATED, Termination.TRUNCATED),
+        (Finish.LENGTH, 9, Termination.TRUNCATED, Termination.TRUNCATED),
+        (Finish.LENGTH, 8, Termination.CONTEXT, Termination.CONTEXT),
+        (Finish.ABORT, 8, Termination.ABORTED, Termination.ABORTED),
+    ],
+)
+def test_the_last_turn_says_what_cut_an_answer(
+    finish: Finish, limit: int | None, cut: Termination, unsaid: Termination
+) -> None:
+    ledger = ledger_of(finish)
+    assert termination_of(MaxTokensReachedException("cut"), ledger, context_limit=limit) is cut
+    assert termination_of(Ended("max_tokens"), ledger, context_limit=limit) is cut
+    assert termination_of(None, ledger, context_limit=limit) is unsaid
+    assert termination_of(Ended("end_turn"), ledger, context_limit=limit) is Termination.COMPLETED
+
+
+def test_a_rollout_without_turns_that_nobody_spoke_of_counts_as_completed() -> None:
+    assert termination_of(None) is Termination.COMPLETED
+    assert termination_of(None, Ledger()) is Termination.COMPLETED
+
+
+@pytest.mark.parametrize("word", Termination)
+def test_a_ledger_keeps_the_word_through_a_file(word: Termination) -> None:
+    ledger = ledger_of(Finish.STOP)
+    assert recorded_termination(ledger) is None
+    record_termination(ledger, Termination.ENGINE_ERROR)
+    record_termination(ledger, word)
+    assert recorded_termination(from_record(to_record(ledger))) is word
+
+
+def test_another_word_in_the_annotation_is_an_error() -> None:
+    ledger = ledger_of(Finish.STOP)
+    ledger.annotate("termination", "MaxToolIterationsReachedError")
+    with pytest.raises(ValueError, match="MaxToolIterationsReachedError'; it must be one of completed, "):
+        recorded_termination(ledger)
