@@ -12,13 +12,14 @@ TEMPERATURE ?= 1.0
 TORCH_INDEX ?=
 TEST_ARGS ?=
 PROVE_ARGS ?=
+TRAIN_ARGS ?=
 PACKAGE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test conformance trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo train-tiny test conformance trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(READY)  ## make .venv, with uv where it is present
 
@@ -40,10 +41,16 @@ demo: $(READY)  ## run the main job: a real engine, an agent with a tool, rollou
 		$(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(TOKENIZER),--tokenizer $(TOKENIZER)) \
 		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
+train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and write docs/training.md
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
+	@$(BIN)/python examples/train_tiny.py --backend $(BACKEND) --page docs/training.md \
+		$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(TRAIN_ARGS)
+
 test: $(READY)  ## run every test that needs no engine
 	$(BIN)/python -m pytest -q -n 2 $(TEST_ARGS)
 
 conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
 	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (2.7 GB)
@@ -81,7 +88,7 @@ bench: $(READY)  ## print the benchmark tables
 lock: $(READY)  ## write constraints.txt anew from pyproject.toml
 	$(BIN)/python -m pip install -q pip-tools
 	$(BIN)/pip-compile -q --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-annotate \
-		--no-header --extra dev --extra docs --extra mutants --extra renderers --output-file constraints.txt pyproject.toml
+		--no-header --extra dev --extra docs --extra mutants --extra renderers --extra train --output-file constraints.txt pyproject.toml
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

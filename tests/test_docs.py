@@ -159,8 +159,8 @@ def test_every_link_to_a_file_leads_somewhere(page: str) -> None:
 
 
 def test_every_make_target_in_the_readme_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text())) - {"help"} <= targets | {"sure"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text())) - {"help"} <= targets | {"sure"}
 
 
 def test_the_templates_page_runs() -> None:
@@ -271,3 +271,13 @@ def test_the_page_on_trainers_runs(
         for snippet in snippets("docs/trainers.md"):
             exec(compile(at_server(snippet, server.base_url, folder), "docs/trainers.md", "exec"), names)
     assert capsys.readouterr().out == "True\ncompleted\n2\n"
+
+
+def test_the_page_on_training_runs_and_names_what_there_is(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = snippets("docs/training.md")
+    with ScriptedServer(engine_of("vllm", Says(*ANSWERS))) as server:
+        exec(at_server(code, server.base_url, folder), {})
+    assert capsys.readouterr().out.endswith("{'default'}\n")
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    for path in re.findall(r"\| `(examples/\w+\.py)` \|", page):
+        assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) < 80, path

@@ -1,0 +1,54 @@
+"""A sub-agent: an agent whose tool is another agent on the same model. One ledger, a root for each of them.
+
+python examples/sub_agent.py --backend sglang
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from strands import Agent, tool
+
+import at_engine
+from calculator import make_agent
+from tito_core import Ledger, Policy, TITOModel
+from tito_core.ledger import check_ledger
+
+QUESTIONS = ["What is 25 * 17?", "What is 36 * 12?", "What is 148 + 389?"]
+
+
+def make_pair(model: TITOModel) -> Agent:
+    """Make an agent that has its sums done by another one, which has a calculator."""
+
+    @tool(name="calculator")
+    async def delegate(expression: str) -> str:
+        """Have an expression worked out.
+
+        Args:
+            expression: The expression, such as "12 + 30".
+        """
+        return str(await make_agent(model).invoke_async(f"What is {expression}?", limits={"turns": 3}))
+
+    return Agent(model=model, tools=[delegate], system_prompt="You answer briefly.", callback_handler=None)
+
+
+async def roll_out(policy: Policy, question: str) -> Ledger:
+    """Ask the outer agent."""
+    model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
+    result = await make_pair(model).invoke_async(question, limits={"turns": 3})
+    check_ledger(model.ledger)
+    print(f"{question} {str(result).strip()}\n{model.ledger.tree()}\n")
+    return model.ledger
+
+
+async def main(policy: Policy) -> list[Ledger]:
+    """Ask all questions; both agents' turns are trained, each token once (law 3)."""
+    ledgers = await asyncio.gather(*(roll_out(policy, question) for question in QUESTIONS))
+    for ledger in ledgers:
+        trained = sum(int(trajectory.loss_mask.sum()) for trajectory in ledger.trajectories())
+        assert trained == sum(len(turn.draft.output_ids) for turn in ledger)
+    return list(ledgers)
+
+
+if __name__ == "__main__":
+    at_engine.run(main, __doc__)

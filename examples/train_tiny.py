@@ -1,0 +1,229 @@
+"""On-policy training of a tool-using agent on a CPU: a real engine samples, torch learns, the engine goes on with that.
+
+python examples/train_tiny.py --backend vllm
+python examples/train_tiny.py --backend sglang --updates 3
+
+Rollouts come from the engine through `TITOModel`; the learner takes their ids, mask and logprobs as they are; the new
+weights are loaded into the running engine under a new version's name, which every sampled token then carries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tito_core import Ledger, Policy, engine, report
+from tito_core.backend import EngineAdmin
+from tito_core.engine import install, models
+from training import batch, curves
+from training.process import LearnerProcess
+from training.task import Problem, attempt, problems
+
+console = Console(width=None if sys.stdout.isatty() else 118)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much, and how fast.
+
+    Attributes:
+        updates: Batches that are rolled out, learnt from and forgotten.
+        minutes: After this long no update begins.
+        questions, copies: Groups in a batch, and rollouts in a group, whose rewards are compared with one another.
+        held_out: Questions that are asked before and after, and never learnt from.
+        layers, lr, passes, clip: See `learner.Learner`.
+    """
+
+    updates: int = 14
+    minutes: float = 30.0
+    questions: int = 4
+    copies: int = 4
+    held_out: int = 24
+    layers: int = 6
+    lr: float = 5e-5
+    passes: int = 2
+    clip: tuple[float, float] = (0.2, 0.28)
+
+    def learner(self) -> dict[str, Any]:
+        """Give the learner's part."""
+        return {name: getattr(self, name) for name in ("layers", "lr", "passes", "clip")}
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run found out: a row of figures an update, the proof, and the reward on held-out questions."""
+
+    backend: str
+    engine: str
+    settings: dict[str, Any]
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    proof: dict[str, Any] = field(default_factory=dict)
+    before: float = float("nan")
+    after: float = float("nan")
+    seconds: float = 0.0
+
+
+class Training:
+    """One run: a policy on an engine, a learner with the same weights, and a folder between them."""
+
+    def __init__(self, policy: Policy, learner: LearnerProcess, folder: Path, settings: Settings) -> None:
+        if not isinstance(policy.backend, EngineAdmin):
+            raise TypeError(f"The backend {policy.info.backend} cannot change its server's weights.")
+        self.policy, self.admin, self.learner = policy, policy.backend, learner
+        self.folder, self.settings = folder, settings
+        self.untrained: list[Ledger] = []
+        self.run = Run(policy.info.backend, f"{policy.info.backend} {policy.info.version}", asdict(settings))
+
+    async def train(self, progress: Progress) -> Run:
+        """Roll out, learn, load, and again; the figures of all of it."""
+        began = time.monotonic()
+        bar = progress.add_task("held-out questions", total=self.settings.updates)
+        self.untrained = await self._held_out()
+        self.run.before = mean_reward(self.untrained)
+        for step in range(self.settings.updates):
+            if time.monotonic() - began > 60 * self.settings.minutes:
+                break
+            progress.update(bar, description=f"update {step + 1}")
+            figures = await self._update(step, progress)
+            progress.advance(bar)
+            progress.console.print(curves.line(figures), highlight=False)
+            self.run.seconds = time.monotonic() - began
+        progress.update(bar, description="held-out questions")
+        self.run.after = mean_reward(await self._held_out())
+        self.run.seconds = time.monotonic() - began
+        return self.run
+
+    async def _update(self, step: int, progress: Progress) -> dict[str, Any]:
+        began, version = time.monotonic(), await self.admin.weight_version()
+        ledgers = await self._roll_out(problems(self.settings.questions, seed=step), self.settings.copies)
+        rolled_out = time.monotonic()
+        rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
+        path = batch.write(rows, self.folder / "batch.npz")
+        if not self.run.proof:
+            self.run.proof = await self._prove([*self.untrained, *ledgers])
+            progress.console.print("\n".join(curves.proof_lines(self.run.proof)), highlight=False)
+        told = await asyncio.to_thread(self.learner.ask, "update", batch=path)
+        weights = str(self.folder / f"weights-{step % 2}")  # whole before the engine hears of them
+        await asyncio.to_thread(self.learner.ask, "save", folder=weights)
+        await self.admin.load_weights(weights, f"step-{step + 1}")
+        figures = {
+            "update": step + 1,
+            "version": version,
+            "sampled_by": sampled_by(ledgers),
+            "reward": mean_reward(ledgers),
+            "sampled": int(sum(row.mask.sum() for row in rows)),
+            "samples": len(rows),
+            "retokenizing_changes": batch.changed(rows, again),
+            "rollout_s": rolled_out - began,
+            "seconds": time.monotonic() - began,
+            **told,
+        }
+        self.run.updates.append(figures)
+        return figures
+
+    async def _prove(self, ledgers: Sequence[Ledger]) -> dict[str, Any]:
+        """Let the learner score what the engine recorded: on our ids, and on the ids of re-tokenized text."""
+        rows, again = batch.rows_of(ledgers), batch.retokenized(ledgers, self.policy.tokenizer)
+        proof: dict[str, Any] = {"samples": len(rows), "retokenizing_changes": batch.changed(rows, again)}
+        for name, columns in (("ours", rows), ("retokenized", again)):
+            path, into = batch.write(columns, self.folder / "proof.npz"), self.folder / "scores.npy"
+            await asyncio.to_thread(self.learner.ask, "score", batch=path, into=str(into))
+            apart = batch.recorded(columns) - np.load(into)
+            ratio = np.exp(-apart.astype(np.float64))
+            proof[name] = {
+                "tokens": len(apart),
+                "max": float(np.abs(apart).max()),
+                "p99": float(np.quantile(np.abs(apart), 0.99)),
+                "ratio": [float(ratio.min()), float(ratio.mean()), float(ratio.max())],
+            }
+        return proof
+
+    async def _held_out(self) -> list[Ledger]:
+        return await self._roll_out(problems(self.settings.held_out, seed=10**6), copies=1)
+
+    async def _roll_out(self, asked: Sequence[Problem], copies: int) -> list[Ledger]:
+        slots = asyncio.Semaphore(16)
+
+        async def one(number: int, problem: Problem) -> Ledger:
+            async with slots:
+                return await attempt(self.policy, problem, group=str(number))
+
+        return await asyncio.gather(*(one(*numbered) for numbered in enumerate(asked) for _ in range(copies)))
+
+
+def mean_reward(ledgers: Sequence[Ledger]) -> float:
+    """Average the rewards; NaN where there is none."""
+    return float(np.mean([ledger.annotation("reward") for ledger in ledgers])) if ledgers else float("nan")
+
+
+def sampled_by(ledgers: Sequence[Ledger]) -> list[str | None]:
+    """List the weight versions that the engine says sampled these tokens."""
+    return sorted(
+        {span.version for ledger in ledgers for turn in ledger for span in turn.draft.engine.versions}, key=str
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    usual = Settings()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="vllm", choices=("vllm", "sglang"))
+    parser.add_argument("--updates", type=int, default=usual.updates)
+    parser.add_argument("--minutes", type=float, default=usual.minutes, help="after this long no update begins")
+    parser.add_argument("--questions", type=int, default=usual.questions, help="groups in a batch")
+    parser.add_argument("--copies", type=int, default=usual.copies, help="rollouts in a group")
+    parser.add_argument("--layers", type=int, default=usual.layers, help="how many of the last layers learn")
+    parser.add_argument("--lr", type=float, default=usual.lr)
+    parser.add_argument("--passes", type=int, default=usual.passes, help="optimizer steps on each batch")
+    parser.add_argument("--torch-index", default=None, help="package index with CPU builds of torch, if pip needs one")
+    parser.add_argument("--page", default="runs/training.md", help="page of the table; figures and plot go beside it")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Start the engine and the learner, train, draw; errors are one sentence."""
+    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)  # malformed calls are what the policy unlearns
+    arguments = parse_arguments()
+    chosen = {name: value for name, value in vars(arguments).items() if name in Settings.__slots__}
+    settings = Settings(**chosen)
+    try:
+        with contextlib.ExitStack() as stack:
+            with engine.on_console() as say:
+                options = {"torch_index": arguments.torch_index, "timeout_s": 900.0, "on_progress": say}
+                started = engine.running_sync(arguments.backend, dev_mode=True, **options)
+                url = stack.enter_context(started)
+            python = install.ensure(engine.find(arguments.backend)).python
+            model = models.ensure("smollm2", python)
+            tokenizer = models.load_tokenizer("smollm2")
+            policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="train-tiny-")))
+            learner = stack.enter_context(LearnerProcess(python, model, settings.learner(), folder / "learner.log"))
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            progress = stack.enter_context(Progress(*columns, console=console))
+            training = Training(policy, learner, folder, settings)
+            with contextlib.suppress(KeyboardInterrupt):  # what there is by then is shown all the same
+                asyncio.run(training.train(progress))
+    except report.EXPECTED_ERRORS as error:
+        console.print(f"[red]{type(error).__name__}[/]: {error}", highlight=False, markup=True)
+        return 1
+    if training.run.updates:
+        curves.show(console, training.run)
+        curves.keep(training.run, Path(arguments.page))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What a run shows: a line an update, the proof, the table, the plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from train_tiny import Run
+
+CAPTION = """Dots are batches of rollouts, the line through them the mean of three. The ratio's line is its mean before
+the first step on a batch, where the rollouts are exactly on-policy; the band is its range before the last step."""
+BEGIN, END = "<!-- figures: written by make train-tiny -->", "<!-- end of figures -->"
+
+
+def line(figures: Mapping[str, Any]) -> str:
+    """Say how an update went."""
+    first, last = figures["passes"][0]["ratio"], figures["passes"][-1]["ratio"]
+    return (
+        f"update {figures['update']:2}  reward {figures['reward']:.3f}  kl {figures['kl']:.4f}  "
+        f"ratio {first[0]:.5f}..{first[2]:.5f}, then {last[0]:.2f}..{last[2]:.2f}  apart {figures['apart'][0]:.1e}  "
+        f"{figures['version']}  {figures['sampled']} tokens  {figures['seconds']:.0f} s"
+    )
+
+
+def proof_lines(proof: Mapping[str, Any]) -> list[str]:
+    """Make the proof's rows: what was measured, on our ids, on re-tokenized text."""
+    ours, theirs = proof["ours"], proof["retokenized"]
+    rows = [("", "our ids", "re-tokenized text"), ("sampled tokens compared", ours["tokens"], theirs["tokens"])]
+    rows += [(f"|recorded - recomputed|, {q}", f"{ours[q]:.1e}", f"{theirs[q]:.1e}") for q in ("p99", "max")]
+    rows += [
+        (f"importance ratio, {q}", f"{ours['ratio'][at]:.3f}", f"{theirs['ratio'][at]:.3f}")
+        for at, q in enumerate(("lowest", "mean", "highest"))
+    ]
+    samples = proof["samples"]
+    rows += [("samples whose ids changed", f"0 of {samples}", f"{proof['retokenizing_changes']} of {samples}")]
+    return [f"{what:32}{mine!s:>12}{other!s:>20}" for what, mine, other in rows]
+
+
+def show(console: Console, run: Run) -> None:
+    """Print what came out."""
+    changed, samples = (sum(u[name] for u in run.updates) for name in ("retokenizing_changes", "samples"))
+    first, last = ends(run.updates)
+    console.print(
+        f"reward      {first:.3f} in the first updates, {last:.3f} in the last; "
+        f"held-out questions {run.before:.3f} before, {run.after:.3f} after\n"
+        f"drift       re-tokenizing would have changed {changed} of {samples} samples ({changed / samples:.0%})\n"
+        f"apart       at most {max(u['apart'][0] for u in run.updates):.1e} nats between engine and learner, "
+        f"in all {len(run.updates)} updates\n"
+        f"time        {run.seconds / 60:.1f} minutes",
+        highlight=False,
+    )
+
+
+def ends(updates: list[dict[str, Any]]) -> tuple[float, float]:
+    """Give the mean reward of the first and of the last three updates."""
+    rewards = [update["reward"] for update in updates]
+    return sum(rewards[:3]) / len(rewards[:3]), sum(rewards[-3:]) / len(rewards[-3:])
+
+
+def keep(run: Run, page: Path) -> None:
+    """Write a page's table, and beside it the figures of both backends' latest runs and their plot."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    figures = page.with_suffix(".json")
+    runs = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
+    runs[run.backend] = asdict(run)
+    figures.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    plot(runs, page.with_suffix(".svg"))
+    before, after = "# A run\n\n", "\n"
+    if page.exists():
+        before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+        after = rest.split(END)[1]
+    shown = f"![Reward, KL, importance ratio]({page.with_suffix('.svg').name})\n\n{CAPTION}\n\n{table(runs)}"
+    page.write_text(f"{before}{BEGIN}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
+
+
+def table(runs: Mapping[str, Any]) -> str:
+    """Make the page's Markdown: what was measured, a column a backend."""
+    names = [name for name in ("vllm", "sglang") if name in runs]
+    found = [_summary(runs[name]) for name in names]
+    head = ["", *(runs[name]["engine"] for name in names)]
+    rows = [head, ["---"] * len(head)]
+    rows += [[what, *(each[what] for each in found)] for what in found[0]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _summary(run: Mapping[str, Any]) -> dict[str, str]:
+    updates, proof = run["updates"], run["proof"]
+    (first, last), settings = ends(updates), run["settings"]
+    changed, samples = (sum(update[name] for update in updates) for name in ("retokenizing_changes", "samples"))
+    ratio = max(abs(edge - 1) for update in updates for edge in update["passes"][0]["ratio"])
+    ours, theirs = proof["ours"], proof["retokenized"]
+    return {
+        "updates, rollouts, sampled tokens": f"{len(updates)}, {samples}, {sum(u['sampled'] for u in updates)}",
+        "minutes": f"{run['seconds'] / 60:.1f}",
+        "mean reward, first three updates": f"{first:.3f}",
+        "mean reward, last three updates": f"**{last:.3f}**",
+        f"{settings['held_out']} held-out questions, before": f"{run['before']:.3f}",
+        f"{settings['held_out']} held-out questions, after": f"**{run['after']:.3f}**",
+        "weight version that sampled last": f"`{updates[-1]['sampled_by'][0]}`",
+        "KL from the start, at the last update": f"{updates[-1]['kl']:.3f}",
+        "\\|recorded - recomputed\\|, our ids, first update, max": f"{ours['max']:.1e}",
+        "the same over all updates, max": f"{max(update['apart'][0] for update in updates):.1e}",
+        "importance ratio, our ids, furthest from 1": f"{ratio:.1e}",
+        "\\|recorded - recomputed\\|, re-tokenized text, max": f"{theirs['max']:.1f}",
+        "importance ratio, re-tokenized text": f"{theirs['ratio'][0]:.1e} to {theirs['ratio'][2]:.1e}",
+        "samples that re-tokenizing would have changed": f"{changed} of {samples} ({changed / samples:.0%})",
+    }
+
+
+COLOURS = {"vllm": "#2a78d6", "sglang": "#eb6834"}
+
+
+LOOKS = {"svg.hashsalt": "tito", "svg.fonttype": "none", "font.size": 9}
+"""The same figures make the same file, with text that stays text."""
+
+
+def plot(runs: Mapping[str, Any], path: Path) -> None:
+    """Draw reward, KL and importance ratio over updates, a colour a backend, as SVG."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    mpl.rcParams.update({**LOOKS, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = pyplot.subplots(1, 3, figsize=(10, 3), layout="constrained")
+    for name, run in runs.items():
+        _draw(run, COLOURS[name], *axes)
+    axes[0].set(title="reward", ylim=(0, 1))
+    axes[1].set(title="KL from the start, nats a token", ylim=(0, None))
+    axes[2].set(title="importance ratio")
+    for each in axes:
+        each.set(xlabel="update")
+        each.grid(alpha=0.25)
+    axes[0].legend(frameon=False, loc="lower right")
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _draw(run: Mapping[str, Any], colour: str, reward: Any, kl: Any, ratio: Any) -> None:
+    updates = run["updates"]
+    steps, rewards = [update["update"] for update in updates], [update["reward"] for update in updates]
+    recent = [rewards[max(0, at - 2) : at + 1] for at in range(len(rewards))]
+    reward.plot(steps, rewards, "o", color=colour, markersize=3, alpha=0.5)
+    reward.plot(steps, [sum(window) / len(window) for window in recent], color=colour, label=run["engine"])
+    kl.plot(steps, [update["kl"] for update in updates], color=colour)
+    first, last = ([update["passes"][at]["ratio"] for update in updates] for at in (0, -1))
+    ratio.fill_between(steps, [low for low, _, _ in last], [high for *_, high in last], color=colour, alpha=0.2, lw=0)
+    ratio.plot(steps, [mean for _, mean, _ in first], color=colour, lw=1.5)

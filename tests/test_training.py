@@ -1,0 +1,162 @@
+"""What `examples/train_tiny.py` has that needs no engine and no torch: the task, the batch, the order of an update."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.progress import Progress
+
+from calculator import evaluate
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of
+from tito_core import Ledger, Policy
+from tito_core.ledger import check_ledger
+from train_tiny import Settings, Training
+from training import batch, curves
+from training.process import LearnerProcess
+from training.task import Problem, attempt, problems, reward_of
+
+SUM = Problem("What is 25 * 17?", 425)
+GOOD = (call("calculator", '{"expression": "25 * 17"}'), "The answer is 425.")
+END = ids_of("<|im_end|>")
+SPLIT = [*ids_of("The"), *ids_of(" an"), *ids_of("swer"), *ids_of(" is 425."), *END]
+"""Spelt as no tokenizer would."""
+
+
+def scripted(kind: str, *answers: Any) -> Policy:
+    return replace(policy_of(kind), backend=backend_of(engine_of(kind, Says(*answers)), kind))
+
+
+def with_reward(reward: float, group: str) -> Ledger:
+    ledger = Ledger(group_id=group)
+    ledger.annotate("reward", reward)
+    return ledger
+
+
+def test_answers_are_those_of_the_calculator_and_a_seed_gives_the_same_problems() -> None:
+    for problem in problems(50, seed=3):
+        expression = "".join(letter for letter in problem.question if letter in "0123456789+-*")
+        assert evaluate(expression.rstrip("-")) == problem.answer
+    assert problems(5, seed=1) == problems(5, seed=1) != problems(5, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reward"),
+    [
+        (GOOD, 1.0),
+        ((GOOD[0], "It is 425"), 1.0),
+        ((GOOD[0], "I do not know."), 0.5),
+        ((GOOD[0], "It is 4255."), 0.5),
+        ((GOOD[0], "It is 425 and " * 30 + "..."), 0.5),
+        ((call("calculator", '{"expression": "25 + 17"}'), "The answer is 425."), 0.25),
+        ((call("calculator", '{"expression": "25 ^ 17"}'), "The answer is 425."), 0.0),
+        ((call("calculator", '{"expression": "25 * 17"}}'),), 0.0),
+        (("The answer is 425.",), 0.0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+async def test_the_reward_is_for_a_call_its_result_and_telling_it(answers: tuple[str, ...], reward: float) -> None:
+    ledger = await attempt(scripted("vllm", *answers), SUM, "a")
+    assert ledger.annotation("reward") == reward
+    assert ledger.header.group_id == "a"
+    check_ledger(ledger)
+
+
+def test_no_words_no_reward() -> None:
+    assert reward_of([{"role": "user", "content": [{"text": "What is 25 * 17?"}]}], 425) == 0.0
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 0.25, 0.5, 1.0]), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_advantages_compare_a_group_with_itself(groups: list[list[float]]) -> None:
+    ledgers = [with_reward(reward, str(number)) for number, group in enumerate(groups) for reward in group]
+    found = iter(batch.advantages(ledgers))
+    for group in groups:
+        mine = [next(found) for _ in group]
+        assert abs(sum(mine)) < 1e-6
+        assert np.argsort(group, kind="stable").tolist() == np.argsort(mine, kind="stable").tolist()
+        assert any(mine) == (len(set(group)) > 1)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_rows_are_the_ledgers_and_retokenizing_changes_those_that_were_spelt_otherwise(
+    kind: str, tmp_path: Path
+) -> None:
+    ledgers = [await attempt(scripted(kind, GOOD[0], last), SUM, "a") for last in (GOOD[1], SPLIT, "Who knows?")]
+    rows = batch.rows_of(ledgers)
+    again = batch.retokenized(ledgers, policy_of(kind).tokenizer)
+    assert batch.changed(rows, again) == 1
+    for row, other, ledger in zip(rows, again, ledgers, strict=True):
+        (trajectory,) = ledger.trajectories()
+        assert row.ids.tolist() == trajectory.token_ids.tolist()
+        assert len(other.ids) == len(other.mask) == len(other.logprobs)
+        assert np.isfinite(other.logprobs[other.mask]).all()
+    assert len(rows[1].ids) == len(again[1].ids) + 1
+    assert rows[1].mask.sum() == again[1].mask.sum() + 1
+    with np.load(batch.write(rows, tmp_path / "batch.npz")) as file:
+        assert np.array_equal(file["logprobs"][file["mask"]], batch.recorded(rows))
+        assert file["tokens"].shape == file["mask"].shape == (3, max(len(row.ids) for row in rows))
+        assert file["advantages"].tolist() == pytest.approx(batch.advantages(ledgers), abs=1e-5)
+
+
+class Noted:
+    """Notes the order of what the loop does, in the place of the learner and the engine's loader."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    def ask(self, do: str, **order: str) -> dict[str, Any]:
+        self.done.append(" ".join([do, *(Path(value).name for value in order.values())]))
+        if do == "score":
+            with np.load(order["batch"]) as file:
+                np.save(order["into"], file["logprobs"][file["mask"]])
+        return {"passes": [{"ratio": [1.0, 1.0, 1.0], "clipped": 0.0}], "kl": 0.0, "apart": [0.0] * 3, "norm": 0.0}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_update_is_rolled_out_learnt_written_and_only_then_loaded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    policy = scripted(kind, *GOOD)
+    training = Training(policy, Noted(done), tmp_path, Settings(updates=2, questions=1, copies=2, held_out=0))  # type: ignore[arg-type]
+
+    async def load(path: str, version: str) -> None:
+        done.append(f"load {Path(path).name} {version}")
+
+    monkeypatch.setattr(training, "admin", type("Admin", (), {"load_weights": staticmethod(load)}))
+    monkeypatch.setattr(training.admin, "weight_version", lambda: policy.backend.weight_version(), raising=False)  # type: ignore[attr-defined]
+    with Progress(disable=True) as progress:
+        run = await training.train(progress)
+    assert done == [
+        "score proof.npz scores.npy",
+        "score proof.npz scores.npy",
+        "update batch.npz",
+        "save weights-0",
+        "load weights-0 step-1",
+        "update batch.npz",
+        "save weights-1",
+        "load weights-1 step-2",
+    ]
+    assert [update["samples"] for update in run.updates] == [2, 2]
+    assert run.proof["ours"] == {"tokens": run.updates[0]["sampled"], "max": 0.0, "p99": 0.0, "ratio": [1.0] * 3}
+    assert json.loads(json.dumps(run.updates)) == run.updates
+    assert "0 of 4 (0%)" in curves.table({kind: {**vars_of(run), "before": 0.0, "after": 0.0}})
+
+
+def test_a_learner_that_ends_says_its_last_words(tmp_path: Path) -> None:
+    with (
+        LearnerProcess(Path(sys.executable), tmp_path / "no model", {}, tmp_path / "log") as learner,
+        pytest.raises(RuntimeError, match=r"The learner ended \(status 1\) when it was to save:\n(.*\n)*.*Error"),
+    ):
+        learner.ask("save", folder=str(tmp_path))
+
+
+def vars_of(run: Any) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in run.__slots__}
