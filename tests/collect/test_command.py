@@ -29,7 +29,7 @@ from support.ended import ended
 from tito_core import cli
 from tito_core.collect import CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
 from tito_core.collect.progress import on_console, status, summary
-from tito_core.testing import Fault
+from tito_core.testing import Fault, ScriptedRequest
 
 WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
 
@@ -107,13 +107,18 @@ def test_inspect_and_verify_read_what_was_collected(
 def test_ctrl_c_ends_it_cleanly_with_what_is_done(
     number: int, exit_status: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
 ) -> None:
-    out, log = tmp_path / "out", tmp_path / "log"
-    with served("sglang", latency=0.05) as server:
+    out, log, held = tmp_path / "out", tmp_path / "log", [True]
+
+    def fault(number: int, request: ScriptedRequest) -> Fault | None:
+        return Fault(hang=True) if held and len(lines(out)) >= 4 else None  # so that it cannot end before the signal
+
+    with served("sglang", fault=fault) as server:
         argv = command("sglang", server, folder, tasks, out, "-n", "3", "--concurrency", "2")
         pid = forks.start(argv, log)
         wait_for(out, 4)
         os.kill(pid, number)
         assert forks.wait(pid) == exit_status, log.read_text()
+        held.clear()
         had = lines(out)
         told = log.read_text()
         assert f"{len(had)} of 15 rollouts are there." in told
