@@ -32,7 +32,7 @@ def first_difference(policy: Policy, turn: Turn) -> str:
     """Show where sampled ids and those of their text part, as pieces of text."""
     ids = turn.draft.output_ids.tolist()
     again = policy.tokenizer.encode(policy.tokenizer.decode(ids), add_special_tokens=False)
-    at = next(i for i in range(len(ids)) if ids[i : i + 1] != again[i : i + 1])
+    at = next(i for i in range(max(len(ids), len(again))) if ids[i : i + 1] != again[i : i + 1])
     pieces = [[policy.tokenizer.decode(token) for token in run[at : at + 3]] for run in (ids, again)]
     return f"token {at} of {len(ids)}: sampled {pieces[0]}, re-tokenized {pieces[1]} ({len(again)} in all)"
 
@@ -49,8 +49,7 @@ async def main(policy: Policy) -> tuple[int, int]:
     ledgers = await asyncio.gather(*(roll_out(policy, question) for question in QUESTIONS))
     found = [(ledger, ledger[index]) for ledger in ledgers for index in drifted_turns(ledger, policy.tokenizer)]
     for ledger, turn in found[:SHOWN]:
-        (path,) = ledger.trajectories()
-        prompt = path.token_ids[: turn.path_length - len(turn.draft.output_ids)].tolist()
+        prompt = ledger.path_ids(turn.index)[: -len(turn.draft.output_ids)].tolist()
         print(f"{first_difference(policy, turn)}; log p moves by {await moved(policy, turn, prompt):.2f} nats")
     turns = sum(map(len, ledgers))
     print(f"{len(found)} of {turns} turns ({len(found) / turns:.0%}) would train tokens that were never sampled")
