@@ -48,6 +48,7 @@ def test_every_law_that_applies_holds(served: Served, tmp_path: Path) -> None:
     assert checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())
 
 
+@pytest.mark.long
 def test_the_two_servers_say_the_same(tmp_path: Path) -> None:
     with serve("vllm") as vllm, serve("sglang") as sglang:
         against = ("--against-backend", "sglang", "--against-url", sglang.url)
@@ -57,6 +58,7 @@ def test_the_two_servers_say_the_same(tmp_path: Path) -> None:
     assert 0 < found["against"]["apart_nats"] <= FLOAT32_NATS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_weights_change_under_answers(kind: str, tmp_path: Path) -> None:
     weights = models.ensure("qwen3-tiny", install.ensure(engine.find(kind)).python)

@@ -27,7 +27,7 @@ from tito_core.verify import rescore
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 
