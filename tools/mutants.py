@@ -27,7 +27,7 @@ PAGE, REASONS = ROOT / "docs" / "mutants.md", ROOT / "docs" / "mutants.toml"
 MUTMUT = "[tool.mutmut]\n"
 """Where pyproject.toml has what mutmut needs for every package."""
 PYTEST = ("-p", "no:cacheprovider", "-q")
-HANGS = ("--timeout", "20")
+HANGS = ("--timeout", "45")
 """A mutant that makes a test wait for what never comes is killed by that test's own clock, in so many seconds."""
 KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
 """What mutmut says of a mutant that some test, or the clock, told from the code."""
