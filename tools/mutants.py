@@ -69,10 +69,21 @@ _WIRE_PARTS = ("backend", "wire", "stream", "admin")
 _BACKEND_TESTS = tuple(
     str(path.relative_to(ROOT))
     for path in sorted(ROOT.glob("tests/backend/test_*.py"))
-    if path.stem != "test_exit"  # whose work is done in other processes, of which mutmut sees nothing
+    if path.stem
+    not in ("test_exit", "test_recordings", "test_error_table", "test_wanted_recorded", "test_wanted_parts")
 )
-_SLOW_OR_FELT = (
-    "three_hundred or slow_stream or different_logprob_modes or goes_on_over_a_pause or ended_loop or is_dropped"
+"""Without hundreds of recordings, of which each mutant that lives would take all, and without work in other processes,
+of which mutmut sees nothing."""
+_SLOW_OR_FELT = " or ".join(
+    (
+        "three_hundred",
+        "slow_stream",
+        "different_logprob_modes",
+        "goes_on_over_a_pause",
+        "real_sockets",
+        "ended_loop",
+        "is_dropped",
+    )
 )
 """Seconds for each mutant that lives, or of what is freed when, where mutmut's own frames are felt."""
 _MODEL_PARTS = (
@@ -97,6 +108,32 @@ _MODEL_PARTS = (
     "policy",
 )
 """What the model is composed of."""
+_MODEL_TESTS = tuple(
+    f"tests/model/test_{name}.py"
+    for name in (
+        "aborts",
+        "agent",
+        "budget",
+        "certificate",
+        "echo",
+        "events",
+        "forced",
+        "histories_changes",
+        "histories_openings",
+        "histories_refused",
+        "histories_seeded",
+        "histories_tools",
+        "malformed",
+        "parse_report",
+        "parser_choice",
+        "prompts",
+        "streaming",
+        "thinking",
+        "truncated",
+        "turnstile",
+        "wanted",
+    )
+)
 PACKAGES = {
     package.name: package
     for package in (
@@ -138,7 +175,7 @@ PACKAGES = {
             (*_BACKEND_TESTS, "tests/vllm", "tests/sglang"),
             (*HANGS, "-k", f"not ({_SLOW_OR_FELT})"),
         ),
-        Package("model", tuple(f"src/tito_core/{part}.py" for part in _MODEL_PARTS), ("tests/model",), HANGS),
+        Package("model", tuple(f"src/tito_core/{part}.py" for part in _MODEL_PARTS), _MODEL_TESTS, HANGS),
     )
 }
 
