@@ -104,6 +104,37 @@ def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does()
     assert (plain.host, plain.port, plain.timeout) == ("h", 80, 2.5)
 
 
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        ("https://h:8443/p", ("h", 8443, True, 2.5)),
+        ("https://h", ("h", None, True, 2.5)),
+        ("http://h:80", ("h", 80, False, 2.5)),
+    ],
+)
+def test_a_call_goes_where_its_address_says(
+    root: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def connection(_: Call, *where: Any) -> Any:
+        seen.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Call, "_connection", connection)
+    with pytest.raises(ConnectionRefusedError):
+        Call(root, None, "/abort", b"", {}, tls).post(2.5)
+    assert seen == [expected]
+    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is tls
+
+
+def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    within: list[float] = []
+    monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
+    outstanding._post(Call("http://h", None, "/abort", b"", {}, tls), 0.5)
+    assert within == [0.5]
+
+
 def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     for server in (Server(answers=False), Server(path, answers=False)):
@@ -164,8 +195,8 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
     running = Outstanding(lambda name: Call("http://h", None, name, b"", {}, tls))
     for name in "abcd":
         running.add(name)
-    running.abort_all(14.0)
-    assert [within for _, within in made] == [4.0, 2.0]
+    running.abort_all(14.5)
+    assert [within for _, within in made] == [4.5, 2.5, 0.5]
 
 
 def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

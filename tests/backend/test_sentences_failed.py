@@ -235,6 +235,14 @@ async def test_a_stream_that_is_none(body: bytes, content_type: str, problem: st
     assert (type(error), error.status, error.sent) == (ProtocolViolationError, 200, True)
 
 
+async def test_a_stream_that_is_no_text_is_shown_as_far_as_it_can_be() -> None:
+    error = await streamed(b"data: " + b"x" * 79 + b"\xff" + b"y" * 2500 + b"\n")
+    assert error.body == "x" * 79 + "\ufffd" + "y" * 1920
+    assert f"it says '{'x' * 79}\ufffd'. Nothing" in str(error)
+    told = await streamed(b'data: {"error": "a\xffb"}\n')
+    assert told.body == '{"error": "a\ufffdb"}'
+
+
 async def test_a_stream_that_breaks_off() -> None:
     error = await streamed(EVENT)
     assert (type(error), error.sent) == (EngineConnectionError, True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import Waits, request_of
-from tito_core.backend import BadRequestError, EngineConnectionError, EngineInfo, TokenResponse
+from tito_core.backend import BadRequestError, EngineConnectionError, EngineInfo, ThrottledError, TokenResponse
 from tito_core.backend import replicas as module
 from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
 from tito_core.backend.retries import Retries
@@ -179,6 +179,29 @@ async def test_a_new_try_goes_to_a_server_that_had_none_and_has_an_id_of_its_own
     for n in range(4):
         await ask(backend, f"m{n}")
     assert [len(generated(member)) for member in members] == [3, 3, 5]
+
+
+async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_holds_it_there() -> None:
+    members = [Member(act=lambda: fails(ThrottledError("busy", backend="fake"))), Member(), Member()]
+    backend = spread(*members)
+    backend._info = INFO
+    backend._members[1].given = backend._members[2].given = 5
+    assert (await ask(backend, "r")).request_id == "r-retry1"
+    assert [generated(member) for member in members] == [["r"], ["r-retry1"], []]
+    # where all were tried, any of them is asked again
+    alone = spread(Member(act=lambda: fails(ThrottledError("busy", backend="fake"))), attempts=3)
+    alone._info = INFO
+    with pytest.raises(ThrottledError):
+        await ask(alone, "r")
+    assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]  # type: ignore[arg-type]
+
+
+async def test_a_backend_that_cannot_stream_is_asked_without_a_watcher() -> None:
+    class Old(Member):
+        async def generate(self, request: Any) -> TokenResponse:  # type: ignore[override]
+            return await super().generate(request)
+
+    assert (await ask(spread(Old(), Old()), "r")).request_id == "r"
 
 
 async def test_of_servers_that_are_all_out_the_one_that_is_back_soonest_is_asked() -> None:

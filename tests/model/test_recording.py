@@ -98,8 +98,8 @@ def test_a_turn_that_cannot_be_stored_is_nowhere(stored: bool, tmp_path: Path, m
         where = str(store.path) if stored else "the store"
         assert (caught.value.errno, caught.value.strerror) == (
             28,
-            f"Law 5: {where} could not take turn 0 of ledger {record.ledger.uuid} ([Errno 28] No space left on device), "
-            "so the ledger does not have it either, and nothing before it is lost. Make room, or mend the "
+            f"Law 5: {where} could not take turn 0 of ledger {record.ledger.uuid} ([Errno 28] No space left on "
+            "device), so the ledger does not have it either, and nothing before it is lost. Make room, or mend the "
             "file's place, and ask again.",
         )
     assert issubclass(recording.TurnNotStoredError, OSError)
