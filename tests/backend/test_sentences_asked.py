@@ -365,8 +365,8 @@ def test_backends_by_name() -> None:
     )
     said(
         ValueError,
-        "base_url has 'http://b' twice: each server is listed once.",
-        lambda: create_backend("vllm", ["http://a", "http://b", "http://b"]),
+        "base_url has 'http://a' twice: each server is listed once.",
+        lambda: create_backend("vllm", ["http://a", "http://b", "http://b", "http://a"]),
     )
 
 

@@ -231,5 +231,8 @@ def test_routed_experts_begin_one_before_the_delta_whether_the_server_cut_them_o
 def test_a_sampling_mask_is_as_wide_as_top_k_or_as_its_widest_row() -> None:
     for top_k, width in ((4, 4), (2, 3)):
         found = columns({"sampling_mask": True}, top_k=top_k, mask=[[21, 5, 0], [22], [2, 9]])["sampling_mask"]
-        assert (found.start, found.shape) == (len(PROMPT), (3, width))
-        assert [[i for i in row if i >= 0] for row in found.values.tolist()] == [[21, 5, 0], [22], [2, 9]]
+        rows = [[21, 5, 0], [22, -1, -1], [2, 9, -1]]
+        assert (found.start, found.values.dtype.kind) == (len(PROMPT), "i")
+        assert found.values.tolist() == [[*row, *[-1] * (width - 3)] for row in rows]
+    greedy = columns({"sampling_mask": True}, top_k=-1, mask=[[21], [22], [2]])["sampling_mask"]
+    assert greedy.values.tolist() == [[21], [22], [2]]
