@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -174,6 +175,27 @@ def test_a_shape_that_was_not_said_is_read_from_the_rows() -> None:
     )
     found = columns({"routed_experts": True}, experts=npy(np.reshape(FLAT, (7, 2, 2))))["routed_experts"]
     assert (found.start, found.shape) == (0, (7, 2, 2))
+
+
+def test_rows_that_were_asked_for_from_the_delta_on() -> None:
+    def experts(text: str) -> Any:
+        return lambda: columns({"routed_experts": (2, 2)}, delta_start=3, experts=text)
+
+    refused("Law 2: routed_experts have shape (1, 6), expected (5, 2, 2).", experts(packed(range(6))))
+    refused("Law 2: routed_experts have 6 rows, expected 7, or 5 from 2 on.", experts(packed(range(24))))
+    large = npy(np.full((5, 2, 2), 2**40))
+    refused("Law 2: an optional column holds 1099511627776 to 1099511627776, more than int32 takes.", experts(large))
+
+
+def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() -> None:
+    asked = replace(request({"routed_experts": True}, delta_start=3), lenient=True)
+    logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
+    for rows in (7, 5):
+        text = packed(range(rows * 4))
+        found = BesideChecks(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(Beside(experts=text))
+        column = found["routed_experts"]
+        assert (column.start, column.shape) == (2, (5, 4))
+        assert column.values.ravel().tolist() == list(range(rows * 4))[-20:]
 
 
 def test_top_logprobs_that_cannot_be_decoded_are_named() -> None:
