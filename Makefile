@@ -16,7 +16,7 @@ TRAIN_ARGS ?=
 PACKAGE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train-tiny test conformance trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo train-tiny test coverage conformance trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,14 @@ train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and
 
 test: $(READY)  ## run every test that needs no engine
 	$(BIN)/python -m pytest -q -n 2 $(TEST_ARGS)
+
+coverage: $(READY)  ## count the lines and branches that make test reaches; fails below 97% of tito_core
+	@$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 2 $(TEST_ARGS)
+	@$(BIN)/coverage combine -q
+	@$(BIN)/coverage report
+	@$(BIN)/coverage report --include 'src/tito_core/*' --fail-under 97 --format total >/dev/null || \
+		{ echo "Less than 97% of tito_core's lines and branches are reached."; exit 1; }
 
 conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
