@@ -147,6 +147,7 @@ _MODEL_TESTS = tuple(
         "histories_tools",
         "kept",
         "malformed",
+        "model_parts",
         "parse_report",
         "parser_choice",
         "prompts",

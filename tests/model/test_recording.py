@@ -78,6 +78,10 @@ def test_a_reset_gives_the_ledger_and_what_was_reset_does_not_come_back(tmp_path
         key = {"tito": {"ledger": first.uuid, "turn": 0}}
         assert record.begin(key) is record.ledger
         assert record.ledger.uuid != first.uuid
+        record.next()
+        other = recording_of(store)
+        committed(other, other.ledger)
+        assert len(record.begin({"tito": {"ledger": other.ledger.uuid, "turn": 0}})) == 1, "another's comes back"
     alone = recording_of(None)
     before = alone.ledger
     assert alone.next() is before
