@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from support.backends import PROMPT
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
@@ -95,11 +93,9 @@ def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
     assert backend.requests == []
 
 
-@given(
-    apart=st.sampled_from([0.0, 0.01, 0.05, 0.19, 0.21, 1.0]),
-    spread=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
-    sign=st.sampled_from([-1.0, 1.0]),
-)
+@pytest.mark.parametrize("apart", [0.0, 0.01, 0.05, 0.19, 0.21, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_they_are_far(
     apart: float, spread: float, sign: float
 ) -> None:
@@ -112,7 +108,8 @@ def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_the
     assert info.truncated_logprobs is None
 
 
-@given(of_two=st.sampled_from([0.5, 0.9, 0.97, 0.99, 1.0]), of_all=st.sampled_from([0.3, 0.79, 0.81, 1.0]))
+@pytest.mark.parametrize("of_two", [0.5, 0.9, 0.97, 0.99, 1.0])
+@pytest.mark.parametrize("of_all", [0.3, 0.79, 0.81, 1.0])
 def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(of_two: float, of_all: float) -> None:
     backend = Asked([-1.0] * 8, [-1.0] * 8, ((of_two - 0.25, 0.25), (of_all - 0.25, 0.25)))
     truncated = found(backend).truncated_logprobs

@@ -13,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import Waits, request_of
-from tito_core.backend import BadRequestError, EngineConnectionError, EngineInfo, ThrottledError, TokenResponse
+from tito_core.backend import (
+    BadRequestError,
+    EngineConnectionError,
+    EngineInfo,
+    ThrottledError,
+    TokenResponse,
+    create_backend,
+)
 from tito_core.backend import replicas as module
 from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
 from tito_core.backend.retries import Retries
@@ -102,6 +109,20 @@ def test_it_has_the_name_and_the_members_of_its_servers() -> None:
     assert type(spread(Trained(), Trained())) is module.AdminReplicas
     with pytest.raises(ValueError, match="zip"):
         Replicas([first, second], ["http://a"], Retries())  # type: ignore[list-item]
+
+
+def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
+    waits = Waits()
+    backend: Any = create_backend("vllm", ["http://a", "http://b"], max_attempts=7, sleep=waits, timeout_s=3.0)
+    assert (backend._retries.max_attempts, backend._retries._sleep) == (7, waits)
+    assert [member.http._retries.max_attempts for member in backend.members] == [1, 1]
+    assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
+        ("http://a", 3.0),
+        ("http://b", 3.0),
+    ]
+    assert [member.where for member in backend._members] == ["http://a", "http://b"]
+    plain: Any = create_backend("vllm", ["http://a"])
+    assert plain._retries.max_attempts == 4
 
 
 @given(lengths=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=4), weights=st.data())

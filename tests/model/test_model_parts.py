@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.drafts import make_draft
 from support.scripted import Says, model_of, policy_of
 from tito_core import Policy, TITOModel
 from tito_core.backend import EngineInfo, SamplingParams, Wanted
-from tito_core.branching import _changed_parts
+from tito_core.branching import _changed_parts, _excerpt, _what_changed
 from tito_core.ledger import Branch, Ledger, Reason
 from tito_core.settings import Settings, SeveralTrajectoriesError
 
@@ -185,6 +186,18 @@ def test_what_changed_of_an_opening() -> None:
     assert _changed_parts(old, {**old, "system": "b", "tools": [1], "template": "u"}) == (
         "system prompt and tools and template"
     )
+
+
+def test_what_an_error_shows_of_a_message() -> None:
+    def shown(*texts: str) -> str:
+        return _excerpt({"role": "user", "content": [{"text": text} for text in texts]})
+
+    assert shown("a", "b") == "'a b'"
+    assert shown("x" * 60) == repr("x" * 60)
+    assert shown("x" * 61) == repr("x" * 60 + "...")
+    situation: Any = SimpleNamespace(own=None)
+    assert _what_changed(situation, Branch(Reason.EDIT, 0)) == "the history changed"
+    assert _what_changed(situation, Branch(Reason.OPENING, 0, detail="tools")) == "the tools changed"
 
 
 def test_a_policy_gives_its_choices_to_the_model() -> None:
