@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,27 @@ def test_a_server_that_will_not_sample_freely_still_tells_what_it_gives() -> Non
     info = found(backend)
     assert info.capabilities == Capabilities(None, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
     assert (info.processed_logprobs, info.truncated_logprobs, backend.sequences) == (None, None, [])
+
+
+NAMES = {"top_ids": "top_logprobs", **{name: name for name in ("prompt_logprobs", "routed_experts", "sampling_mask")}}
+
+
+@pytest.mark.parametrize("came", [(), *[(name,) for name in NAMES], tuple(NAMES)])
+@pytest.mark.parametrize("free", [True, False])
+def test_what_came_is_what_a_server_gives(came: tuple[str, ...], free: bool) -> None:
+    class Gives(Asked):
+        async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+            response = await super().generate(request)
+            return replace(response, columns={name: Column.of(5, np.zeros((8, 1), np.int32)) for name in came})
+
+    before = Capabilities(top_logprobs=7, expert_shape=True, options={"priority": "--p"})
+    backend = Gives([-1.0] * 8, [-1.0] * 8, refuses=[] if free else [None, REFUSED, REFUSED])
+    can = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before)).capabilities
+    assert can == replace(
+        before,
+        top_logprobs=7 if "top_ids" in came else 0,
+        **{name: name in came for name in ("prompt_logprobs", "routed_experts", "sampling_mask")},
+    )
 
 
 PLAIN: dict[str, Any] = {"temperature": 1.0}

@@ -12,9 +12,9 @@ from strands.types.exceptions import StructuredOutputException
 
 from support.drafts import make_draft
 from support.scripted import Says, model_of, policy_of
-from tito_core import Policy, TITOModel
+from tito_core import Policy, TITOModel, branching
 from tito_core.backend import EngineInfo, SamplingParams, Wanted
-from tito_core.branching import _changed_parts, _excerpt, _what_changed
+from tito_core.branching import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
 from tito_core.ledger import Branch, Ledger, Reason
 from tito_core.settings import Settings, SeveralTrajectoriesError
 
@@ -195,9 +195,24 @@ def test_what_an_error_shows_of_a_message() -> None:
     assert shown("a", "b") == "'a b'"
     assert shown("x" * 60) == repr("x" * 60)
     assert shown("x" * 61) == repr("x" * 60 + "...")
+
+
+def test_what_changed_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
     situation: Any = SimpleNamespace(own=None)
     assert _what_changed(situation, Branch(Reason.EDIT, 0)) == "the history changed"
     assert _what_changed(situation, Branch(Reason.OPENING, 0, detail="tools")) == "the tools changed"
+    gone = SimpleNamespace(at=1, before=["opening", {"role": "user", "content": [{"text": "a"}]}], now=["opening"])
+    monkeypatch.setattr(branching, "_change", lambda _: gone)
+    assert _what_changed(situation, Branch(Reason.REWIND, 0, 2)) == "message 2 (user) is gone: 'a'"
+    assert _what_changed(situation, Branch(Reason.RETRY, 0, 2)) == "message 2 (user) is asked for again: 'a'"
+    with pytest.raises(HistoryChangedError) as caught:
+        refuse(situation, Branch(Reason.REWIND, 0, 2))
+    assert str(caught.value) == (
+        "Law 8: history='error', and message 2 (user) is gone: 'a' (rewind, from turn 0, at message 2). Make the "
+        "change in a new rollout (model.reset()), or let it branch with history='fork'."
+    )
+    refuse(situation, None)
+    refuse(situation, Branch(Reason.SEPARATE, 0))
 
 
 def test_a_policy_gives_its_choices_to_the_model() -> None:

@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from support.backends import BACKENDS, answering, request_of
-from tito_core.backend import AuthenticationError, BadRequestError, SamplingParams, ServerError, Wanted
+from tito_core.backend import (
+    AuthenticationError,
+    BadRequestError,
+    ProtocolViolationError,
+    SamplingParams,
+    ServerError,
+    Wanted,
+)
 from tito_core.backend.answer import NOTHING
 from tito_core.backend.streaming import StreamError
 from tito_vllm import stream, wire
@@ -196,6 +203,15 @@ async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
         "prompt_logprobs": 0,
     }
     assert len(name) == 32
+
+
+async def test_a_score_without_an_answer_is_refused() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        told = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
+        return httpx.Response(200, json=told)
+
+    with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
+        await answering("vllm", handler).score([11, 12])
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
