@@ -8,6 +8,7 @@ import pytest
 
 from support.scripted import tokenizer
 from tito_conformance import suite
+from tito_conformance.closing import UNSPELLED
 from tito_conformance.column_views import EXPERTS
 from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.defects import all_defects
@@ -16,6 +17,7 @@ from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
+from tito_core.testing import HashPolicy, InProcessTransport, scripted_engine
 
 
 def end() -> int:
@@ -62,6 +64,24 @@ def test_weights_change_under_answers_where_the_owner_asks_for_it(wire: str) -> 
     assert passed["live"] > 10
     assert any("weights that are gone" in why for why in left_out["rescored"])
     assert passed["rescored"] > 300
+
+
+def test_an_id_that_no_token_has_may_be_spelled_in_any_way() -> None:
+    """SGLang spells it as id 0. Qwen3 has 267 rows more than its tokenizer has tokens."""
+    vocabulary = len(tokenizer())
+    alphabet = [*tokenizer().encode("0123456789 a b c d e", add_special_tokens=False), vocabulary + 3]
+    engine = scripted_engine(
+        "sglang",
+        HashPolicy(vocabulary + 8, alphabet=alphabet, eos_ids=[end()]),
+        vocab_size=vocabulary + 8,
+        eos_ids=[end()],
+        decode=lambda ids: str(tokenizer().decode([token if token < vocabulary else 0 for token in ids])),
+    )
+    target = Target("sglang", "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
+    outcome = suite.run(target, PROFILES["quick"])
+    assert "text" not in str(outcome.broken), str(outcome.broken)
+    assert outcome.tally.not_applicable["text"][UNSPELLED] > 5
+    assert outcome.tally.passed["text"] > 0
 
 
 def test_weights_are_left_alone_where_nobody_asks() -> None:
