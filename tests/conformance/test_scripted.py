@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
+from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
@@ -107,6 +109,14 @@ def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
     assert verdict.caught_by is not None
     assert verdict.expected, verdict.problem
     assert verdict.caught_by in CHECKS or verdict.caught_by == "connecting"
+
+
+@pytest.mark.parametrize("defect", PARITY, ids=lambda defect: defect.name)
+def test_a_defect_of_parity_shows_beside_another_server_alone(defect: Defect) -> None:
+    by_itself = replace(defect, beside=False)
+    verdict = tried(by_itself, "sglang", tokenizer(), end(), PROFILES["quick"])
+    assert verdict.caught_by is None, verdict.problem
+    assert verdict.turns > 10
 
 
 def test_there_are_at_least_sixty_defects_on_both_wires() -> None:

@@ -1,8 +1,8 @@
 """Real servers that stay up from test to test, and the order in which tests need the fewest starts of them.
 
 A start takes a minute of a core, so tests that take a server as it is share one; each process keeps one of each engine.
-Under pytest-xdist (`--dist loadgroup`) one process has vLLM's tests and the other SGLang's: at most two servers are busy
-at once, each on a core of its own.
+Under pytest-xdist (`--dist loadgroup`) one process has vLLM's tests and the other SGLang's: at most two servers are
+busy at once, each on a core of its own.
 """
 
 from __future__ import annotations
