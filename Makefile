@@ -16,7 +16,7 @@ TRAIN_ARGS ?=
 PACKAGE ?=
 CONFORMANCE := tests/integration/test_conformance_real.py
 # One process for each engine, which keeps its server from test to test.
-ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadgroup --timeout 900
+ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo train-tiny test conformance engines trainers prove defects mutants lint format docs bench lock clean

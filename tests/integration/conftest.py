@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from support.keeping import ENGINES, Keeper, arrange
+from support.keeping import ENGINES, ByEngine, Keeper, arrange
 from support.real import Served
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     arrange(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine | None:
+    return ByEngine(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")

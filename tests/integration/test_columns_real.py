@@ -212,13 +212,13 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
             assert shaped.ledger[0].draft.extras["routed_experts"].shape[1:] == (2, 2)
 
 
-@pytest.mark.xdist_group("vllm")
-async def test_vllms_openai_endpoint_tells_the_same() -> None:
-    spec = find("vllm")
+@pytest.mark.parametrize("kind", ["vllm"])
+async def test_vllms_openai_endpoint_tells_the_same(kind: str) -> None:
+    spec = find(kind)
     closed = replace(
         spec, command=lambda launch: [word for word in spec.command(launch) if word != "--enable-scale-out"]
     )
-    with serve("vllm", "qwen3-tiny", spec=closed) as served:
+    with serve(kind, "qwen3-tiny", spec=closed) as served:
         info = served.policy.info
         assert info.endpoints == ("/v1/completions",)
         assert (info.capabilities.top_logprobs, info.capabilities.sampling_mask) == (20, False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.keeping import BOTH, Keeper
+from support.keeping import Keeper
 from support.real import Served
 from support.scripted import tokenizer
 from tito_core import engine
@@ -49,7 +49,6 @@ def test_every_law_that_applies_holds(served: Served, tmp_path: Path) -> None:
     assert checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())
 
 
-@pytest.mark.xdist_group(BOTH)
 def test_the_two_servers_say_the_same(keeper: Keeper, tmp_path: Path) -> None:
     against = ("--against-backend", "sglang", "--against-url", keeper.served("sglang").url)
     found = conformance("vllm", keeper.served("vllm").url, tmp_path, *against)

@@ -10,11 +10,11 @@ import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
-from support.keeping import BOTH, Keeper
+from support.keeping import Keeper
 from support.real import Served
 from tito_core.ledger import Ledger
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group(BOTH)]
+pytestmark = pytest.mark.engine
 UUID = "00000000-0000-4000-8000-000000000000"
 
 

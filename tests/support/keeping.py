@@ -1,22 +1,23 @@
 """Real servers that stay up from test to test, and the order in which tests need the fewest starts of them.
 
 A start takes a minute of a core, so tests that take a server as it is share one; each process keeps one of each engine.
-Under pytest-xdist (`--dist loadgroup`) one process has vLLM's tests and the other SGLang's: at most two servers are
+Under pytest-xdist (`--dist loadscope`) one process has vLLM's tests and the other SGLang's: two servers at most are
 busy at once, each on a core of its own.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from typing import Any
 
-import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from support.real import Served, serve
 
 ENGINES = ("vllm", "sglang")
 BOTH = "both"
-"""The group of tests that need both engines."""
+"""Tests that name no engine in their parameters need both."""
 
 
 class Keeper:
@@ -26,7 +27,7 @@ class Keeper:
         self._up: dict[str, tuple[str, ExitStack, Served]] = {}
 
     def served(self, kind: str, model: str = "smollm2") -> Served:
-        """Give a server of a model, as it was started by default."""
+        """Give a server of a model, as it is started by default."""
         if kind in self._up and self._up[kind][0] != model:
             self.stop(kind)
         if kind not in self._up:
@@ -41,27 +42,22 @@ class Keeper:
             stack.close()
 
 
-def group_of(item: Any) -> str:
-    """Name the engine that a test needs, from its mark or its parameters."""
-    mark = item.get_closest_marker("xdist_group")
-    if mark is not None:
-        return str(mark.args[0])
-    values = getattr(item, "callspec", None)
-    for value in values.params.values() if values is not None else ():
-        for kind in ENGINES:
-            if isinstance(value, str) and value.split()[0] == kind:
-                return kind
-    raise pytest.UsageError(
-        f"{item.nodeid} does not say which engine it needs: give it a parameter vllm or sglang, or mark it "
-        f"xdist_group('vllm'), 'sglang' or {BOTH!r}."
-    )
+def engine_of(nodeid: str) -> str:
+    """Name the engine that a test needs, from the parameters in its id."""
+    found = re.search(rf"\[(?:.*[- ])?({'|'.join(ENGINES)})\b", nodeid)
+    return found[1] if found else BOTH
+
+
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
+    """All tests of one engine in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return engine_of(nodeid)
 
 
 def arrange(items: list[Any]) -> None:
-    """Group the tests of real engines by engine; those with a server of their own come first, while none is kept."""
+    """Put real engines' tests in order, engine by engine; those that start servers of their own before any is kept."""
     ours = [(place, item) for place, item in enumerate(items) if item.get_closest_marker("engine")]
-    for _, item in ours:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
     ordered = sorted((item for _, item in ours), key=_order)
     for (place, _), item in zip(ours, ordered, strict=True):
         items[place] = item
@@ -69,4 +65,4 @@ def arrange(items: list[Any]) -> None:
 
 def _order(item: Any) -> tuple[int, int]:
     kept = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
-    return (*ENGINES, BOTH).index(group_of(item)), kept
+    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), kept
