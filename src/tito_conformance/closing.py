@@ -71,6 +71,10 @@ def _against_the_wire(player: Player, turns: list[Told]) -> None:
         for stop in one.wanted.get("stop") or ():
             before = str(decode(one.output[:-1]))
             tally.hold("stopped", stop not in before, f"request {one.name!r} went on after {stop!r}: {before[-60:]!r}.")
+    for turn in turns:
+        if isinstance(turn.stop, str):
+            problem = f"turn {turn.index} is said to have ended by {turn.stop!r}, which its ids do not spell."
+            tally.hold("stopped", turn.stop in str(decode(turn.output)), problem)
     names = {turn.request for turn in turns}
     lost = [one.name for one in heard if one.name not in names]
     problem = f"{len(lost)} answers are in no turn ({lost[:3]}), and {player.given_up} were given up."

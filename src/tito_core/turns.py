@@ -24,7 +24,7 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
@@ -119,6 +119,18 @@ def opened(before: Draft) -> Opened:
         return Opened.REASONING
     cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
     return Opened.CALL if cut else Opened.MESSAGE
+
+
+def named(policy: Policy, request: TokenRequest, response: TokenResponse) -> TokenResponse:
+    """Name the stop string that ended an answer, where the server does not: the first that its text completes.
+
+    vLLM up to 0.31 does not. An answer that holds none was ended by its last token, of which the model alone knew.
+    """
+    if response.finish != Finish.STOP or response.stop is not None:
+        return response
+    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
+    return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
 
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:

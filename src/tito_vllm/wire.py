@@ -113,12 +113,12 @@ class WeightVersion(msgspec.Struct):
 
 
 class Generated(msgspec.Struct):
-    """`choices[]` of `/inference/v1/generate`."""
+    """`choices[]` of `/inference/v1/generate`; up to 0.31 without `stop_reason`."""
 
     finish_reason: str | None
     token_ids: list[int] | None = None
     logprobs: Content | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
     weight_versions: list[WeightVersion] | None = None
     routed_experts: str | None = None
     sampling_mask: list[list[int]] | None = None

@@ -9,6 +9,7 @@ import pytest
 
 from support.scripted import tokenizer
 from tito_conformance import suite
+from tito_conformance.answer_views import View
 from tito_conformance.closing import UNSPELLED
 from tito_conformance.column_views import EXPERTS
 from tito_conformance.defect import SERVERS, SOUND, Defect, planted
@@ -19,7 +20,8 @@ from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
-from tito_core.testing import HashPolicy, InProcessTransport, scripted_engine
+from tito_core.testing import HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from tito_core.testing.moves import StopAt
 
 
 def end() -> int:
@@ -84,6 +86,20 @@ def test_an_id_that_no_token_has_may_be_spelled_in_any_way() -> None:
     assert "text" not in str(outcome.broken), str(outcome.broken)
     assert outcome.tally.not_applicable["text"][UNSPELLED] > 5
     assert outcome.tally.passed["text"] > 0
+
+
+def test_a_server_need_not_name_the_stop_string() -> None:
+    """vLLM up to 0.31 does not, on `/inference/v1/generate`; then the answer's text tells."""
+
+    def unnamed(view: View, request: ScriptedRequest) -> None:
+        view.part.pop("stop_reason", None)
+
+    transport = planted(replace(SOUND, edit=unnamed), "vllm", tokenizer(), end())
+    target = Target("vllm", "http://scripted", tokenizer(), transport=transport)
+    moves = [StopAt(stop=stop, text=text) for text in ("Hi", "Ho", "Hm") for stop in (" ", "e", ".")]
+    outcome = suite.replay(target, PROFILES["quick"], moves)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.passed["stopped"] > len(moves)
 
 
 def test_weights_are_left_alone_where_nobody_asks() -> None:
