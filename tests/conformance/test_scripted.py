@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from support.scripted import tokenizer
+from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
 from tito_conformance.answer_views import View
 from tito_conformance.closing import UNSPELLED
@@ -20,8 +21,10 @@ from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
-from tito_core.testing import HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
-from tito_core.testing.moves import StopAt
+from tito_core import turns
+from tito_core.chat.ending import Opened
+from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from tito_core.testing.moves import Ask, Cut, StopAt
 
 
 def end() -> int:
@@ -153,3 +156,41 @@ def test_what_breaks_a_law_is_shrunk_and_played_again() -> None:
     again = suite.replay(target, PROFILES["standard"], list(outcome.moves))
     assert again.broken is not None
     assert again.broken.check == outcome.broken.check
+
+
+class Thinks:
+    """A policy that begins to think in the middle of an answer."""
+
+    def __init__(self, ids: list[int], end: int, vocabulary: int) -> None:
+        self._said = [*ids, end]
+        self._policy = HashPolicy(vocabulary, eos_ids=[end])
+        self.score, self.top = self._policy.score, self._policy.top
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        if is_probe(request) or request.scoring:
+            return self._policy(request)
+        said = self._said[: request.max_new_tokens]
+        return Completion(said, finish="length" if len(said) == request.max_new_tokens else None)
+
+
+def thinking(name: str = "qwen3-tiny") -> Target:
+    qwen = tokenizer(name)
+    ids = qwen.encode("Hello. <think>\nHm, hm, hm.\n</think>\n\nHm, hm and hm", add_special_tokens=False)
+    script, stop = Thinks(ids, qwen.eos_token_id, len(qwen)), [qwen.eos_token_id]
+    engine = scripted_engine("vllm", script, vocab_size=len(qwen), eos_ids=stop, scale_out=True)
+    return Target("vllm", "http://scripted", qwen, transport=lambda: InProcessTransport(engine))
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5, 9, 11, 13])
+def test_reasoning_that_was_cut_off_is_closed_though_the_template_later_strips_it(tokens: int) -> None:
+    outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho"), Ask(text="Hm")])
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.passed["rendering"] >= 3
+
+
+@pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 5), (Opened.REASONING, 13)])
+def test_reasoning_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
+    with mock.patch.object(turns, "opened", return_value=says):
+        outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
+    assert outcome.broken is not None
+    assert outcome.broken.check.name == "rendering"
