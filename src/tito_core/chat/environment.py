@@ -80,6 +80,10 @@ class _TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a template's function; methods of plain strings (`', '.join(...)`) keep the traces too."""
+        if type(obj) is Macro:  # the template's own: safe, and asks for nothing of Jinja's but how to escape
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return obj(context.eval_ctx, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         if type(owner) is str:
             obj = getattr(Traced.of(owner, ()), obj.__name__)
