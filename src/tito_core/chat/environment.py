@@ -141,5 +141,9 @@ def render(template: Any, variables: Mapping[str, Any]) -> Traced:
     Raises:
         Exception: Whatever the template's own code raises: `jinja2.TemplateError` where it refuses the messages.
     """
-    text = concat(template.root_render_func(template.new_context(dict(variables))))
+    context = template.new_context(dict(variables))
+    try:
+        text = concat(template.root_render_func(context))
+    finally:
+        context.vars.clear()  # macros refer to the context that holds them: a cycle, garbage at every turn
     return text if isinstance(text, Traced) else Traced.of(text, ())
