@@ -94,7 +94,8 @@ class SGLangBackend(SGLangAdmin):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
-        return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
+        streaming = streaming_to(on_chunk, stream.Events)
+        return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
 
     @staticmethod
     def _abort_call(request_id: str) -> HttpRequest:
