@@ -20,6 +20,7 @@ from tito_core.export.slime_generate import sampling_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 
+
 def text_of(ids: Any) -> str:
     return " ".join(map(str, ids))
 

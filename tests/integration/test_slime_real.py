@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import multiplying
+from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
@@ -24,19 +24,20 @@ from tito_core.export.slime_generate import generate
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
-SAMPLES = 6
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAMPLES = 12  # at temperature 1 this policy calls the tool in about two of five answers
 
 
 async def rolled_out(served: Served, folder: Path, agent: str, **more: Any) -> tuple[list[Any], list[Any]]:
     """Let slime's `generate` make samples of one question; gives what it returned, and the ledgers, in order."""
     tokenizer().save_pretrained(folder)
-    given = {"tito_agent": f"support.multiplying:{agent}", "tito_backend": served.kind, **more}
+    given = {"tito_agent": f"support.calculating:{agent}", "tito_backend": served.kind, **more}
     args = arguments(served.url, str(folder), **given)
-    asked = [Recorded(index=number, group_index=7, prompt=multiplying.QUESTION) for number in range(SAMPLES)]
-    began = len(multiplying.ledgers)
+    asked = [Recorded(index=number, group_index=7, prompt=calculating.QUESTION) for number in range(SAMPLES)]
+    began = len(calculating.ledgers)
     parameters = {**PARAMETERS, "max_new_tokens": 64}
     found = await asyncio.gather(*(generate(args, sample, dict(parameters)) for sample in asked))
-    return found, multiplying.ledgers[began:]
+    return found, calculating.ledgers[began:]
 
 
 async def expect_the_ledgers(served: Served, samples: list[Any], ledger: Any, expected: list[Any]) -> int:
@@ -72,7 +73,7 @@ async def test_generate_gives_slimes_fields_of_what_the_engine_sampled(
         assert ledger.header.group_id == "7"
         trained = await expect_the_ledgers(served, samples, ledger, samples_of(ledger))
         assert trained == sum(turn.draft.columns.output for turn in ledger)
-    called = sum(call.status == "ok" for ledger in ledgers for turn in ledger for call in turn.draft.calls)
+    called = calculating.called(ledgers)
     assert called, "no rollout called the tool"
     branched = sum(len(samples) > 1 for samples in found)
     assert bool(branched) is (agent == "make_editing_agent")
@@ -93,6 +94,6 @@ if SOURCE is not None:  # slime is in no registry: its source has to be there
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize("served", ["sglang"], indirect=True)
     def test_slimes_loop_and_its_example_run_on_a_real_sglang(served: Served) -> None:
-        said = run("slime_engine_check.py", ["verl", "data", "torch"], served.url, paths=[str(SOURCE)])
+        said = run("slime_engine_check.py", ["verl", "data", "torch"], served.url, paths=[str(SOURCE), EXAMPLES])
         print("\n" + said)
         assert said.splitlines()[-1].startswith("slime on SGLang: ok, ")

@@ -15,7 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-CONTRACT = json.loads((Path(__file__).parents[1] / "export" / "slime_sample.json").read_text(encoding="utf-8"))
+CONTRACT = json.loads(
+    (Path(__file__).resolve().parents[1] / "export" / "slime_sample.json").read_text(encoding="utf-8")
+)
 SOURCE = os.environ.get("SLIME_SRC")
 """Where slime's source is, or None."""
 

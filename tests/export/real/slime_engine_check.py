@@ -19,7 +19,7 @@ from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 
-from support import multiplying
+from support import calculating
 from support.scripted import tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_core import Policy
@@ -84,12 +84,12 @@ async def ours(policy: Policy, url: str, folder: str) -> tuple[int, int]:
             folder,
             custom_generate_function_path="tito_core.export.slime_generate.generate",
             custom_rm_path="slime_engine_check.reward",
-            tito_agent=f"support.multiplying:{agent}",
+            tito_agent=f"support.calculating:{agent}",
         )
-        began = len(multiplying.ledgers)
-        found = await group(args, multiplying.QUESTION, 6)
+        began = len(calculating.ledgers)
+        found = await group(args, calculating.QUESTION, 12)
         validate_rollout_id_annotated([found])
-        by_uuid = {ledger.uuid: ledger for ledger in multiplying.ledgers[began:]}
+        by_uuid = {ledger.uuid: ledger for ledger in calculating.ledgers[began:]}
         for samples in found:
             expected = samples_of(by_uuid[samples[0].metadata["tito"]["rollout"]])
             assert [sample.tokens for sample in samples] == [each.token_ids.tolist() for each in expected]
