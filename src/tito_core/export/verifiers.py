@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tito_core.export.logprobs import require
 from tito_core.export.missing import imported
@@ -148,20 +147,15 @@ def _attach_experts(nodes: list[dict[str, Any]], turn: Turn) -> None:
     column = turn.draft.extras.get("routed_experts")
     if column is None:
         return
-    start = turn.path_length - turn.own_length
-    before, rows = column.values[: max(start - column.start, 0)], _own_rows(column.values, start - column.start, turn)
-    middle = turn.draft.columns.prompt
-    nodes[-2]["routed_experts"], nodes[-1]["routed_experts"] = rows[:middle], rows[middle:]
-    parent = nodes[nodes[-2]["parent"]] if turn.parent is not None else None
-    if parent is not None and len(before) and "routed_experts" in parent:
-        parent["routed_experts"] = np.concatenate([parent["routed_experts"][:-1], before[-1:].astype(rows.dtype)])
-
-
-def _own_rows(values: npt.NDArray[np.generic], skipped: int, turn: Turn) -> npt.NDArray[np.unsignedinteger[Any]]:
-    own = np.concatenate([values, values[-1:]])[max(skipped, 0) :][: turn.own_length]
-    if skipped < 0 or len(own) < turn.own_length:
+    earlier, middle = turn.path_length - turn.own_length - column.start, turn.draft.columns.prompt
+    rows = np.concatenate([column.values, column.values[-1:]])[: earlier + turn.own_length]
+    if earlier < 0 or len(rows) < earlier + turn.own_length:
         raise ValueError(
-            f"The engine gave experts for {len(own)} of {turn.own_length} tokens of turn {turn.index}: ask for them in "
-            "every turn with wanted={'routed_experts': ...}."
+            f"The engine gave experts for {column.rows} tokens from token {column.start}, and turn {turn.index} ends "
+            f"at {turn.path_length}: ask for them in every turn with wanted={{'routed_experts': ...}}."
         )
-    return own.astype(np.uint8 if own.max(initial=0) < 256 else np.uint16)
+    rows = rows.astype(np.uint8 if rows.max(initial=0) < 256 else np.uint16)
+    nodes[-2]["routed_experts"], nodes[-1]["routed_experts"] = rows[earlier:][:middle], rows[earlier:][middle:]
+    parent = nodes[nodes[-2]["parent"]] if turn.parent is not None else {}
+    if earlier and "routed_experts" in parent:
+        parent["routed_experts"] = np.concatenate([parent["routed_experts"][:-1], rows[earlier - 1 : earlier]])

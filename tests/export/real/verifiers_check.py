@@ -71,7 +71,7 @@ def traces_are_verifiers(ledger: Ledger) -> None:
         assert trace.num_turns == len(ledger)
         assert trace.id == ledger.uuid
         assert trace.task.data.id == ledger.header.task_id
-        assert trace.task.data.model_extra == {"answer": "425"}
+        assert trace.task.data.answer == "425"
         last = samples_of(ledger)[0]
         assert trace.reward == (last.reward or 0.0)
         assert (trace.rewards == {}) is (last.reward is None)
