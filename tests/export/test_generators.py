@@ -151,6 +151,7 @@ if "PRIME_RL_SRC" in os.environ:  # prime-rl is in no registry: its source has t
 
 
 @pytest.mark.trainers
-def test_skyrl_checks_the_output_and_makes_tensors_of_it() -> None:
-    said = run("skyrl_check.py", ["skyrl-0.4.0", "ray", "verl", "data", "torch"])
-    assert "skyrl: ok, 0.4.0, " in said.splitlines()[-1]
+@pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
+def test_skyrl_checks_the_output_and_makes_tensors_of_it(version: str) -> None:
+    said = run("skyrl_check.py", [f"skyrl-{version}", "ray", "verl", "data", "torch"])
+    assert f"skyrl: ok, {version}, " in said.splitlines()[-1]

@@ -86,7 +86,7 @@ def generator_output_of(
         "stop_reasons": [row[2] for row in rows],
         "rollout_logprobs": None if logprobs == "omit" else [flat.logprobs for flat in flats],
         "trajectory_ids": None if trajectory_ids is None else [row[3] for row in rows],
-        "rollout_expert_indices": _experts(flats),
+        "rollout_expert_indices": _experts(flats, as_lists=not hasattr(base, "RoutedExpertIndices")),
         "is_last_step": [row[4] for row in rows] if branches == "steps" else None,
     }
     return cast("GeneratorOutput", output)
@@ -112,8 +112,8 @@ def _reward(sample: TrainingSample) -> float:
     return sample.reward
 
 
-def _experts(flats: Sequence[Flat]) -> list[Any] | None:
-    """Give a row a token but the last; what stands for a rollout without a turn has one that no loss reads."""
+def _experts(flats: Sequence[Flat], as_lists: bool) -> list[Any] | None:
+    """Give a row a token but the last, as arrays, or as the lists of SkyRL 0.3; of an empty rollout one, unread."""
     shapes = {flat.experts.shape[1:] for flat in flats if flat.experts is not None}
     if not shapes:
         return None
@@ -124,4 +124,5 @@ def _experts(flats: Sequence[Flat]) -> list[Any] | None:
             "SkyRL replays all of a batch or nothing."
         )
     empty = np.zeros((1, *shapes.pop()), np.int16)
-    return [empty if flat.experts is None or not len(flat.experts) else flat.experts for flat in flats]
+    found = [empty if flat.experts is None or not len(flat.experts) else flat.experts for flat in flats]
+    return [rows.tolist() for rows in found] if as_lists else found

@@ -1,12 +1,14 @@
 """Rollouts as SkyRL's `GeneratorOutput`, through its own check and into the tensors that it trains on.
 
-SkyRL asks for Python 3.12: on an older one pydantic takes only the newer `TypedDict`, which stands in here.
+SkyRL 0.4.0 asks for Python 3.12: on an older one pydantic takes only the newer `TypedDict`, which stands in here.
 """
 
 from __future__ import annotations
 
+import inspect
 import typing
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import typing_extensions
@@ -15,6 +17,7 @@ typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment,misc]
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors  # noqa: E402
@@ -27,6 +30,8 @@ from tito_core.export.skyrl import STOP_REASON, generator_output_of  # noqa: E40
 from tito_core.ledger import Ledger  # noqa: E402
 
 END, PAD = 2, 0
+TENSORS = inspect.signature(convert_prompts_responses_to_batch_tensors).parameters
+CHECKS = inspect.signature(validate_generator_output).parameters
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "end_id": END, "logprobs": "as-recorded"}
 seen = 0
 
@@ -35,6 +40,14 @@ def rewarded(ledger: Ledger) -> Ledger:
     if len(ledger) and samples_of(ledger)[0].reward is None:
         ledger.annotate("reward", 0.5)
     return ledger
+
+
+def at_the_end(output: Any) -> list[torch.Tensor]:
+    """Give each row's reward to its last token, as SkyRL's trainer does."""
+    found = [torch.zeros(len(ids)) for ids in output["response_ids"]]
+    for row, value in zip(found, output["rewards"], strict=True):
+        row[-1] = value
+    return found
 
 
 @settings(max_examples=60, deadline=None, database=None)
@@ -49,17 +62,16 @@ def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
     samples = [sample for ledger in ledgers for sample in samples_of(ledger)]
     trained = any(sample.loss_mask.any() and not sample.ended_outside for sample in samples)
     if all(len(sample) > 1 for sample in samples):
-        validate_generator_output(len(ledgers), output, step_wise=True, routes_expected=trained)
+        checks = {"routes_expected": trained} if "routes_expected" in CHECKS else {}  # 0.4.0 has it
+        validate_generator_output(len(ledgers), output, step_wise=True, **checks)
     tensors = convert_prompts_responses_to_batch_tensors(
-        PAD,
+        PAD if "pad_token_id" in TENSORS else SimpleNamespace(pad_token_id=PAD),  # 0.3.0 takes the tokenizer
         output["prompt_token_ids"],
         output["response_ids"],
-        [
-            [0.0] * (len(ids) - 1) + [value]
-            for ids, value in zip(output["response_ids"], output["rewards"], strict=True)
-        ],
+        at_the_end(output),
         output["loss_masks"],
         output["rollout_logprobs"],
+        output["rollout_expert_indices"],
     )
     sequences, attention, _, rewards, masks, logprobs, *_ = tensors
     assert logprobs is not None
