@@ -23,7 +23,7 @@ from tito_core.export.slime import STATUS, fields_of
 from tito_core.export.slime_generate import generate
 from tito_core.ledger import check_ledger
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = 12  # at temperature 1 this policy calls the tool in about two of five answers
 
