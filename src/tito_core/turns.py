@@ -138,7 +138,8 @@ def _not_reserved(call: ParsedCall) -> ParsedCall:
 
 def tail(input_ids: TokenIds) -> list[int]:
     """Give the end of a prompt, in which a parser looks for reasoning that the template opened."""
-    return list(map(int, input_ids[-PROMPT_TAIL:]))
+    ids: list[int] = input_ids[-PROMPT_TAIL:].tolist()
+    return ids
 
 
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:

@@ -96,6 +96,7 @@ class VLLMBackend(VLLMAdmin):
             lambda running: _post(_GENERATE, body, running, request.session_id),
             wire.Generation,
             streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
+            prompt,
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -132,6 +133,7 @@ class VLLMBackend(VLLMAdmin):
             lambda running: _post(_COMPLETIONS, body, running, request.session_id),
             wire.Completion,
             streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
+            prompt,
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs

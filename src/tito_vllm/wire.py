@@ -31,8 +31,11 @@ class Logprobs(msgspec.Struct):
         return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows]
 
 
-class PromptLogprob(msgspec.Struct):
-    """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first."""
+class PromptLogprob(msgspec.Struct, gc=False):
+    """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first.
+
+    Hundreds come with an answer. The garbage collector does not count them, which it would begin its rounds for.
+    """
 
     logprob: float
 
@@ -75,7 +78,7 @@ class Completion(msgspec.Struct):
     usage: Usage | None = None
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     """One entry of `/inference/v1/generate`'s `logprobs.content`; up to 0.31 a `token` "token_id:N" is for the id."""
 
     logprob: float | None
