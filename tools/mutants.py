@@ -27,6 +27,8 @@ PAGE, REASONS = ROOT / "docs" / "mutants.md", ROOT / "docs" / "mutants.toml"
 MUTMUT = "[tool.mutmut]\n"
 """Where pyproject.toml has what mutmut needs for every package."""
 PYTEST = ("-p", "no:cacheprovider", "-q")
+HANGS = ("--timeout", "45")
+"""A mutant that makes a test wait for what never comes is killed by that test's own clock, in so many seconds."""
 KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
 """What mutmut says of a mutant that some test, or the clock, told from the code."""
 
@@ -62,6 +64,103 @@ class Package:
         return ROOT / "mutants" / self.name
 
 
+_WIRE_PARTS = ("backend", "wire", "stream", "admin")
+"""What each engine's package has for the backend."""
+_BACKEND_TESTS = tuple(
+    f"tests/backend/test_{name}.py"
+    for name in (
+        "aborts",
+        "admin",
+        "answer_laws",
+        "connect",
+        "id_text",
+        "joined",
+        "measured",
+        "outstanding",
+        "retries",
+        "sentences",
+        "sentences_asked",
+        "sentences_beside",
+        "sentences_failed",
+        "sentences_servers",
+        "spreading",
+        "sse",
+        "streaming",
+        "transport",
+        "unix_sockets",
+        "wanted",
+    )
+)
+"""Without hundreds of recordings and of bad values, all of which each mutant would have to be told from."""
+_SLOW_OR_FELT = " or ".join(
+    (
+        "three_hundred",
+        "slow_stream",
+        "different_logprob_modes",
+        "goes_on_over_a_pause",
+        "real_sockets",
+        "ended_loop",
+        "is_dropped",
+    )
+)
+"""Seconds for each mutant that lives, or of what is freed when, where mutmut's own frames are felt."""
+_MODEL_PARTS = (
+    "model",
+    "turns",
+    "streamed_turn",
+    "generating",
+    "recording",
+    "prompts",
+    "settings",
+    "history",
+    "branching",
+    "view",
+    "showing",
+    "cancelling",
+    "turnstile",
+    "terms",
+    "asked",
+    "budget",
+    "malformed",
+    "parse_report",
+    "policy",
+)
+"""What the model is composed of."""
+_IN_PROCESSES = "restored_session or new_root_still or any_kind_of_tool"
+"""Tests whose work is done in other processes, of which mutmut sees nothing."""
+_MODEL_TESTS = tuple(
+    f"tests/model/test_{name}.py"
+    for name in (
+        "aborts",
+        "agent",
+        "asked",
+        "budget",
+        "certificate",
+        "echo",
+        "events",
+        "forced",
+        "generating",
+        "histories_changes",
+        "histories_openings",
+        "histories_refused",
+        "histories_seeded",
+        "histories_tools",
+        "kept",
+        "malformed",
+        "model_parts",
+        "parse_report",
+        "parser_choice",
+        "prompts",
+        "recording",
+        "settings",
+        "streaming",
+        "thinking",
+        "truncated",
+        "turnstile",
+        "view_parts",
+        "wanted",
+    )
+)
 PACKAGES = {
     package.name: package
     for package in (
@@ -93,6 +192,25 @@ PACKAGES = {
                 )
             ),
             ("-k", "not time_grows"),
+        ),
+        Package(
+            "backend",
+            (
+                "src/tito_core/backend/*",
+                *(f"src/tito_{engine}/{part}.py" for engine in ("vllm", "sglang") for part in _WIRE_PARTS),
+            ),
+            (*_BACKEND_TESTS, "tests/vllm", "tests/sglang"),
+            (*HANGS, "-k", f"not ({_SLOW_OR_FELT})"),
+        ),
+        Package(
+            "model",
+            tuple(f"src/tito_core/{part}.py" for part in _MODEL_PARTS),
+            _MODEL_TESTS,
+            (
+                *HANGS,
+                "-k",
+                f"not ({_IN_PROCESSES} or latest_paths or mid_stream or many_rollouts)",
+            ),
         ),
     )
 }
@@ -183,9 +301,18 @@ def write(package: Package, found: dict[str, str], survivors: list[Survivor]) ->
         lines += ["```", "", reasons.get(mutant.key, "No reason was given yet."), ""]
     sections = {**written(), package.title: "\n".join(lines).strip()}
     ordered = [each.title for each in PACKAGES.values() if each.title in sections]
-    PAGE.write_text(INTRODUCTION + "".join(f"\n## {title}\n\n{sections[title]}\n" for title in ordered), "utf-8")
+    body = "".join(f"\n## {title}\n\n{sections[title]}\n" for title in ordered)
+    PAGE.write_text(f"{INTRODUCTION}\n{together(sections)}\n{body}", "utf-8")
     unexplained = [mutant.key for mutant in survivors if mutant.key not in reasons]
     print(json.dumps({"mutants": len(found), "killed": killed, "score": score, "unexplained": unexplained}, indent=1))
+
+
+def together(sections: dict[str, str]) -> str:
+    """Say how many mutants of all packages were killed, from the tables in their sections."""
+    rows = [re.search(r"^\| (\d+) \| (\d+) \|", section, flags=re.MULTILINE) for section in sections.values()]
+    mutants, killed = (sum(int(row[column]) for row in rows if row) for column in (1, 2))
+    names = ", ".join(each.name for each in PACKAGES.values() if each.title in sections)
+    return f"Together ({names}): {killed:,} of {mutants:,} mutants killed, {killed / mutants:.1%}."
 
 
 def written() -> dict[str, str]:

@@ -57,10 +57,61 @@ async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(
     assert isinstance(backend, EngineAdmin)
     with pytest.raises(WeightsNotLoadedError, match=r"no such folder.*left paused") as caught:
         await backend.load_weights("/no/such", "step-18")
-    assert caught.value.backend == kind
+    assert (caught.value.backend, caught.value.status) == (kind, 400)
+    assert caught.value.body == '{"message":"no such folder"}'
+    assert str(caught.value).startswith(
+        f"{kind} could not load the weights in '/no/such' as 'step-18' ({kind} at http:"
+    )
+    assert str(caught.value).endswith(
+        "It is left paused, since it may hold half of them: load good ones with load_weights, which resumes it, or "
+        "call resume()."
+    )
     assert paths == [path.partition("?")[0] for path in CALLS[kind][:2]]
 
 
 async def test_weights_need_a_name() -> None:
-    with pytest.raises(ValueError, match="version must be a name"):
+    with pytest.raises(ValueError, match=r"^version must be a name, such as 'step-17': without one nothing tells "):
         await backend_of(engine_of("vllm")).load_weights("/weights", "")
+
+
+BODIES = {
+    "vllm": {
+        "/pause?mode=abort": b"",
+        "/collective_rpc": b'{"method":"reload_weights","kwargs":{"weights_path":"/w"}}',
+        "/update_weight_version": b'{"new_version":"step-1"}',
+        "/resume": b"",
+    },
+    "sglang": {
+        "/pause_generation": b'{"mode":"abort"}',
+        "/update_weights_from_disk": b'{"model_path":"/w","weight_version":"step-1","flush_cache":true}',
+        "/continue_generation": b"{}",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_each_engine_is_sent_to_change_its_weights(kind: Kind) -> None:
+    sent: dict[str, bytes] = {}
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        assert request.method == "POST"
+        sent[request.url.raw_path.decode()] = request.content
+        return httpx.Response(200)
+
+    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    assert isinstance(backend, EngineAdmin)
+    await backend.load_weights("/w", "step-1", running="abort")
+    assert sent == BODIES[kind]
+    assert list(sent) == list(BODIES[kind])
+    await backend.pause()
+    kept = {"vllm": "/pause?mode=keep", "sglang": "/pause_generation"}[kind]
+    assert sent[kept] == {"vllm": b"", "sglang": b'{"mode":"retract"}'}[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_without_the_call_names_no_version(kind: Kind) -> None:
+    backend = BACKENDS[kind](
+        "http://scripted", http_transport=lambda: httpx.MockTransport(lambda _: httpx.Response(404))
+    )
+    assert isinstance(backend, EngineAdmin)
+    assert await backend.weight_version() is None

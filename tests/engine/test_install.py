@@ -199,6 +199,16 @@ def test_without_a_cpu_build_of_torch_the_option_is_named(variant: Variant, shel
         ensure(spec)
 
 
+def test_the_option_is_named_where_pips_configuration_constrains_torch_too(
+    variant: Variant, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "constraints.txt").write_text("torch<99\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    spec = variant(locks={MINOR: "torch==2.13.0+cpu\n"})
+    with pytest.raises(InstallFailed, match=r"(?s)no CPU build of torch.*--torch-index URL.*TITO_TORCH_INDEX"):
+        ensure(spec)
+
+
 def test_the_torch_index_is_given_to_pip(variant: Variant, shelf: Path, tmp_path: Path) -> None:
     """An index here is a folder of folders, as a file: address; the variable and the argument say the same."""
     index = tmp_path / "index" / "torch"

@@ -66,6 +66,7 @@ async def test_calls_are_counted_by_tool_status_and_kind_of_fault(kind: str) -> 
         ('The call has "it\'s" where <x> belongs.', "The call has … where <x> belongs"),
         ("The call nests more than 100 levels deep.", "The call nests more than … levels deep"),
         ("The arguments must be a JSON object, not list.", "The arguments must be a JSON object, not list"),
+        ("There is no X.", "There is no X"),
         ("", ""),
     ],
 )

@@ -21,7 +21,9 @@ _LINE_OF_LOCK = re.compile(r"^(?:Collecting|Processing) (\S+).*\(line (\d+)\)")
 HINTS = (
     (r"No space left on device", "Free some disk space, then try again; `TITO_CACHE_DIR` moves the cache elsewhere."),
     (
-        r"(?:No matching distribution found for|Could not find a version that satisfies the requirement) torch\b",
+        # The last are pip's words where its configuration constrains torch, whatever the indexes have.
+        r"(?:No matching distribution found for|Could not find a version that satisfies the requirement"
+        r"|Cannot install) torch\b",
         "The configured package indexes have no CPU build of torch for this Python. Torch's own index has: give its "
         "address with --torch-index URL, in TITO_TORCH_INDEX, or as `make demo TORCH_INDEX=URL`.",
     ),

@@ -1,0 +1,135 @@
+"""An answer in several responses: what each next request asks for, and what they are together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import EOS, PROMPT, request_of
+from tito_core.backend import Wanted
+from tito_core.backend.aborts import continuing, joined, resumable
+from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
+from tito_core.ledger.columns import Column
+from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
+
+
+def part(ids: list[int], number: int = 0, **changes: Any) -> TokenResponse:
+    fields: dict[str, Any] = {
+        "output_ids": np.array(ids, np.int32),
+        "logprobs": np.array([-1.0 - number] * len(ids), np.float32),
+        "finish": Finish.ABORT,
+        "stop": None,
+        "prompt_length": len(PROMPT) + number,
+        "cached_tokens": number,
+        "latency_s": 0.5,
+        "request_id": f"r{number}",
+        "versions": (VersionSpan(0, len(ids), None),),
+        "message": f"aborted {number}",
+    }
+    return TokenResponse(**{**fields, **changes})
+
+
+@given(
+    parts=st.lists(st.lists(st.integers(3, 99), max_size=3), min_size=1, max_size=4),
+    least=st.integers(0, 12),
+    seed=st.none() | st.sampled_from([-(2**63), -1, 0, 5, 2**63 - 2, 2**63 - 1]),
+    number=st.integers(1, 9),
+    kept=st.booleans(),
+)
+def test_the_next_request_asks_for_what_is_missing(
+    parts: list[list[int]], least: int, seed: int | None, number: int, kept: bool
+) -> None:
+    request = request_of(max_new_tokens=20, min_new_tokens=least, seed=seed, temperature=0.5)
+    wanted = Wanted(prompt_logprobs=True, top_logprobs=2)
+    request = replace(request, wanted=wanted, text=IdText.of(request.input_ids) if kept else None, session_id="s")
+    there = list(itertools.chain(*parts))
+    asked = continuing(request, [part(ids) for ids in parts], number)
+    assert asked.input_ids.tolist() == [*PROMPT, *there]
+    assert asked.input_ids.dtype == np.int32
+    assert (asked.request_id, asked.session_id) == (f"r-part{number}", "s")
+    assert asked.sampling.max_new_tokens == 20 - len(there)
+    assert asked.sampling.min_new_tokens == max(0, least - len(there))
+    if seed is None:
+        assert asked.sampling.seed is None
+    else:
+        top = 2**63 - 1  # past which it begins again from below
+        assert asked.sampling.seed == (seed + number if seed + number <= top else seed + number - 2**64)
+    rest = {"max_new_tokens", "min_new_tokens", "seed"}
+    assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
+    if kept:
+        assert asked.text is not None
+        assert asked.text.is_of(asked.input_ids)
+    else:
+        assert asked.text is None
+    # a prompt's logprobs came with its first tokens
+    assert asked.wanted == (wanted.model_copy(update={"prompt_logprobs": not there}))
+    assert asked.delta_start == request.delta_start
+
+
+def test_one_response_is_what_it_was() -> None:
+    alone = part([1, 2])
+    assert joined([alone]) is alone
+
+
+@given(
+    parts=st.lists(st.lists(st.sampled_from("ab"), max_size=3), min_size=2, max_size=4),
+)
+def test_together_they_are_each_as_it_was(parts: list[list[str]]) -> None:
+    """Each token is of the weight version that its own response told."""
+    said = []
+    for number, versions in enumerate(parts):
+        spans = tuple(VersionSpan(at, at + 1, version) for at, version in enumerate(versions))
+        said.append(part([number] * len(versions), number, versions=spans or (VersionSpan(0, 0, None),)))
+    said[-1] = replace(said[-1], finish=Finish.STOP, stop=EOS, message=None)
+    whole = joined(said)
+    tokens = list(itertools.chain(*parts))
+    assert whole.output_ids.tolist() == [n for n, versions in enumerate(parts) for _ in versions]
+    assert whole.logprobs.tolist() == [-1.0 - n for n, versions in enumerate(parts) for _ in versions]
+    assert (whole.finish, whole.stop, whole.message) == (Finish.STOP, EOS, None)
+    assert (whole.prompt_length, whole.latency_s) == (len(PROMPT), 0.5 * len(parts))
+    assert whole.request_id == f"r{len(parts) - 1}"
+    assert [v for span in whole.versions for v in [span.version] * (span.stop - span.start)] == (tokens or [])
+    assert all(one.version != other.version for one, other in itertools.pairwise(whole.versions))
+    assert all(one.stop == other.start for one, other in itertools.pairwise(whole.versions))
+    gave = [number for number, versions in enumerate(parts) if versions]
+    assert whole.cached_tokens == (gave[0] if gave else len(parts) - 1)
+    if len(gave) > 1:
+        edges = [0, *itertools.accumulate(len(parts[number]) for number in gave)]
+        assert whole.responses == tuple(
+            ResponseSpan(start, stop, f"r{number}")
+            for number, (start, stop) in zip(gave, itertools.pairwise(edges), strict=True)
+        )
+    else:
+        assert whole.responses == ()
+
+
+def column(start: int, *values: int) -> Column:
+    return Column.of(start, np.array(values, np.int32).reshape(-1, 1, 1))
+
+
+def test_columns_go_on_where_the_one_before_ended() -> None:
+    # the token that was sampled last of a part is routed only with the next one
+    first = part([20, 21], columns={"routed_experts": column(4, 1, 2), "only": column(5, 9)})
+    second = part([22], 1, columns={"routed_experts": column(6, 3, 4), "new": column(0, 5)})
+    third = part([23], 2, columns={"routed_experts": column(5, 7, 7, 7, 7)})
+    whole = joined([first, second, third])
+    found = whole.columns["routed_experts"]
+    assert (found.start, found.values.ravel().tolist()) == (4, [1, 2, 3, 4, 7])
+    assert whole.columns["only"].values.ravel().tolist() == [9]
+    assert set(whole.columns) == {"routed_experts", "only"}, "what the first did not bring begins nowhere"
+    assert joined([part([1]), part([2], 1)]).columns is NO_COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("sampling", "can"),
+    [({}, True), ({"stop": ("x",)}, False), ({"grammar": {"kind": "regex", "value": "a"}}, False)],
+)
+def test_what_can_be_gone_on_with(sampling: dict[str, Any], can: bool) -> None:
+    assert resumable(request_of(**sampling).sampling) is can

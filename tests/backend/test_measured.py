@@ -1,0 +1,208 @@
+"""What the measurement at connect asks, and what it makes of any numbers that come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.backends import PROMPT
+from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.semantics import measure, semantics_of
+from tito_core.ledger.columns import Column
+from tito_core.ledger.turn import Finish, VersionSpan
+
+IDS = np.array(PROMPT, np.int32)
+INFO = EngineInfo("fake", "m", None, "1")
+
+
+class Asked:
+    """A backend that says given logprobs, and scores given ones; it writes down what it is asked."""
+
+    name = "fake"
+
+    def __init__(
+        self,
+        said: Sequence[float],
+        scored: Sequence[float],
+        top: tuple[Sequence[float], Sequence[float]] | None = None,
+        refuses: Sequence[Exception | None] = (),
+    ) -> None:
+        self.said, self.scored, self.top, self.refuses = said, scored, top, list(refuses)
+        self.requests: list[TokenRequest] = []
+        self.sequences: list[list[int]] = []
+
+    async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+        self.requests.append(request)
+        if self.refuses and (error := self.refuses.pop(0)) is not None:
+            raise error
+        ids = np.arange(len(self.said), dtype=np.int32)
+        columns: dict[str, Column] = {}
+        if self.top is not None:
+            pair = self.top[0 if request.sampling.top_k == 2 else 1]
+            table = np.log(np.array([pair] * len(ids), np.float64)).astype(np.float32)
+            columns = {"top_ids": Column.of(5, np.zeros(table.shape, np.int32)), "top_logprobs": Column.of(5, table)}
+        spans = (VersionSpan(0, len(ids), None),)
+        logprobs = np.array(self.said, np.float32)
+        return TokenResponse(
+            ids, logprobs, Finish.LENGTH, None, 5, None, 0.1, request.request_id, spans, columns=columns
+        )
+
+    async def score(self, token_ids: Sequence[int]) -> Any:
+        self.sequences.append(list(token_ids))
+        return np.array([np.nan, *[-9.0] * (len(PROMPT) - 1), *self.scored], np.float32)
+
+
+def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
+    return asyncio.run(measure(backend, info, IDS))  # type: ignore[arg-type]
+
+
+def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the_free_one() -> None:
+    backend = Asked([-1.0] * 32, [-1.0] * 32)
+    found(backend)
+    cut, free = backend.requests
+    for request, top_k in ((cut, 2), (free, -1)):
+        assert request.sampling == SamplingParams(
+            max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0, top_k=top_k
+        )
+        assert request.wanted.model_dump() == {
+            "top_logprobs": 2,
+            "prompt_logprobs": True,
+            "routed_experts": True,
+            "sampling_mask": top_k == 2,
+            "priority": None,
+            "cache_salt": None,
+        }
+        assert request.lenient
+        assert request.input_ids is IDS
+    assert len({request.request_id for request in backend.requests} - {""}) == 2
+    assert backend.sequences == [[*PROMPT, *range(32)]]
+
+
+def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
+    backend = Asked([-1.0] * 8, [-1.0] * 8)
+    found(backend, EngineInfo("fake", "m", 14, "1"))
+    assert [request.sampling.max_new_tokens for request in backend.requests] == [8, 8]
+    short = EngineInfo("fake", "m", 13, "1")
+    backend = Asked([], [])
+    assert found(backend, short) is short
+    assert backend.requests == []
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.01, 0.05, 0.19, 0.21, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_they_are_far(
+    apart: float, spread: float, sign: float
+) -> None:
+    scored = [-5.0 - spread, -5.0 + spread] * 8
+    info = found(Asked([value + sign * apart for value in scored], scored))
+    if apart < 0.02:
+        assert info.processed_logprobs is (False if spread > 0.2 else None)
+    else:
+        assert info.processed_logprobs is (True if apart > 0.2 else None)
+    assert info.truncated_logprobs is None
+
+
+@pytest.mark.parametrize("of_two", [0.5, 0.9, 0.97, 0.99, 1.0])
+@pytest.mark.parametrize("of_all", [0.3, 0.79, 0.81, 1.0])
+def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(of_two: float, of_all: float) -> None:
+    backend = Asked([-1.0] * 8, [-1.0] * 8, ((of_two - 0.25, 0.25), (of_all - 0.25, 0.25)))
+    truncated = found(backend).truncated_logprobs
+    if of_two < 0.98:
+        assert truncated is False
+    else:
+        assert truncated is (True if of_all < 0.8 else None)
+
+
+def test_what_one_of_them_came_without_tells_nothing() -> None:
+    class Half(Asked):
+        async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+            self.top = ((0.75, 0.25), (0.2, 0.2)) if request.sampling.top_k == 2 else None
+            return await super().generate(request)
+
+    assert found(Half([-1.0] * 8, [-1.0] * 8)).truncated_logprobs is None
+
+
+REFUSED = BadRequestError("no", backend="fake")
+
+
+def test_what_a_server_refuses_together_is_sampled_without() -> None:
+    for error in (REFUSED, ProtocolViolationError("no", backend="fake")):
+        backend = Asked([-1.0] * 8, [-1.0] * 8, refuses=[error, None, error])
+        before = Capabilities(top_logprobs=7, prompt_logprobs=True)
+        info = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before))
+        assert info.capabilities is before, "nothing is known of what it gives"
+        assert [bool(request.wanted.top_logprobs) for request in backend.requests] == [True, False, True, False]
+        assert len({request.request_id for request in backend.requests}) == 4
+        assert len(backend.sequences) == 1
+
+
+def test_a_server_that_will_not_sample_freely_still_tells_what_it_gives() -> None:
+    backend = Asked([-1.0] * 8, [], ((0.5, 0.5), (0.5, 0.5)), refuses=[None, REFUSED, REFUSED])
+    info = found(backend)
+    assert info.capabilities == Capabilities(None, prompt_logprobs=False, routed_experts=False, sampling_mask=False)
+    assert (info.processed_logprobs, info.truncated_logprobs, backend.sequences) == (None, None, [])
+
+
+NAMES = {"top_ids": "top_logprobs", **{name: name for name in ("prompt_logprobs", "routed_experts", "sampling_mask")}}
+
+
+@pytest.mark.parametrize("came", [(), *[(name,) for name in NAMES], tuple(NAMES)])
+@pytest.mark.parametrize("free", [True, False])
+def test_what_came_is_what_a_server_gives(came: tuple[str, ...], free: bool) -> None:
+    class Gives(Asked):
+        async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+            response = await super().generate(request)
+            return replace(response, columns={name: Column.of(5, np.zeros((8, 1), np.int32)) for name in came})
+
+    before = Capabilities(top_logprobs=7, expert_shape=True, options={"priority": "--p"})
+    backend = Gives([-1.0] * 8, [-1.0] * 8, refuses=[] if free else [None, REFUSED, REFUSED])
+    can = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before)).capabilities
+    assert can == replace(
+        before,
+        top_logprobs=7 if "top_ids" in came else 0,
+        **{name: name in came for name in ("prompt_logprobs", "routed_experts", "sampling_mask")},
+    )
+
+
+PLAIN: dict[str, Any] = {"temperature": 1.0}
+SEMANTICS: list[tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = [
+    # processed, truncated as measured; sampling; then processed, temperature, adjusted
+    (False, None, {"temperature": 0.5, "top_p": 0.9}, (False, 1.0, False)),
+    (False, True, {"top_p": 0.9}, (False, 1.0, True)),
+    (False, True, {}, (False, 1.0, False)),
+    (False, None, {"grammar": {"kind": "regex", "value": "a"}}, (False, 1.0, True)),
+    (False, None, {"presence_penalty": 1.0}, (False, 1.0, False)),
+    (True, None, {"temperature": 0.5}, (True, 0.5, False)),
+    (True, None, {"temperature": 0.0}, (True, 1.0, False)),
+    (True, False, {"top_k": 1}, (True, 1.0, False)),
+    (True, None, {"top_k": 1}, (True, 1.0, True)),
+    (True, None, {"min_p": 0.1}, (True, 1.0, True)),
+    (True, None, {"top_p": 0.9}, (True, 1.0, True)),
+    (True, None, {"presence_penalty": 1.0}, (True, 1.0, True)),
+    (True, None, {"frequency_penalty": 1.0}, (True, 1.0, True)),
+    (True, None, {"repetition_penalty": 1.1}, (True, 1.0, True)),
+    (True, None, {"min_new_tokens": 1}, (True, 1.0, True)),
+    (True, None, {"extra": {"own": 1}}, (True, 1.0, True)),
+    (None, None, {}, (None, 1.0, False)),
+    (None, None, {"temperature": 0.5}, (None, None, False)),
+    (None, None, {"min_new_tokens": 1}, (None, None, True)),
+]
+
+
+@pytest.mark.parametrize(("processed", "truncated", "sampling", "expected"), SEMANTICS)
+def test_what_logprobs_of_a_request_mean(
+    processed: Any, truncated: Any, sampling: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    info = EngineInfo("fake", "m", None, "1", processed_logprobs=processed, truncated_logprobs=truncated)
+    said = semantics_of(info, SamplingParams(**{**PLAIN, **sampling}))
+    assert (said.processed, said.temperature, said.adjusted) == expected
+    assert said.source == "fake 1, measured at connect"
+    unknown = EngineInfo("fake", "m", None, None)
+    assert semantics_of(unknown, SamplingParams()).source == "fake of unknown version, measured at connect"

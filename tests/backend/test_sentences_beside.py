@@ -1,0 +1,260 @@
+"""Every sentence about what an answer says beside its tokens, word for word, and what is read of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from support.backends import PROMPT
+from support.reported import CHECKS, OUTPUT, refused, request
+from tito_core.backend.beside import Beside, BesideChecks
+
+TOP = [(21, -1.0), (30, -1.5)], [(22, -2.0), (30, -0.5)], [(2, -3.0), (31, -0.1)]
+FLAT = list(range(7 * 2 * 2))
+
+
+def packed(values: Sequence[int], dtype: str = "<i4") -> str:
+    return base64.b64encode(np.array(values, dtype).tobytes()).decode()
+
+
+def npy(array: Any) -> str:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(array))
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def columns(wanted: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> Any:
+    if isinstance(rows := said.get("top"), list | tuple):
+        said["top"] = lambda: rows
+    asked = request(wanted, delta_start=delta_start, top_k=top_k)
+    logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
+    return BesideChecks(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(Beside(**said))
+
+
+ALL = {"top_logprobs": 2, "prompt_logprobs": True, "routed_experts": (2, 2), "sampling_mask": True}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_was_wanted_must_come(name: str) -> None:
+    sentence = f"Law 4: the answer holds no {name}, though they were asked for."
+    refused(sentence, lambda: columns({name: ALL[name]}, top_k=2))
+
+
+def test_what_was_not_wanted_is_left() -> None:
+    assert dict(columns(None, top=TOP, prompt=[(1, 0.5)], experts="?", mask=[[]])) == {}
+
+
+BESIDE: list[tuple[str, dict[str, Any], str]] = [
+    ("top_logprobs", {"top": TOP[:2]}, "Law 2: 3 output ids, but top_logprobs of 2 tokens."),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0)]]},
+        "Law 2: 2 top_logprobs a token were asked for, output token 2 has 1.",
+    ),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0), (5, -0.1), (5, -0.2)]]},
+        "Law 4: output token 2 has a top id with two logprobs: [(2, -3.0), (5, -0.1), (5, -0.2)].",
+    ),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0), ("x", -0.1)]]},
+        "Law 2: 'x', told beside output token 2, is no token.",
+    ),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0), (2**31, -0.1)]]},
+        "Law 2: 2147483648, told beside output token 2, is no token.",
+    ),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0), (-1, -0.1)]]},
+        "Law 2: -1, told beside output token 2, is no token.",
+    ),
+    (
+        "top_logprobs",
+        {"top": [*TOP[:2], [(2, -3.0), (5, 0.5)]]},
+        "Law 4: a top logprob is 0.5, which is no log-probability.",
+    ),
+    (
+        "top_logprobs",
+        {"top": [TOP[0], [(22, -2.5), (30, -0.5)], TOP[2]]},
+        "Law 4: output id 22 at offset 1 has logprob -2.0 and among the likeliest another: [(30, -0.5), (22, -2.5)].",
+    ),
+    (
+        "top_logprobs",
+        {"top": [TOP[0], [(31, -2.5), (30, -0.5)], TOP[2]]},
+        "Law 4: output id 22 at offset 1 has logprob -2.0, which is among the likeliest, and is not one of them: "
+        "[(30, -0.5), (31, -2.5)].",
+    ),
+    (
+        "prompt_logprobs",
+        {"prompt": [(12, -1.0)] * 3},
+        "Law 2: prompt_logprobs of 4 tokens from offset 1 were asked for, the server gave 3.",
+    ),
+    (
+        "prompt_logprobs",
+        {"prompt": [(12, -1.0), (13, -1.0), (99, -1.0), (15, -1.0)]},
+        "Law 4: prompt id 14 at offset 3 was sent, the server scored 99.",
+    ),
+    (
+        "prompt_logprobs",
+        {"prompt": [(12, -1.0), (13, -1.0), (14, None), (15, -1.0)]},
+        "Law 4: prompt token 3 has no logprob (id 14).",
+    ),
+    (
+        "prompt_logprobs",
+        {"prompt": [(12, -1.0), (13, 0.5), (14, -1.0), (15, -1.0)]},
+        "Law 4: the answer: logprob 0.5 at output offset 1 is no log-probability.",
+    ),
+    (
+        "routed_experts",
+        {"experts": "?"},
+        "Law 2: routed_experts cannot be read: ",
+    ),
+    (
+        "routed_experts",
+        {"experts": base64.b64encode(b"abc").decode()},
+        "Law 2: routed_experts cannot be read: ",
+    ),
+    (
+        "routed_experts",
+        {"experts": packed(range(6))},
+        "Law 2: routed_experts have shape (1, 6), expected (7, 2, 2).",
+    ),
+    (
+        "routed_experts",
+        {"experts": packed(range(24))},
+        "Law 2: routed_experts have 6 rows, expected 7, or 7 from 0 on.",
+    ),
+    (
+        "routed_experts",
+        {"experts": npy(np.zeros((7, 2, 3), np.uint8))},
+        "Law 2: routed_experts have shape (7, 2, 3), expected (7, 2, 2).",
+    ),
+    (
+        "routed_experts",
+        {"experts": npy(np.zeros((7, 2, 2), np.float32))},
+        "Law 2: routed_experts cannot be read: 112 bytes are no float32 of shape (7, 2, 2).",
+    ),
+    ("sampling_mask", {"mask": [[21], [22]]}, "Law 2: 3 output ids, but sampling_mask of 2 tokens."),
+    (
+        "sampling_mask",
+        {"mask": [[21, 5], [5, 6], [2]]},
+        "Law 4: output id 22 at offset 1 is not among the 2 ids that its sampling_mask says it was chosen from.",
+    ),
+    (
+        "sampling_mask",
+        {"mask": [[21, 5], [22, 5, 5], [2]]},
+        "Law 4: the sampling_mask of output token 1 holds an id twice.",
+    ),
+    (
+        "sampling_mask",
+        {"mask": [[21, 5], [22, -3], [2]]},
+        "Law 2: -3, told beside output token 1, is no token.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "sentence"), BESIDE)
+def test_what_may_not_be_said_beside(name: str, said: dict[str, Any], sentence: str) -> None:
+    refused(sentence, lambda: columns({name: ALL[name]}, top_k=2, **said))
+
+
+def test_a_shape_that_was_not_said_is_read_from_the_rows() -> None:
+    refused(
+        "Law 2: routed_experts have shape (7, 4), expected (7, layers, experts).",
+        lambda: columns({"routed_experts": True}, experts=packed(FLAT)),
+    )
+    found = columns({"routed_experts": True}, experts=npy(np.reshape(FLAT, (7, 2, 2))))["routed_experts"]
+    assert (found.start, found.shape) == (0, (7, 2, 2))
+
+
+def test_rows_that_were_asked_for_from_the_delta_on() -> None:
+    def experts(text: str) -> Any:
+        return lambda: columns({"routed_experts": (2, 2)}, delta_start=3, experts=text)
+
+    refused("Law 2: routed_experts have shape (1, 6), expected (5, 2, 2).", experts(packed(range(6))))
+    refused("Law 2: routed_experts have 6 rows, expected 7, or 5 from 2 on.", experts(packed(range(24))))
+    large = npy(np.full((5, 2, 2), 2**40))
+    refused("Law 2: an optional column holds 1099511627776 to 1099511627776, more than int32 takes.", experts(large))
+
+
+def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() -> None:
+    asked = replace(request({"routed_experts": True}, delta_start=3), lenient=True)
+    logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
+    for rows in (7, 5):
+        text = packed(range(rows * 4))
+        found = BesideChecks(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(Beside(experts=text))
+        column = found["routed_experts"]
+        assert (column.start, column.shape) == (2, (5, 4))
+        assert column.values.ravel().tolist() == list(range(rows * 4))[-20:]
+
+
+def test_top_logprobs_that_cannot_be_decoded_are_named() -> None:
+    def decoded() -> Any:
+        return msgspec.json.decode(b"[1,", type=list[int])
+
+    refused(
+        "Law 2: top_logprobs cannot be read: Input data was truncated.",
+        lambda: columns({"top_logprobs": 2}, top=decoded),
+    )
+
+
+def test_the_likeliest_come_first_and_what_was_masked_last() -> None:
+    lowest = float(np.finfo(np.float32).min)
+    rows = [
+        [(30, -1.5), (40, -1.0), (21, -1.0), (7, -5.0)],
+        [(22, -2.0), (9, None), (8, -9999.0)],
+        [(2, -3.0), (31, lowest)],
+    ]
+    found = columns({"top_logprobs": 2}, top=rows)
+    assert found["top_ids"].start == found["top_logprobs"].start == len(PROMPT)
+    assert found["top_ids"].values.tolist() == [[21, 40], [22, -1], [2, -1]]
+    assert np.nan_to_num(found["top_logprobs"].values, nan=9.0).tolist() == [[-1.0, -1.0], [-2.0, 9.0], [-3.0, 9.0]]
+
+
+def test_the_sampled_token_may_be_less_likely_than_all_that_are_told() -> None:
+    found = columns({"top_logprobs": 1}, top=[[(5, -0.5)], [(6, -1.9999)], [(2, -3.0)]])
+    assert found["top_ids"].values.tolist() == [[5], [6], [2]]
+
+
+def test_prompt_logprobs_begin_where_the_delta_does() -> None:
+    found = columns({"prompt_logprobs": True}, delta_start=3, prompt=[(14, -1.0), (15, -2.0)])["prompt_logprobs"]
+    assert (found.start, found.values.tolist(), found.values.dtype) == (3, [-1.0, -2.0], np.float32)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("packing", ["bare", "npy", "old npy", "fortran"])
+def test_routed_experts_begin_one_before_the_delta_whether_the_server_cut_them_or_not(
+    whole: bool, packing: str
+) -> None:
+    table = np.reshape(FLAT, (7, 2, 2))
+    sent = table if whole else table[2:]
+    if packing == "bare":
+        text = packed(sent.ravel().tolist())
+    elif packing == "old npy":
+        stream = io.BytesIO()
+        np.lib.format.write_array(stream, sent.astype(np.uint8), version=(2, 0))
+        text = base64.b64encode(stream.getvalue()).decode()
+    else:
+        text = npy(np.asfortranarray(sent) if packing == "fortran" else sent)
+    found = columns({"routed_experts": (2, 2)}, delta_start=3, experts=text)["routed_experts"]
+    assert (found.start, found.values.tolist()) == (2, table[2:].tolist())
+
+
+def test_a_sampling_mask_is_as_wide_as_top_k_or_as_its_widest_row() -> None:
+    for top_k, width in ((4, 4), (2, 3)):
+        found = columns({"sampling_mask": True}, top_k=top_k, mask=[[21, 5, 0], [22], [2, 9]])["sampling_mask"]
+        rows = [[21, 5, 0], [22, -1, -1], [2, 9, -1]]
+        assert (found.start, found.values.dtype.kind) == (len(PROMPT), "i")
+        assert found.values.tolist() == [[*row, *[-1] * (width - 3)] for row in rows]
+    greedy = columns({"sampling_mask": True}, top_k=-1, mask=[[21], [22], [2]])["sampling_mask"]
+    assert greedy.values.tolist() == [[21], [22], [2]]

@@ -1,0 +1,116 @@
+"""Every sentence about servers, word for word: those that are late, without the model, or not alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
+from tito_core.backend import (
+    BadRequestError,
+    EngineInfo,
+    EngineTimeoutError,
+    create_backend,
+)
+from tito_core.backend.id_text import IdText
+from tito_core.backend.replicas import agreed
+from tito_core.testing import Fault, InProcessTransport, always
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_does_not_come_in_time(kind: Kind) -> None:
+    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.05)
+    with pytest.raises(EngineTimeoutError) as caught:
+        await backend.generate(request_of())
+    path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
+    assert str(caught.value) == (
+        f"{kind} at http://scripted{path} did not answer within 0.05 s. The request was given up and the server told "
+        "to abort it; raise timeout_s if answers take longer."
+    )
+    assert (caught.value.backend, caught.value.request_id) == (kind, "r")
+
+
+def serving(models: list[dict[str, Any]], **options: Any) -> Any:
+    return answering("vllm", lambda _: httpx.Response(200, json={"data": models, "version": "1"}), **options)
+
+
+MODELS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
+    ([], {}, "The vllm server at http://scripted serves no model: start it with one."),
+    (
+        [{"id": "m", "owned_by": "sglang"}],
+        {},
+        "The server at http://scripted says that it is sglang, not vllm: use backend='sglang'.",
+    ),
+    (
+        [{"id": "m"}, {"id": "n"}],
+        {"model": "x"},
+        "The vllm server at http://scripted does not serve 'x'; it serves 'm', 'n'. Give one of these as model_id, or "
+        "leave it out.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("models", "options", "sentence"), MODELS)
+async def test_a_server_without_the_model(models: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        await serving(models, **options).connect()
+    assert (str(caught.value), caught.value.backend) == (sentence, "vllm")
+
+
+async def test_a_text_of_another_prompt_is_not_sent() -> None:
+    engine = engine_of("vllm")
+    other = request_of((1, 2, 3))
+    with pytest.raises(BadRequestError) as caught:
+        await backend_of(engine).generate(replace(request_of(), text=IdText.of(other.input_ids)))
+    assert str(caught.value) == (
+        "Law 4: the text that was kept of a prompt, of 3 ids, is not that of its 5 ids, so it was not sent. Leave "
+        "`text` out of the request and it is written anew."
+    )
+    assert (caught.value.backend, caught.value.request_id) == ("vllm", "r")
+
+
+def several(*engines: Any) -> Any:
+    class Routed(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return await InProcessTransport(engines[int(request.url.host[1:])]).handle_async_request(request)
+
+    addresses = [f"http://s{n}" for n in range(len(engines))]
+    return create_backend("vllm", addresses, http_transport=Routed, sleep=Waits())
+
+
+async def test_servers_that_are_not_alike() -> None:
+    backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm", vocab_size=50, model="other"))
+    with pytest.raises(BadRequestError) as caught:
+        await backend.connect()
+    assert str(caught.value) == (
+        "The vllm servers are not alike, so a rollout cannot move from one to another: model is 'scripted' at "
+        "http://s0 and 'other' at http://s2. Start them alike, or leave one out of base_url."
+    )
+    assert caught.value.backend == "vllm"
+
+
+async def test_what_was_found_of_each_server_must_be_alike() -> None:
+    backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm"))
+    infos = iter([EngineInfo("vllm", "m", None, version) for version in ("1", "1", "2", "1", "1", "1")])
+
+    async def ask(_: Any) -> EngineInfo:
+        return next(infos)
+
+    def facts(info: EngineInfo) -> Mapping[str, object]:
+        return {"model": info.model, "version": info.version}
+
+    with pytest.raises(BadRequestError) as caught:
+        await agreed(backend, ask, facts)
+    assert str(caught.value) == (
+        "The vllm servers are not alike: version is '1' on the first of them and '2' on number 3. Start them alike, or "
+        "leave one out of base_url."
+    )
+    assert caught.value.backend == "vllm"
+    assert (await agreed(backend, ask, facts)).version == "1"
+    infos = iter([EngineInfo("vllm", "alone", None, "1")])
+    assert (await agreed(backend.members[0], ask, facts)).model == "alone"
+    await backend.aclose()

@@ -1,0 +1,346 @@
+"""`Replicas` over servers that only write down what they are asked: who gets what, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import Waits, request_of
+from tito_core.backend import (
+    BadRequestError,
+    EngineConnectionError,
+    EngineInfo,
+    ThrottledError,
+    TokenResponse,
+    create_backend,
+)
+from tito_core.backend import replicas as module
+from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
+from tito_core.backend.retries import Retries
+from tito_core.ledger.turn import Finish, VersionSpan
+
+INFO = EngineInfo("fake", "m", 100, "1", "w1")
+
+
+class Member:
+    """A backend that answers at once, or as it is told."""
+
+    name = "fake"
+
+    def __init__(self, info: EngineInfo = INFO, act: Callable[[], Awaitable[Any]] | None = None) -> None:
+        self.info, self.act = info, act
+        self.calls: list[tuple[Any, ...]] = []
+        self.watchers: list[Any] = []
+
+    async def _done(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.act is not None:
+            await self.act()
+
+    async def connect(self) -> EngineInfo:
+        await self._done("connect")
+        return self.info
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
+        self.watchers.append(on_chunk)
+        await self._done("generate", request.request_id)
+        ids, logprobs = np.array([7], np.int32), np.array([-1.0], np.float32)
+        spans = (VersionSpan(0, 1, None),)
+        return TokenResponse(ids, logprobs, Finish.LENGTH, None, 5, None, 0.1, request.request_id, spans)
+
+    async def score(self, token_ids: Any) -> Any:
+        await self._done("score", list(token_ids))
+        return np.zeros(len(token_ids), np.float32)
+
+    async def abort(self, request_id: str) -> None:
+        await self._done("abort", request_id)
+
+    async def aclose(self) -> None:
+        await self._done("aclose")
+
+
+class Trained(Member):
+    """One whose weights can be changed."""
+
+    async def pause(self, running: str = "keep") -> None:
+        await self._done("pause", running)
+
+    async def resume(self) -> None:
+        await self._done("resume")
+
+    async def load_weights(self, path: str, version: str, *, running: str = "keep") -> None:
+        await self._done("load", path, version, running)
+
+    async def weight_version(self) -> str | None:
+        await self._done("version")
+        return self.info.weight_version
+
+
+def spread(*members: Member, attempts: int = 4) -> Replicas:
+    addresses = [f"http://s{n}" for n in range(len(members))]
+    return replicas_of(members, addresses, Retries(attempts, Waits()))  # type: ignore[arg-type]
+
+
+async def ask(backend: Replicas, request_id: str, session: str | None = None, on_chunk: Any = None) -> TokenResponse:
+    return await backend.generate(replace(request_of(request_id=request_id), session_id=session), on_chunk)
+
+
+def generated(member: Member) -> list[str]:
+    return [call[1] for call in member.calls if call[0] == "generate"]
+
+
+async def fails(error: BaseException) -> None:
+    raise error
+
+
+def test_it_has_the_name_and_the_members_of_its_servers() -> None:
+    first, second = Member(), Trained()
+    first.name = "one"
+    backend = spread(first, second)
+    assert (backend.name, backend.members) == ("one", (first, second))
+    assert type(backend) is Replicas, "not all of them can change their weights"
+    assert type(spread(Trained(), Trained())) is module.AdminReplicas
+    with pytest.raises(ValueError, match="zip"):
+        Replicas([first, second], ["http://a"], Retries())  # type: ignore[list-item]
+
+
+def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
+    waits = Waits()
+    backend: Any = create_backend("vllm", ["http://a", "http://b"], max_attempts=7, sleep=waits, timeout_s=3.0)
+    assert (backend._retries.max_attempts, backend._retries._sleep) == (7, waits)
+    assert [member.http._retries.max_attempts for member in backend.members] == [1, 1]
+    assert [(member.http.base_url, member.http.timeout_s) for member in backend.members] == [
+        ("http://a", 3.0),
+        ("http://b", 3.0),
+    ]
+    assert [member.where for member in backend._members] == ["http://a", "http://b"]
+    plain: Any = create_backend("vllm", ["http://a"])
+    assert plain._retries.max_attempts == 4
+
+
+@given(lengths=st.lists(st.none() | st.integers(1, 9), min_size=1, max_size=4), weights=st.data())
+def test_what_is_told_of_all_is_what_holds_of_each(lengths: list[int | None], weights: st.DataObject) -> None:
+    versions = [weights.draw(st.sampled_from(["w1", "w2", None])) for _ in lengths]
+    members = [
+        Member(replace(INFO, max_model_len=length, weight_version=version))
+        for length, version in zip(lengths, versions, strict=True)
+    ]
+    info = asyncio.run(spread(*members).connect())
+    known = [length for length in lengths if length is not None]
+    assert info.max_model_len == (min(known) if known else None)
+    assert info.weight_version == (versions[0] if len(set(versions)) == 1 else None)
+    assert replace(info, max_model_len=None, weight_version=None) == replace(
+        INFO, max_model_len=None, weight_version=None
+    )
+
+
+async def test_connecting_is_tried_again_on_each_server_and_asked_once() -> None:
+    shy = Member()
+    tries = iter([EngineConnectionError("not yet", backend="fake"), None])
+
+    async def act() -> None:
+        if (error := next(tries, None)) is not None:
+            raise error
+
+    shy.act = act
+    backend = spread(Member(), shy)
+    assert await backend.connect() is await backend.connect()
+    assert [member.calls for member in backend.members] == [[("connect",)], [("connect",)] * 2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("what", ["model", "version", "vocab_size", "endpoints", "capabilities"])
+async def test_servers_that_differ_in_anything_that_a_rollout_uses_are_refused(what: str) -> None:
+    capabilities = replace(INFO.capabilities, top_logprobs=1)
+    other = {"vocab_size": 5, "endpoints": ("/x",), "capabilities": capabilities}.get(what, "other")
+    backend = spread(Member(), Member(replace(INFO, **{what: other})))
+    with pytest.raises(BadRequestError) as caught:
+        await backend.connect()
+    assert str(caught.value) == (
+        "The fake servers are not alike, so a rollout cannot move from one to another: "
+        f"{what} is {getattr(INFO, what)!r} at http://s0 and {other!r} at http://s1. "
+        "Start them alike, or leave one out of base_url."
+    )
+    assert caught.value.backend == "fake"
+
+
+async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none() -> None:
+    member = Member()
+    backend = spread(member, Member())
+    watcher: list[Any] = []
+    await ask(backend, "a", "s", watcher.append)
+    await ask(backend, "b", "s")
+    assert member.watchers == [watcher.append, None]
+
+
+async def test_a_new_try_goes_to_a_server_that_had_none_and_has_an_id_of_its_own() -> None:
+    members = [Member() for _ in range(3)]
+    backend = spread(*members)
+    now = [0.0]
+    backend._clock = lambda: now[0]
+    await backend.connect()
+    for member in members[:2]:
+        member.act = lambda: fails(EngineConnectionError("gone", backend="fake"))
+    response = await ask(backend, "r", "mine")
+    assert response.request_id == "r-retry2"
+    assert [generated(member) for member in members] == [["r"], ["r-retry1"], ["r-retry2"]]
+    # the two are out, and back when their time is over; what they then do well clears them
+    for n in range(4):
+        await ask(backend, f"n{n}")
+    assert len(generated(members[2])) == 5
+    for member in members[:2]:
+        member.act = None
+    now[0] = OUT_S
+    for n in range(4):
+        await ask(backend, f"m{n}")
+    assert [len(generated(member)) for member in members] == [3, 3, 5]
+
+
+async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_holds_it_there() -> None:
+    members = [Member(act=lambda: fails(ThrottledError("busy", backend="fake"))), Member(), Member()]
+    backend = spread(*members)
+    backend._info = INFO
+    backend._members[1].given = backend._members[2].given = 5
+    assert (await ask(backend, "r")).request_id == "r-retry1"
+    assert [generated(member) for member in members] == [["r"], ["r-retry1"], []]
+    # where all were tried, any of them is asked again
+    alone = spread(Member(act=lambda: fails(ThrottledError("busy", backend="fake"))), attempts=3)
+    alone._info = INFO
+    with pytest.raises(ThrottledError):
+        await ask(alone, "r")
+    assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]  # type: ignore[arg-type]
+
+
+async def test_a_backend_that_cannot_stream_is_asked_without_a_watcher() -> None:
+    class Old(Member):
+        async def generate(self, request: Any) -> TokenResponse:  # type: ignore[override]
+            return await super().generate(request)
+
+    assert (await ask(spread(Old(), Old()), "r")).request_id == "r"
+
+
+async def test_of_servers_that_are_all_out_the_one_that_is_back_soonest_is_asked() -> None:
+    members = [Member(act=lambda: fails(EngineConnectionError("gone", backend="fake"))) for _ in range(2)]
+    backend = spread(*members, attempts=1)
+    backend._info = INFO
+    now = [0.0]
+    backend._clock = lambda: now[0]
+    for name in "abcd":
+        with pytest.raises(EngineConnectionError):
+            await ask(backend, name)
+        now[0] += 1.0
+    assert [generated(member) for member in members] == [["a", "c"], ["b", "d"]]
+
+
+async def test_while_a_busy_server_stays_the_same_others_are_given_what_has_no_session() -> None:
+    gate = asyncio.Event()
+    members = [Member(act=gate.wait), Member(act=gate.wait), Member(act=gate.wait)]
+    backend = spread(*members)
+    backend._info = INFO
+    tasks = [asyncio.ensure_future(ask(backend, f"r{n}")) for n in range(7)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [len(generated(member)) for member in members] == [3, 2, 2]
+    gate.set()
+    await asyncio.gather(*tasks)
+    # nothing runs now: the one that was given the fewest is next
+    await ask(backend, "next")
+    assert generated(members[1])[-1] == "next"
+
+
+async def test_the_session_that_was_not_heard_of_for_longest_is_forgotten_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SESSIONS", 2)
+    backend = spread(Member(), Member())
+    backend._info = INFO
+    await ask(backend, "none")
+    assert list(backend._sessions) == []
+    for n, session in enumerate(["a", "b", "a", "c"]):
+        await ask(backend, f"r{n}", session)
+        assert len(backend._sessions) <= 2
+    assert list(backend._sessions) == ["a", "c"]
+
+
+async def test_scores_that_run_at_once_count_as_two() -> None:
+    gate = asyncio.Event()
+    members = [Member(act=gate.wait), Member(act=gate.wait)]
+    backend = spread(*members)
+    backend._info = INFO
+    tasks = [asyncio.ensure_future(backend.score([n, n])) for n in range(4)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert [sorted(len(member.running) for member in backend._members)] == [[2, 2]]
+    gate.set()
+    assert [len(await task) for task in tasks] == [2] * 4
+    assert [sorted(call[1] for call in member.calls) for member in members] == [[[0, 0], [2, 2]], [[1, 1], [3, 3]]]
+    assert [member.running for member in backend._members] == [set(), set()]
+
+
+async def test_an_abort_goes_where_it_runs_and_everywhere_when_nobody_knows() -> None:
+    gate = asyncio.Event()
+    members = [Member(act=gate.wait), Member()]
+    backend = spread(*members)
+    backend._info = INFO
+    task = asyncio.ensure_future(ask(backend, "r"))
+    await asyncio.sleep(0)
+    aborting = asyncio.ensure_future(backend.abort("r"))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(task, aborting)
+    assert [("abort", "r") in member.calls for member in members] == [True, False]
+    await backend.abort("nobody's")
+    assert [("abort", "nobody's") in member.calls for member in members] == [True, True]
+
+
+async def test_an_abort_that_fails_is_told_only_where_the_request_runs() -> None:
+    gate = asyncio.Event()
+    members = [Member(act=gate.wait), Member()]
+    backend = spread(*members)
+    backend._info = INFO
+    task = asyncio.ensure_future(ask(backend, "r"))
+    await asyncio.sleep(0)
+    members[0].act = members[1].act = lambda: fails(EngineConnectionError("gone", backend="fake"))
+    with pytest.raises(EngineConnectionError):
+        await backend.abort("r")
+    await backend.abort("nobody's")
+    assert [member.calls[-1] for member in members] == [("abort", "nobody's")] * 2
+    gate.set()
+    await task
+
+
+async def test_what_is_done_on_each_is_done_on_each_and_the_strangest_error_is_raised() -> None:
+    members = [
+        Trained(act=lambda: fails(EngineConnectionError("gone", backend="fake"))),
+        Trained(act=lambda: fails(KeyError("strange"))),
+        Trained(),
+    ]
+    backend: Any = spread(*members)
+    for call in (backend.aclose, backend.pause, backend.resume, backend.weight_version):
+        with pytest.raises(KeyError, match="strange"):
+            await call()
+    assert [len(member.calls) for member in members] == [4, 4, 4]
+    members[1].act = None
+    with pytest.raises(EngineConnectionError, match="gone"):
+        await backend.aclose()
+
+
+async def test_weights_are_changed_as_they_were_said_to_be() -> None:
+    members = [Trained(), Trained()]
+    backend: Any = spread(*members)
+    await backend.pause()
+    await backend.pause("abort")
+    await backend.load_weights("/w", "v2", running="abort")
+    await backend.load_weights("/w", "v3")
+    await backend.resume()
+    expected = [("pause", "keep"), ("pause", "abort"), ("load", "/w", "v2", "abort"), ("load", "/w", "v3", "keep")]
+    assert [member.calls for member in members] == [[*expected, ("resume",)]] * 2
+    assert await backend.weight_version() == "w1"
+    members[1].info = replace(INFO, weight_version="w2")
+    assert await backend.weight_version() is None

@@ -1,0 +1,71 @@
+"""What is asked of one turn: a call or a shape, forced by a grammar, or neither."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from tito_core.asked import Asked, UnsupportedToolChoiceError
+from tito_core.backend import Grammar, SamplingParams
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+
+
+class Shape(BaseModel):
+    n: int
+
+
+class Parser:
+    """A format whose calls can be forced, or not."""
+
+    def __init__(self, problem: str | None = None) -> None:
+        self.problem, self.asked = problem, ([] if problem is None else None)
+
+    def call_grammar(self, tools: Any, name: Any, tail: Any) -> CallGrammar:
+        if self.problem is not None:
+            raise NoCallGrammarError(self.problem)
+        assert self.asked is not None
+        self.asked.append((tools, name, tail))
+        return CallGrammar("structural_tag", "{}", (3, 4))
+
+
+BASE = SamplingParams(temperature=0.5, min_new_tokens=3, ignore_eos=True)
+TOOLS: Any = {"look": {"type": "object"}}
+
+
+def sampled(asked: Asked, parser: Any) -> SamplingParams:
+    return asked.sampling(BASE, parser, TOOLS, [1, 2])
+
+
+@pytest.mark.parametrize(("choice", "name"), [({"any": {}}, None), ({"tool": {"name": "look"}}, "look")])
+def test_a_forced_call_is_a_grammar_that_may_end(choice: Any, name: str | None) -> None:
+    parser = Parser()
+    found = sampled(Asked(choice), parser)
+    grammar = Grammar(kind="structural_tag", value="{}", avoided_ids=(3, 4))
+    assert found == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
+    assert parser.asked == [(TOOLS, name, [1, 2])]
+
+
+def test_nothing_is_forced_that_was_not_asked_for() -> None:
+    for asked in (Asked(), Asked({"auto": {}})):
+        assert sampled(asked, Parser()) is BASE
+
+
+def test_a_shape_is_forced_where_a_call_cannot_be() -> None:
+    for asked, parser in (
+        (Asked(None, Shape), Parser()),
+        (Asked({"auto": {}}, Shape), Parser()),
+        (Asked({"tool": {"name": "Shape"}}, Shape), Parser("no grammar")),
+    ):
+        grammar = sampled(asked, parser).grammar
+        assert grammar is not None
+        assert (grammar.kind, grammar.avoided_ids) == ("json_schema", ())
+        assert Shape.model_json_schema() == json.loads(grammar.value)
+
+
+def test_a_call_that_cannot_be_forced() -> None:
+    with pytest.raises(UnsupportedToolChoiceError) as caught:
+        sampled(Asked({"any": {}}), Parser("This format has no grammar."))
+    assert str(caught.value) == "tool_choice={'any': {}}: This format has no grammar."

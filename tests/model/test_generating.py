@@ -1,0 +1,175 @@
+"""A turn while the engine works on it: its chunks, its signal, its deadline, and what is left when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tito_core import cancelling
+from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
+from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.generating import CancelledBySignal, answer
+from tito_core.ledger.turn import Finish, VersionSpan
+from tito_core.settings import Settings
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, np.int32)
+
+
+class Engine:
+    """A backend that answers when its gate is open, and says how it was left."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.ended: list[str] = []
+        self.watcher: Any = None
+        self.fails: BaseException | None = None
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
+        self.watcher = on_chunk
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)  # what an abort takes
+            self.ended.append("aborted")
+            raise
+        if self.fails is not None:
+            raise self.fails
+        self.ended.append("answered")
+        return TokenResponse(
+            *(ids(7), np.array([-1.0], np.float32), Finish.LENGTH, None, 2, None, 0.1, "r", (VersionSpan(0, 1, None),))
+        )
+
+
+REQUEST: Any = SimpleNamespace(sampling=SamplingParams(max_new_tokens=1), request_id="r")
+
+
+async def all_of(coming: AsyncIterator[Any]) -> list[Any]:
+    return [came async for came in coming]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_comes_last_after_its_chunks(stream: bool) -> None:
+    engine = Engine()
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, threading.Event(), Settings.of(stream=stream))))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    chunks = [TokenChunk(ids(n)) for n in range(2)]
+    if stream:
+        for chunk in chunks:
+            engine.watcher(chunk)
+    else:
+        assert engine.watcher is None
+    engine.gate.set()
+    *before, last = await task
+    assert before == (chunks if stream else [])
+    assert isinstance(last, TokenResponse)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_signal_ends_it_at_once_or_before_it_begins(stream: bool) -> None:
+    engine, signal = Engine(), threading.Event()
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream))))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    signal.set()
+    with pytest.raises(CancelledBySignal):
+        await asyncio.wait_for(task, 5)
+    assert engine.ended == ["aborted"], "and it was waited for"
+    with pytest.raises(CancelledBySignal):
+        await all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream)))  # type: ignore[arg-type]
+    assert engine.ended == ["aborted"], "nothing was sent"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_takes_too_long_is_given_up(stream: bool) -> None:
+    engine = Engine()
+    chosen = Settings.of(stream=stream, turn_timeout_s=0.05)
+    with pytest.raises(EngineTimeoutError) as caught:
+        await all_of(answer(engine, REQUEST, None, chosen))  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "fake did not answer the turn within turn_timeout_s=0.05, whatever took the time (an answer, a pause, retries, "
+        "resumed parts). The turn was given up, and the server told to abort it."
+    )
+    assert (caught.value.backend, caught.value.request_id) == ("fake", "r")
+    assert engine.ended == ["aborted"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_of_the_engines_comes_out_as_it_is(stream: bool) -> None:
+    for error in (EngineConnectionError("gone"), TimeoutError("its own")):
+        engine = Engine()
+        engine.fails = error
+        engine.gate.set()
+        with pytest.raises(type(error)) as caught:
+            await all_of(answer(engine, REQUEST, None, Settings.of(stream=stream, turn_timeout_s=5)))  # type: ignore[arg-type]
+        assert caught.value is error
+
+
+async def test_who_stops_listening_leaves_nothing_running() -> None:
+    engine = Engine()
+    coming = answer(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
+    first = asyncio.ensure_future(anext(coming))
+    await asyncio.sleep(0.01)
+    engine.watcher(TokenChunk(ids(1)))
+    await first
+    await coming.aclose()
+    await asyncio.sleep(0.05)
+    assert engine.ended == ["aborted"]
+
+
+async def test_who_is_cancelled_waits_for_the_abort() -> None:
+    engine = Engine()
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, None, Settings.of())))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.ended == ["aborted"]
+
+
+async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    loop = asyncio.get_running_loop()
+
+    async def long() -> None:
+        await asyncio.sleep(5)
+
+    tasks = [loop.create_task(long()) for _ in range(3)]
+    signals = [threading.Event() for _ in tasks]
+    waits = [
+        asyncio.ensure_future(cancelling.done_or_set(task, signal)) for task, signal in zip(tasks, signals, strict=True)
+    ]
+    await asyncio.sleep(0.02)
+    assert len(cancelling._waiting[loop]) == 3
+    signals[1].set()
+    await waits[1]
+    assert [wait.done() for wait in waits] == [False, True, False]
+    tasks[0].cancel()
+    await waits[0]
+    waits[2].cancel()
+    await asyncio.wait([waits[2]])
+    await asyncio.sleep(0.02)
+    assert loop not in cancelling._waiting
+    assert all(not task._callbacks for task in tasks if not task.done())  # type: ignore[attr-defined]
+    for task in tasks:
+        task.cancel()
+
+
+def test_an_ended_loop_is_forgotten() -> None:
+    async def wait() -> None:
+        signal = threading.Event()
+        await cancelling.done_or_set(asyncio.ensure_future(asyncio.sleep(0)), signal)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+    asyncio.run(wait())
+    assert loop not in cancelling._waiting

@@ -1,0 +1,172 @@
+"""SGLang's wire, piece by piece: what is asked, and what is read of entries and events."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import answering, request_of
+from tito_core.backend import SamplingParams, Wanted
+from tito_core.backend.streaming import StreamError
+from tito_sglang import stream, wire
+
+
+def event(ids: list[int], count: int) -> bytes:
+    meta = {
+        "id": "r",
+        "finish_reason": None,
+        "completion_tokens": count,
+        "output_token_logprobs": [[-1.0, token, None] for token in ids],
+    }
+    return json.dumps({"output_ids": ids, "meta_info": meta}).encode()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
+def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObject) -> None:
+    for whole in (True, False):
+        events, at = stream.Events(), 0
+        while at < len(ids):
+            end = data.draw(st.integers(at + 1, len(ids)))
+            said = ids[:end] if whole else ids[at:end]
+            assert list(events.take(event(said, end))) == ids[at:end]
+            at = end
+        answer = events.whole()
+        assert answer.output_ids == ids
+        assert [entry[1] for entry in answer.meta_info.output_token_logprobs or ()] == ids
+
+
+@pytest.mark.parametrize(("ids", "count"), [([5, 6, 7], 2), ([7, 6], 2), ([6], 3), ([6, 6], 4), ([], 2)])
+def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> None:
+    events = stream.Events()
+    events.take(event([5], 1))
+    with pytest.raises(StreamError) as caught:
+        events.take(event(ids, count))
+    assert str(caught.value) == (
+        f"an event of {len(ids)} ids counts {count}, after events that brought 1; it neither repeats those nor goes on "
+        "from them"
+    )
+    with pytest.raises(StreamError):
+        stream.Events().take(event([5], 2))
+
+
+def test_a_stream_without_an_event_is_none() -> None:
+    with pytest.raises(msgspec.DecodeError) as caught:
+        stream.Events().whole()
+    assert str(caught.value) == "it streamed no event"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "every"), [(1, 2, 1), (1023, 1, 1), (1022, 4, 2), (1, 2046, 2), (32000, 300, 32)]
+)
+def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) -> None:
+    assert stream.interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
+
+
+def test_what_is_wanted_is_asked_for() -> None:
+    request = replace(request_of(), delta_start=3)
+    assert wire.wanted_fields(request) == {"logprob_start_len": -1}
+    every = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
+    assert wire.wanted_fields(replace(request, wanted=every)) == {
+        "logprob_start_len": 2,
+        "top_logprobs_num": 2,
+        "return_routed_experts": True,
+        "routed_experts_start_len": 2,
+        "return_sampling_mask": True,
+    }
+
+
+def test_sampling_under_its_names() -> None:
+    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2))
+    assert (fields["max_new_tokens"], fields["min_new_tokens"], fields["no_stop_trim"]) == (7, 2, True)
+    assert "sampling_seed" not in fields
+    assert wire.sampling_fields(SamplingParams(seed=0))["sampling_seed"] == 0
+
+
+def loads(*sizes: int | None) -> wire.Loads:
+    return wire.Loads(loads=[wire.Load(size) for size in sizes])
+
+
+@pytest.mark.parametrize(
+    ("context", "memory", "usable"),
+    [
+        (None, (), None),
+        (None, (None,), None),
+        (100, (), 98),
+        (100, (None, 50, 70), 48),
+        (40, (50,), 38),
+        (None, (9,), 7),
+    ],
+)
+def test_the_length_that_can_be_used(context: int | None, memory: tuple[int | None, ...], usable: int | None) -> None:
+    assert wire.usable_length(context, loads(*memory)) == usable
+
+
+def test_the_vocabulary_in_a_refusal() -> None:
+    assert wire.vocab_size_in("logit_bias must has keys in [0, 151935], got 5") == 151936
+    assert wire.vocab_size_in("something else") is None
+
+
+def test_what_a_server_says_that_it_can() -> None:
+    unknown = wire.capabilities(None, None)
+    assert (unknown.top_logprobs, unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (
+        1000,
+        None,
+        None,
+        None,
+    )
+    assert (unknown.expert_shape, unknown.lower_first, unknown.options) == (False, False, wire.OPTIONS)
+    told = wire.capabilities(wire.ServerInfo(True, False, True, 5), 2000)
+    assert (told.top_logprobs, told.routed_experts, told.sampling_mask, told.priority) == (1024, True, True, False)
+    assert told.lower_first is True
+    assert wire.capabilities(wire.ServerInfo(), 7).sampling_mask is False
+    assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
+
+
+def test_what_is_said_beside() -> None:
+    entries: Any = [(None, 12, None), (-1.0, 13, None), (-2.0, 14, None)]
+    meta = wire.MetaInfo(
+        *("r", None, 1),
+        input_token_logprobs=entries,
+        output_top_logprobs=[[(-1.0, 5, None)]],
+        output_token_sampling_mask=[[5]],
+        routed_experts="e",
+    )
+    request = request_of()
+    said = wire.beside(meta, replace(request, wanted=Wanted(prompt_logprobs=True)))
+    assert said.prompt == [(13, -1.0), (14, -2.0)], "the first one has none"
+    assert said.top is not None
+    assert said.top() == [[(5, -1.0)]]
+    assert (said.experts, said.mask) == ("e", [[5]])
+    assert wire.beside(meta, request).prompt is None
+    nothing = wire.beside(wire.MetaInfo("r", None, 1), replace(request, wanted=Wanted(prompt_logprobs=True)))
+    assert (nothing.prompt, nothing.top) == (None, None)
+
+
+async def test_scoring_samples_nothing() -> None:
+    asked: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        asked.append(json.loads(request.content))
+        entries = [[None, 11, None], [-1.0, 12, None]]
+        meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
+        return httpx.Response(200, json={"output_ids": [], "meta_info": meta})
+
+    assert (await answering("sglang", handler).score([11, 12]))[1] == -1.0
+    name = asked[-1].pop("rid")
+    assert len(name) == 32
+    assert asked[-1] == {
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "logprob_start_len": 0,
+        "return_logprob": True,
+        "stream": False,
+        "input_ids": [11, 12],
+    }

@@ -1,0 +1,55 @@
+"""What an engine is made to say of one generation, and the sentence that refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from support.backends import EOS, PROMPT
+from tito_core.backend import ProtocolViolationError, SamplingParams, TokenRequest, Wanted
+from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.id_text import IdText
+
+CHECKS = Checks("sglang", "r7")
+OUTPUT = (21, 22, EOS)
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def reported(**changes: Any) -> Reported:
+    given = {
+        "finish": "stop",
+        "stop": EOS,
+        "output_ids": list(OUTPUT),
+        "logprobs": [-1.0, -2.0, -3.0],
+        "logprob_ids": list(OUTPUT),
+        "echoed": raw(list(PROMPT)),
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": 3,
+        "cached_tokens": 4,
+    }
+    return Reported(**{**given, **changes})
+
+
+def request(
+    wanted: Any = None, *, kept: bool = False, echo: bool = True, delta_start: int = 0, **sampling: Any
+) -> TokenRequest:
+    """What was asked: `kept` is whether the prompt's text was, as a rollout keeps it."""
+    ids = np.array(PROMPT, np.int32)
+    settings = SamplingParams(**{"max_new_tokens": 8, "stop_token_ids": (EOS,), **sampling})
+    text = IdText.of(ids) if kept else None
+    return TokenRequest(ids, settings, "r7", text=text, wanted=Wanted.of(wanted), delta_start=delta_start, echo=echo)
+
+
+def refused(sentence: str, act: Callable[[], Any]) -> None:
+    with pytest.raises(ProtocolViolationError) as caught:
+        act()
+    found = str(caught.value)
+    assert found == sentence or (sentence.endswith(": ") and found.startswith(sentence))  # what follows is Python's
+    assert (caught.value.backend, caught.value.request_id) == ("sglang", "r7")

@@ -1,0 +1,226 @@
+"""vLLM's wire, piece by piece: what is asked, and what is read of entries and events."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from support.backends import BACKENDS, answering, request_of
+from tito_core.backend import (
+    AuthenticationError,
+    BadRequestError,
+    ProtocolViolationError,
+    SamplingParams,
+    ServerError,
+    Wanted,
+)
+from tito_core.backend.answer import NOTHING
+from tito_core.backend.streaming import StreamError
+from tito_vllm import stream, wire
+
+
+def completion(**changes: Any) -> bytes:
+    """An event of `/v1/completions`."""
+    logprobs = {"token_logprobs": [-1.0], "tokens": ["token_id:5"], "text_offset": [changes.pop("offset", 0)]}
+    choice = {"finish_reason": None, "token_ids": [5], "logprobs": logprobs, **changes}
+    return json.dumps({"choices": [choice]}).encode()
+
+
+def generation(top: dict[str, Any] | None = None, **changes: Any) -> bytes:
+    """An event of `/inference/v1/generate`."""
+    content = {"content": [{"logprob": -1.0, "token_id": 5}]}
+    choice = {"finish_reason": None, "token_ids": [5], "logprobs": content, **changes}
+    return json.dumps({"choices": [choice], **(top or {})}).encode()
+
+
+def fails(sentence: str, events: stream.Events[Any], event: bytes) -> None:
+    with pytest.raises(StreamError) as caught:
+        events.take(event)
+    assert str(caught.value) == sentence
+
+
+def test_an_event_of_two_completions_is_refused() -> None:
+    two = json.dumps({"choices": [{"finish_reason": None}] * 2}).encode()
+    fails("an event holds 2 completions, and one was asked for", stream.Events(wire.Completion), two)
+
+
+def test_an_event_after_the_last_is_refused() -> None:
+    events = stream.Events(wire.Completion)
+    assert list(events.take(completion(finish_reason="stop"))) == [5]
+    fails("an event goes on after the one that told how it finished", events, completion())
+    assert list(events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
+
+
+def test_an_echo_in_the_middle_is_refused() -> None:
+    events = stream.Events(wire.Completion)
+    assert list(events.take(completion(prompt_token_ids=[1]))) == [5]
+    fails("the prompt's ids come after tokens of the answer", events, completion(prompt_token_ids=[1]))
+    other = stream.Events(wire.Generation)
+    assert list(other.take(generation({"prompt_token_ids": [1]}))) == [5]
+    fails("the prompt's ids come after tokens of the answer", other, generation({"prompt_token_ids": [1]}))
+
+
+def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None:
+    events = stream.Events(wire.Completion)
+    for offset in (3, 3, 4):
+        assert list(events.take(completion(offset=offset))) == [5]
+    events.take(json.dumps({"choices": [{"finish_reason": None}]}).encode())
+    fails("an event begins at text offset 3, after one that began at 4", events, completion(offset=3))
+
+
+@pytest.mark.parametrize("event", [completion, generation])
+def test_events_are_one_answer(event: Any) -> None:
+    kind = wire.Completion if event is completion else wire.Generation
+    events: stream.Events[Any] = stream.Events(kind)
+    for number in range(3):
+        given = event(finish_reason="stop" if number == 2 else None)
+        assert list(events.take(given)) == [5]
+    events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
+    whole = events.whole()
+    [choice] = whole.choices
+    assert (choice.token_ids, choice.finish_reason) == ([5] * 3, "stop")
+    assert whole.usage.completion_tokens == 3
+    assert len(choice.logprobs.tokens if kind is wire.Completion else choice.logprobs.content) == 3
+
+
+def test_a_stream_without_an_event_is_none() -> None:
+    with pytest.raises(msgspec.DecodeError) as caught:
+        stream.Events(wire.Completion).whole()
+    assert str(caught.value) == "it streamed no event"
+
+
+def test_what_a_stream_lacks() -> None:
+    for generates in (True, False):
+        assert not stream.lacks(Wanted(top_logprobs=1), generates=generates)
+        assert stream.lacks(Wanted(prompt_logprobs=True), generates=generates)
+        assert stream.lacks(Wanted(sampling_mask=True), generates=generates)
+        assert stream.lacks(Wanted(routed_experts=True), generates=generates) is not generates
+    assert stream.fields(None) == {"stream": False}
+    assert stream.fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def test_what_is_wanted_is_asked_for() -> None:
+    request = replace(request_of(), delta_start=3)
+    every = replace(request, wanted=Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True))
+    assert wire.wanted_fields(request, one_more=True) == wire.wanted_fields(request, one_more=False) == {"logprobs": 0}
+    fields = {"prompt_logprobs": 0, "routed_experts_prompt_start": 2}
+    assert wire.wanted_fields(every, one_more=True) == {"logprobs": 3, **fields}
+    assert wire.wanted_fields(every, one_more=False) == {"logprobs": 2, **fields}
+
+
+def test_sampling_under_its_names() -> None:
+    fields = wire.sampling_fields(SamplingParams(max_new_tokens=7, min_new_tokens=2, seed=5))
+    assert (fields["max_tokens"], fields["min_tokens"], fields["seed"]) == (7, 2, 5)
+    assert "structured_outputs" not in fields
+
+
+@pytest.mark.parametrize(
+    ("refusal", "most", "one_more"),
+    [
+        ("no number", None, None),
+        ("greater than max allowed: 20, got", 20, 19),
+        ("max allowed: 0", 0, 0),
+    ],
+)
+def test_what_a_refusal_tells(refusal: str, most: int | None, one_more: int | None) -> None:
+    plain, generating = (wire.capabilities(refusal, one_more=more) for more in (False, True))
+    assert (plain.top_logprobs, generating.top_logprobs) == (most, one_more)
+    assert (plain.sampling_mask, generating.sampling_mask) == (False, None)
+    for can in (plain, generating):
+        assert (can.expert_shape, can.lower_first, can.options) == (True, True, wire.OPTIONS)
+        assert (can.prompt_logprobs, can.routed_experts, can.priority) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("token_id:12", 12),
+        ("12", "12"),
+        ("token_id:x", "token_id:x"),
+        ("token_id:", "token_id:"),
+        ("a", "a"),
+    ],
+)
+def test_tokens_by_their_ids(text: str, token: int | str) -> None:
+    assert wire.token_of(text) == token
+    assert wire.TokenLogprob(-1.0, token=text).id == token
+    assert wire.TokenLogprob(-1.0, 7, text).id == 7
+
+
+def test_the_likeliest_tokens() -> None:
+    rows = [msgspec.Raw(b'{"token_id:5": -1.5, "token_id:6": null}'), msgspec.Raw(b"null")]
+    logprobs = wire.Logprobs([], [], top_logprobs=rows)
+    assert logprobs.top() == [[(5, -1.5), (6, None)], []]
+    assert wire.Logprobs([], []).top() == []
+    with pytest.raises(msgspec.ValidationError):
+        wire.Logprobs([], [], top_logprobs=[msgspec.Raw(b'{"token_id:5": "x"}')]).top()
+    entry = wire.TokenLogprob(-1.0, top_logprobs=msgspec.Raw(b'[{"logprob": -2.0, "token_id": 5}]'))
+    assert wire.Content([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
+
+
+def test_a_prompts_own_tokens() -> None:
+    assert wire.score_of(None) == (None, None)
+    assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
+
+
+def test_what_is_said_beside_is_of_the_delta() -> None:
+    request = replace(request_of(), delta_start=2)
+    prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
+    choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
+    said = wire.beside(choice, None, prompt, request)
+    assert (said.top, said.experts, said.mask) == (None, "e", [[1]])
+    assert said.prompt == [(12, -12.0), (13, -13.0)]
+    assert wire.beside(choice, wire.Content([]), None, request).prompt is None
+    assert choice.prompt_token_ids == NOTHING
+
+
+SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12": {"logprob": -1.0}}]}]}
+
+
+async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
+    asked: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+        asked.append((request.url.path, json.loads(request.content), request.headers["x-request-id"]))
+        return httpx.Response(200, json=SCORED)
+
+    assert (await answering("vllm", handler).score([11, 12]))[1] == -1.0
+    path, body, name = asked[-1]
+    assert path == "/v1/completions"
+    assert body == {
+        "model": "m",
+        "prompt": [11, 12],
+        "max_tokens": 1,
+        "temperature": 1.0,
+        "top_k": 1,
+        "prompt_logprobs": 0,
+    }
+    assert len(name) == 32
+
+
+async def test_a_score_without_an_answer_is_refused() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        told = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
+        return httpx.Response(200, json=told)
+
+    with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
+        await answering("vllm", handler).score([11, 12])
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
+async def test_an_abort_that_only_some_servers_take_is_no_error(status: int, error: Any) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status))
+    backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=lambda: transport)
+    if error is None:
+        await backend.abort("r")
+        return
+    with pytest.raises(error):
+        await backend.abort("r")
+    assert not issubclass(error, AuthenticationError | BadRequestError)
