@@ -14,9 +14,12 @@ TEST_ARGS ?=
 PROVE_ARGS ?=
 TRAIN_ARGS ?=
 PACKAGE ?=
+CONFORMANCE := tests/integration/test_conformance_real.py
+# One process for each engine, which keeps its server from test to test.
+ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train-tiny test coverage conformance trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo train-tiny test coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -57,9 +60,12 @@ coverage: $(READY)  ## count the lines and branches that make test reaches; fail
 	@$(BIN)/coverage report --include 'src/tito_core/*' --fail-under 97 --format total >/dev/null || \
 		{ echo "Less than 97% of tito_core's lines and branches are reached."; exit 1; }
 
-conformance: $(READY)  ## run the tests against real vLLM and SGLang servers on this CPU
+conformance: $(READY)  ## hold real vLLM and SGLang servers on this CPU to every law, and to each other
+	$(ON_ENGINES) $(CONFORMANCE) $(TEST_ARGS)
+
+engines: $(READY)  ## run all other tests against real vLLM and SGLang servers on this CPU
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[train]'
-	$(BIN)/python -m pytest -q -m engine --timeout 900 tests/integration $(TEST_ARGS)
+	$(ON_ENGINES) tests/integration --ignore $(CONFORMANCE) $(TEST_ARGS)
 
 trainers: $(READY)  ## run exporters on trainers' own packages, collections on Ray; it installs them (2.7 GB)
 	$(BIN)/python -m pytest -q -m trainers --timeout 2400 tests/export tests/collect $(TEST_ARGS)

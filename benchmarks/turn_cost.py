@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROUNDS = {True: {"2k": 6, "32k": 4, "128k": 2}, False: {"2k": 20, "32k": 12, "128k": 8}}
-"""By whether it is quick: how often each client takes its turn at a context, with rollouts of three timed turns."""
-ROLLOUTS = 2
+"""By whether it is quick: how often each client takes its turn at a context, a rollout of ten timed turns each."""
+ROLLOUTS = 1
 FLOORS = ("floor", "floor_echo", "floor_paced", "floor_echo_paced")
 ROWS = ("ours", "ours_echo", "ours_vllm", "ours_vllm_echo", *FLOORS, *PEERS)
 

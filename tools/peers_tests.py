@@ -103,7 +103,7 @@ def fetched(suite: Suite) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch, "wanted.txt")
         wanted.write_text(f"{suite.project}=={suite.version} --hash=sha256:{suite.sha256}\n")
-        options = ["--no-deps", "--no-binary=:all:", "--ignore-requires-python", "--require-hashes", "-q"]
+        options = ["--no-deps", f"--no-binary={suite.project}", "--ignore-requires-python", "--require-hashes", "-q"]
         download = [sys.executable, "-m", "pip", "download", *options, "-r", str(wanted), "-d", scratch]
         subprocess.run(download, check=True)
         archive = next(Path(scratch).glob("*.tar.gz"))

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 CONTEXTS = {"2k": 2_000, "32k": 32_000, "128k": 128_000}
-TURNS = 3
-"""Turns that are timed of each rollout, after the one that takes the context in."""
+TURNS = 10
+"""Turns that are timed of each rollout, after the one that takes the context in. The first two or three after that are
+slower for every client: garbage was collected before them, and a long prompt has taken the caches."""
 SYSTEM = "You look things up."
 TOOLS: list[Any] = [
     {

@@ -13,6 +13,7 @@ from strands import Agent, ToolContext, tool
 from conversation import SYSTEM, turn
 
 BEAT_S = 0.005
+gc.set_threshold(2_000, 10, 100)  # as `tito collect` has it and docs/scaling.md advises: for every client alike
 Seeded = tuple[Any, list[Any]]
 """A model that has taken its context in, and the history so far, which ends in a question."""
 

@@ -144,6 +144,11 @@ def _nothing(view: View, request: ScriptedRequest) -> None:
         view.drop_row(-1)
 
 
+def _stopped_by_another(view: View, request: ScriptedRequest) -> None:
+    if isinstance(view.part.get("stop_reason"), str):
+        view.part["stop_reason"] = "\N{SNOWMAN}"
+
+
 ANSWERS = (
     Defect("logprobs-shifted", 4, "Logprobs are shifted by one token.", _shifted),
     Defect("logprobs-of-another-token", 4, "Logprobs are those of another token.", _of_another),
@@ -170,6 +175,13 @@ ANSWERS = (
     Defect("answer-empty", 4, "An answer has no token.", _nothing),
     Defect("length-called-stop", 4, "A truncated answer is called stopped.", _finish("length", "stop")),
     Defect("stop-called-length", 4, "A stopped answer is called truncated.", _finish("stop", "length")),
+    Defect(
+        "stop-string-not-there",
+        4,
+        "An answer is said to end by a stop string that it does not hold.",
+        _stopped_by_another,
+        wires=("vllm", "vllm-completions"),
+    ),
     Defect("finish-unknown", 4, "An answer ends for a reason that nobody knows.", _finish("stop", "tired")),
     Defect("usage-prompt", 4, "The server counts a prompt token too many.", _usage(prompt=1)),
     Defect("usage-prompt-less", 4, "The server counts a prompt token too few.", _usage(prompt=-1)),

@@ -22,6 +22,7 @@ OF_THE_WIRE = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cach
 """Checks that need to read the wire."""
 OF_TRAINING = ("trajectory", "mask", "alignment")
 """Checks of what a trainer gets."""
+UNSPELLED = "An id that no token has was sampled: the tokenizer does not say how it is spelled."
 
 
 async def close(player: Player) -> None:
@@ -65,18 +66,31 @@ def _against_the_wire(player: Player, turns: list[Told]) -> None:
     made = [*(name for name in OF_THE_WIRE if name != "text"), *columns]
     _count(tally, made, oracle.compare(turns, heard, stops), len(turns))
     decode = connected.policy.tokenizer.decode
-    spoken = [one for one in heard if one.text is not None]
-    _count(tally, ("text",) if spoken else (), oracle.spelled(heard, lambda ids: str(decode(ids))), len(spoken))
-    if not spoken:
-        tally.skip("text", "The server gives no text beside the ids.", len(turns))
+    _spelled(connected, tally, heard, len(turns))
     for one in heard:
         for stop in one.wanted.get("stop") or ():
             before = str(decode(one.output[:-1]))
             tally.hold("stopped", stop not in before, f"request {one.name!r} went on after {stop!r}: {before[-60:]!r}.")
+    for turn in turns:
+        if isinstance(turn.stop, str):
+            problem = f"turn {turn.index} is said to have ended by {turn.stop!r}, which its ids do not spell."
+            tally.hold("stopped", turn.stop in str(decode(turn.output)), problem)
     names = {turn.request for turn in turns}
     lost = [one.name for one in heard if one.name not in names]
     problem = f"{len(lost)} answers are in no turn ({lost[:3]}), and {player.given_up} were given up."
     tally.hold("lost", len(lost) <= player.given_up, problem)
+
+
+def _spelled(connected: Connected, tally: Tally, heard: list[wire_reading.Heard], turns: int) -> None:
+    tokenizer = connected.policy.tokenizer
+    spoken = [one for one in heard if one.text is not None]
+    if not spoken:
+        tally.skip("text", "The server gives no text beside the ids.", turns)
+    known = [one for one in spoken if None not in tokenizer.convert_ids_to_tokens(one.output)]
+    if len(known) < len(spoken):  # a model may have more rows than its tokenizer has tokens
+        tally.skip("text", UNSPELLED, len(spoken) - len(known))
+    decode = tokenizer.decode
+    _count(tally, ("text",) if known else (), oracle.spelled(known, lambda ids: str(decode(ids))), len(known))
 
 
 def _inert(ledger: Ledger, connected: Connected, tally: Tally) -> None:

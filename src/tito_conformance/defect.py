@@ -35,6 +35,7 @@ class Defect:
         events: Changes the events of a streamed answer, or None.
         client: Changes the client, or the scripted engine, while it lasts.
         weights: Whether it shows only where weights change.
+        beside: Whether it shows only beside another server of the same weights, which has no defect.
         wires: Those on which it can be planted.
     """
 
@@ -47,6 +48,7 @@ class Defect:
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
     wires: tuple[str, ...] = SERVERS
     weights: bool = False
+    beside: bool = False
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
         """Give the fault that plants it in answers of a wire."""

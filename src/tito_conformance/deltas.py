@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tito_conformance.agents import TOOLS, Life
+from tito_conformance.laws import Tally
 from tito_conformance.rendering import apart
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.ledger import Turn
+from tito_core.ledger import Draft, Turn
 
 if TYPE_CHECKING:
     from tito_conformance.player import Player
@@ -30,11 +31,19 @@ def rendered(player: Player, life: Life, turn: Turn) -> None:
         tally.skip("rendering", "The tokenizer does not decode what it encodes.")
         return
     where = f"turn {turn.index}: the prompt's new part {spelled[-200:]!r}"
+    closer = player.connected.policy.template.closer_id
+    if before is not None and _in_reasoning(before):
+        tags = renderer.reasoning(renderer.spell([closer]))
+        if tags is None:
+            tally.skip("rendering", "The template does not show how it closes the reasoning that was cut off.")
+            return
+        _still_open(before.output_ids.tolist(), [renderer.ids(tag) for tag in tags[:2]], where, tally)
+        tally.hold("rendering", spelled.startswith(tags[2]), f"{where} does not close the reasoning with {tags[2]!r}.")
+        spelled = spelled.removeprefix(tags[2])  # of earlier answers the template may show no reasoning at all
     end = whole if before is None else whole[-len(spelled) :]
     mine, others = apart(spelled, end)
     tally.hold("rendering", end == spelled, f"{where} says {mine!r} where the template says {others!r}.")
     stem = whole[: len(whole) - len(spelled)]
-    closer = player.connected.policy.template.closer_id
     closed = ""
     if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer:
         closed = renderer.spell([closer])
@@ -44,3 +53,16 @@ def rendered(player: Player, life: Life, turn: Turn) -> None:
         tally.hold("tokens", own == ids, f"{where} is encoded as {ids}, by the tokenizer as {own}.")
     else:
         tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was cut off.")
+
+
+def _in_reasoning(draft: Draft) -> bool:
+    """Tell whether the ledger says that an answer was cut off in its reasoning."""
+    return (draft.finish.cut_off or isinstance(draft.stop, str)) and not draft.reasoning_closed
+
+
+def _still_open(output: list[int], tags: list[list[int]], where: str, tally: Tally) -> None:
+    """Look whether it was, where tags are tokens."""
+    if all(len(tag) == 1 for tag in tags):
+        (begin,), (end,) = tags
+        last = next((token for token in reversed(output) if token in (begin, end)), begin)
+        tally.hold("rendering", last == begin, f"{where} closes reasoning that the answer had closed.")

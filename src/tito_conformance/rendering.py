@@ -13,6 +13,8 @@ from typing import Any
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which templates read reasoning."""
 
+_THOUGHT = "Because of the weather"
+
 
 class Renderer:
     """Renders histories with a tokenizer's template.
@@ -52,6 +54,23 @@ class Renderer:
             )
         except Exception:  # a template is a program: what it raises is its author's
             return None
+
+    def reasoning(self, closer: str) -> tuple[str, str, str] | None:
+        """Read off a rendering what opens reasoning, what closes it, and all that stands between it and a closer.
+
+        None where the template does not show the reasoning of an answer.
+        """
+        answer = {"role": "assistant", "content": "", **dict.fromkeys(REASONING, _THOUGHT)}
+        messages = [{"role": "user", "content": "Why?"}, answer]
+        try:
+            said = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
+        except Exception:  # as above
+            return None
+        before, _, after = said.partition(_THOUGHT)
+        closing, found, _ = after.partition(closer)
+        if not found or not closing.split() or not before.split():
+            return None
+        return before.split()[-1], closing.split()[0], closing
 
     def ids(self, text: str) -> list[int]:
         """Encode a whole rendering as the tokenizer does."""

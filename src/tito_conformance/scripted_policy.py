@@ -45,7 +45,8 @@ class ConformancePolicy:
         alphabet = tokenizer.encode("".join(map(chr, range(32, 127))) * 2, add_special_tokens=False)
         words = tokenizer.encode(" ".join(SAYINGS[:3]), add_special_tokens=False)
         self._greedily = greedily
-        self._policy = policy or HashPolicy(len(tokenizer), alphabet=sorted({*alphabet, *words}), eos_ids=[end])
+        self._alphabet = sorted({*alphabet, *words})
+        self._policy = policy or self._weights()
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Answer one request."""
@@ -68,6 +69,14 @@ class ConformancePolicy:
                 ids[at : at + 1] = [piece[0] for piece in pieces]
         said = [*ids, self._end]
         return Completion(said[: request.max_new_tokens])
+
+    def with_weights(self, **settings: Any) -> ConformancePolicy:
+        """Give one that has the same to say, and other weights for the rest: settings of a `HashPolicy`."""
+        weights = self._weights(**settings)
+        return ConformancePolicy(self._tokenizer, self._end, greedily=self._greedily, policy=weights)
+
+    def _weights(self, **settings: Any) -> HashPolicy:
+        return HashPolicy(len(self._tokenizer), alphabet=self._alphabet, eos_ids=[self._end], **settings)
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
         """See `Scorer`."""

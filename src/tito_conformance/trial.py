@@ -45,10 +45,11 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
         profile: How much is played.
         seed: What is drawn is drawn from it.
     """
-    target = _target(defect, wire, tokenizer, end, seed)
+    target = _target(defect, wire, tokenizer, end, seed, greedily=defect.beside)
+    against = _other(wire, tokenizer, end, seed) if defect.beside else None
     with defect.client():
         try:
-            outcome = suite.run(target, profile, shrink=False)
+            outcome = suite.run(target, profile, shrink=False, against=against)
         except BackendError as error:
             return Verdict(defect.name, wire, "connecting", str(error), 0)
     return _verdict(defect, wire, outcome)
@@ -56,9 +57,13 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
 
 def tried_beside(wire: str, tokenizer: Any, end: int, profile: Profile, seed: int) -> Verdict:
     """Run one script on a scripted engine of a wire and on one of the next wire, neither with a defect."""
-    other = SERVERS[(SERVERS.index(wire) + 1) % len(SERVERS)]
-    one, two = (_target(SOUND, each, tokenizer, end, seed, greedily=True) for each in (wire, other))
-    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=two))
+    one = _target(SOUND, wire, tokenizer, end, seed, greedily=True)
+    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=_other(wire, tokenizer, end, seed)))
+
+
+def _other(wire: str, tokenizer: Any, end: int, seed: int) -> Target:
+    """Give an engine without a defect, on the next wire."""
+    return _target(SOUND, SERVERS[(SERVERS.index(wire) + 1) % len(SERVERS)], tokenizer, end, seed, greedily=True)
 
 
 def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, greedily: bool = False) -> Target:

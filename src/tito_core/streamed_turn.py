@@ -65,7 +65,7 @@ async def one_turn(
                 for event in showing.events(came) if isinstance(came, TokenChunk) else ():
                     yield event
         assert isinstance(came, TokenResponse)  # which comes last
-        response = came
+        response = turns.named(policy, prepared.request, came)
         await in_turn()
     except generating.CancelledBySignal:
         return  # without messageStop, which is how Strands recognises a provider that was cancelled

@@ -24,7 +24,7 @@ from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns, TokenIds
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.turn import CallRecord, Draft, EngineRecord
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.malformed import MalformedCalls, malformed_of
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
@@ -121,6 +121,18 @@ def opened(before: Draft) -> Opened:
     return Opened.CALL if cut else Opened.MESSAGE
 
 
+def named(policy: Policy, request: TokenRequest, response: TokenResponse) -> TokenResponse:
+    """Name the stop string that ended an answer, where the server does not: the first that its text completes.
+
+    vLLM up to 0.31 does not. An answer that holds none was ended by its last token, of which the model alone knew.
+    """
+    if response.finish != Finish.STOP or response.stop is not None:
+        return response
+    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
+    return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
+
+
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
     session = policy.parser.start(tail(prepared.request.input_ids), prepared.tools)
@@ -138,7 +150,8 @@ def _not_reserved(call: ParsedCall) -> ParsedCall:
 
 def tail(input_ids: TokenIds) -> list[int]:
     """Give the end of a prompt, in which a parser looks for reasoning that the template opened."""
-    return list(map(int, input_ids[-PROMPT_TAIL:]))
+    ids: list[int] = input_ids[-PROMPT_TAIL:].tolist()
+    return ids
 
 
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:

@@ -55,13 +55,12 @@ class SGLangBackend(SGLangAdmin):
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
-        logprobs, tokens, _ = zip(*entries, strict=True) if entries else ((), (), ())
         said = Reported(
             finish=reason.type,
             stop=reason.matched,
             output_ids=answer.value.output_ids,
-            logprobs=None if entries is None else logprobs,
-            logprob_ids=tokens,
+            logprobs=None if entries is None else [entry.logprob for entry in entries],
+            logprob_ids=[entry.token for entry in entries or ()],
             echoed=answer.value.prompt_token_ids,
             prompt_tokens=meta.prompt_tokens,
             completion_tokens=meta.completion_tokens,
@@ -79,7 +78,7 @@ class SGLangBackend(SGLangAdmin):
         """Score by `input_token_logprobs` without generating; they are raw."""
         fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
         answer = await self._ask(request_id, fields, IdText.of(ids))
-        return [(token, logprob) for logprob, token, _ in answer.value.meta_info.input_token_logprobs or ()]
+        return [(entry.token, entry.logprob) for entry in answer.value.meta_info.input_token_logprobs or ()]
 
     async def _ask(
         self,
@@ -95,7 +94,8 @@ class SGLangBackend(SGLangAdmin):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
 
-        return await self.exchange(request_id, prepare, wire.Generation, streaming_to(on_chunk, stream.Events))
+        streaming = streaming_to(on_chunk, stream.Events)
+        return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
 
     @staticmethod
     def _abort_call(request_id: str) -> HttpRequest:

@@ -30,6 +30,16 @@ class WeightVersions(msgspec.Struct):
     end: int
 
 
+class Entry(msgspec.Struct, array_like=True, gc=False):
+    """One entry of a list of logprobs: `[logprob, id, text]`; `text` is null, since no text is asked for.
+
+    Hundreds come with an answer. The garbage collector does not count them, which it would begin its rounds for.
+    """
+
+    logprob: float | None
+    token: int
+
+
 class MetaInfo(msgspec.Struct):
     """`meta_info`. An abort in the queue lacks `prompt_tokens` and `cached_tokens`."""
 
@@ -39,9 +49,9 @@ class MetaInfo(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     weight_versions: list[WeightVersions] = []
-    output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
-    input_token_logprobs: list[tuple[float | None, int, Any]] | None = None
-    output_top_logprobs: list[list[tuple[float | None, int, Any]]] | None = None
+    output_token_logprobs: list[Entry] | None = None
+    input_token_logprobs: list[Entry] | None = None
+    output_top_logprobs: list[list[Entry]] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
 
@@ -149,8 +159,8 @@ def beside(meta: MetaInfo, request: TokenRequest) -> Beside:
     )
 
 
-def _scored(entries: list[tuple[float | None, int, Any]]) -> list[tuple[int, float | None]]:
-    return [(token, logprob) for logprob, token, _ in entries]
+def _scored(entries: list[Entry]) -> list[tuple[int, float | None]]:
+    return [(entry.token, entry.logprob) for entry in entries]
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

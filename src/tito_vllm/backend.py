@@ -96,13 +96,14 @@ class VLLMBackend(VLLMAdmin):
             lambda running: _post(_GENERATE, body, running, request.session_id),
             wire.Generation,
             streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
+            prompt,
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
         spans = [(span.start, span.end, span.version) for span in choice.weight_versions or ()]
         return Reported(
             finish=choice.finish_reason,
-            stop=_stop(choice),
+            stop=_stop(choice, request),
             output_ids=choice.token_ids,
             logprobs=None if content is None else [entry.logprob for entry in content],
             logprob_ids=[entry.id for entry in content or ()],
@@ -132,12 +133,13 @@ class VLLMBackend(VLLMAdmin):
             lambda running: _post(_COMPLETIONS, body, running, request.session_id),
             wire.Completion,
             streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
+            prompt,
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs
         return Reported(
             finish=choice.finish_reason,
-            stop=_stop(choice),
+            stop=_stop(choice, request),
             output_ids=choice.token_ids,
             logprobs=logprobs.token_logprobs if logprobs else None,
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
@@ -199,8 +201,15 @@ def _usage(usage: wire.Usage | None) -> _Usage:
     }
 
 
-def _stop(choice: wire.Choice | wire.Generated) -> int | str | None:
-    """Give what stopped it: vLLM reports null for the model's own end-of-sequence token."""
-    if choice.stop_reason is None and choice.token_ids:
-        return choice.token_ids[-1]
-    return choice.stop_reason
+def _stop(choice: wire.Choice | wire.Generated, request: TokenRequest) -> int | str | None:
+    """Give what stopped it: vLLM reports null for the model's own end-of-sequence token.
+
+    Up to 0.31 `/inference/v1/generate` reports nothing, so that a last token which ends nothing may have completed a
+    stop string. The backend has no tokenizer to tell: None.
+    """
+    if choice.stop_reason is not None and choice.stop_reason is not msgspec.UNSET:
+        return choice.stop_reason
+    last = choice.token_ids[-1] if choice.token_ids else None
+    sampling = request.sampling
+    unnamed = choice.stop_reason is msgspec.UNSET and sampling.stop and last not in sampling.stop_token_ids
+    return None if unnamed else last

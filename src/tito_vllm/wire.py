@@ -31,8 +31,11 @@ class Logprobs(msgspec.Struct):
         return [[(token_of(text), logprob) for text, logprob in (row or {}).items()] for row in rows]
 
 
-class PromptLogprob(msgspec.Struct):
-    """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first."""
+class PromptLogprob(msgspec.Struct, gc=False):
+    """One entry of `prompt_logprobs`, keyed by the token id; the prompt's own token is the first.
+
+    Hundreds come with an answer. The garbage collector does not count them, which it would begin its rounds for.
+    """
 
     logprob: float
 
@@ -75,7 +78,7 @@ class Completion(msgspec.Struct):
     usage: Usage | None = None
 
 
-class TokenLogprob(msgspec.Struct):
+class TokenLogprob(msgspec.Struct, gc=False):
     """One entry of `/inference/v1/generate`'s `logprobs.content`; up to 0.31 a `token` "token_id:N" is for the id."""
 
     logprob: float | None
@@ -113,12 +116,12 @@ class WeightVersion(msgspec.Struct):
 
 
 class Generated(msgspec.Struct):
-    """`choices[]` of `/inference/v1/generate`."""
+    """`choices[]` of `/inference/v1/generate`; up to 0.31 without `stop_reason`."""
 
     finish_reason: str | None
     token_ids: list[int] | None = None
     logprobs: Content | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | msgspec.UnsetType | None = msgspec.UNSET
     weight_versions: list[WeightVersion] | None = None
     routed_experts: str | None = None
     sampling_mask: list[list[int]] | None = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, request_of
 from tito_core.backend import BadRequestError
-from tito_core.backend.id_text import PARTS, IdText
+from tito_core.backend.id_text import PARTS, SAME, IdText
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.lists(ids, max_size=2 * PARTS)
@@ -42,14 +42,14 @@ def test_an_echo_is_recognised_just_when_it_is_the_same_list(
 ) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     same = json.dumps(whole, separators=(",", ":")).encode()
-    assert text.is_echoed_in(memoryview(same))
+    assert text.is_echoed_in(same)
     cut = data.draw(st.integers(0, len(same) - 1))
     changed = bytearray(same)
     changed[cut] ^= 1
-    assert not text.is_echoed_in(memoryview(same[:cut]))
-    assert not text.is_echoed_in(memoryview(bytes(changed)))
+    assert not text.is_echoed_in(same[:cut])
+    assert not text.is_echoed_in(bytes(changed))
     if more:
-        assert not text.is_echoed_in(memoryview(json.dumps(whole + more, separators=(",", ":")).encode()))
+        assert not text.is_echoed_in(json.dumps(whole + more, separators=(",", ":")).encode())
 
 
 @given(turns, ids, ids)
@@ -86,4 +86,37 @@ async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
 
 def test_what_an_answer_left_out_is_no_echo() -> None:
     for nothing in (b"null", b"", b"[", b"{}"):
-        assert not IdText().is_echoed_in(memoryview(nothing))
+        assert not IdText().is_echoed_in(nothing)
+
+
+@given(turns, ids, st.text(), st.booleans(), st.booleans())
+def test_the_same_echo_is_taken_out_of_an_answer_and_any_other_left_in(
+    parts: list[list[int]], other: list[int], said: str, nested: bool, blank: bool
+) -> None:
+    text, whole = written(parts), [token for part in parts for token in part]
+    marker = json.loads(bytes(SAME))
+    for echoed in (whole, other, None, [*whole, 7], whole[:-1]):
+        inner = {"prompt_token_ids": echoed, "logprobs": [-0.5]}
+        fields = {
+            "text": said + '"prompt_token_ids":[1]',
+            **({"choices": [inner]} if nested else inner),
+            "prompt": whole,
+        }
+        answer = json.dumps(fields, separators=(", ", ": ") if blank else (",", ":")).encode()
+        found = json.loads(text.without_echo(answer))
+        holder = found["choices"][0] if nested else found
+        assert holder["prompt_token_ids"] == (marker if echoed == whole and not blank else echoed)
+        holder["prompt_token_ids"] = echoed
+        assert found == fields
+
+
+def test_an_answer_without_an_echo_or_cut_off_in_it_stays_as_it_is() -> None:
+    text = IdText.of(np.array([1, 22], np.int32))
+    for answer in (
+        b"",
+        b"<html>",
+        b'{"prompt_token_ids":',
+        b'{"prompt_token_ids":[1,22',
+        b'{"prompt_token_ids":[1,222]}',
+    ):
+        assert text.without_echo(answer) == answer

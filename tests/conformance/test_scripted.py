@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from support.scripted import tokenizer
+from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
+from tito_conformance.answer_views import View
+from tito_conformance.closing import UNSPELLED
 from tito_conformance.column_views import EXPERTS
 from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
+from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
 from tito_conformance.trial import tried
+from tito_core import turns
+from tito_core.chat.ending import Opened
+from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from tito_core.testing.moves import Ask, Cut, StopAt
 
 
 def end() -> int:
@@ -64,6 +73,38 @@ def test_weights_change_under_answers_where_the_owner_asks_for_it(wire: str) -> 
     assert passed["rescored"] > 300
 
 
+def test_an_id_that_no_token_has_may_be_spelled_in_any_way() -> None:
+    """SGLang spells it as id 0. Qwen3 has 267 rows more than its tokenizer has tokens."""
+    vocabulary = len(tokenizer())
+    alphabet = [*tokenizer().encode("0123456789 a b c d e", add_special_tokens=False), vocabulary + 3]
+    engine = scripted_engine(
+        "sglang",
+        HashPolicy(vocabulary + 8, alphabet=alphabet, eos_ids=[end()]),
+        vocab_size=vocabulary + 8,
+        eos_ids=[end()],
+        decode=lambda ids: str(tokenizer().decode([token if token < vocabulary else 0 for token in ids])),
+    )
+    target = Target("sglang", "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
+    outcome = suite.run(target, PROFILES["quick"])
+    assert "text" not in str(outcome.broken), str(outcome.broken)
+    assert outcome.tally.not_applicable["text"][UNSPELLED] > 5
+    assert outcome.tally.passed["text"] > 0
+
+
+def test_a_server_need_not_name_the_stop_string() -> None:
+    """vLLM up to 0.31 does not, on `/inference/v1/generate`; then the answer's text tells."""
+
+    def unnamed(view: View, request: ScriptedRequest) -> None:
+        view.part.pop("stop_reason", None)
+
+    transport = planted(replace(SOUND, edit=unnamed), "vllm", tokenizer(), end())
+    target = Target("vllm", "http://scripted", tokenizer(), transport=transport)
+    moves = [StopAt(stop=stop, text=text) for text in ("Hi", "Ho", "Hm") for stop in (" ", "e", ".")]
+    outcome = suite.replay(target, PROFILES["quick"], moves)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.passed["stopped"] > len(moves)
+
+
 def test_weights_are_left_alone_where_nobody_asks() -> None:
     outcome = run("sglang", "quick")
     assert outcome.connected.changes == 0
@@ -89,6 +130,14 @@ def test_a_planted_defect_is_noticed(defect: Defect, wire: str) -> None:
     assert verdict.caught_by in CHECKS or verdict.caught_by == "connecting"
 
 
+@pytest.mark.parametrize("defect", PARITY, ids=lambda defect: defect.name)
+def test_a_defect_of_parity_shows_beside_another_server_alone(defect: Defect) -> None:
+    by_itself = replace(defect, beside=False)
+    verdict = tried(by_itself, "sglang", tokenizer(), end(), PROFILES["quick"])
+    assert verdict.caught_by is None, verdict.problem
+    assert verdict.turns > 10
+
+
 def test_there_are_at_least_sixty_defects_on_both_wires() -> None:
     pairs = list(all_defects())
     assert len({defect.name for defect, _ in pairs}) >= 95
@@ -107,3 +156,41 @@ def test_what_breaks_a_law_is_shrunk_and_played_again() -> None:
     again = suite.replay(target, PROFILES["standard"], list(outcome.moves))
     assert again.broken is not None
     assert again.broken.check == outcome.broken.check
+
+
+class Thinks:
+    """A policy that begins to think in the middle of an answer."""
+
+    def __init__(self, ids: list[int], end: int, vocabulary: int) -> None:
+        self._said = [*ids, end]
+        self._policy = HashPolicy(vocabulary, eos_ids=[end])
+        self.score, self.top = self._policy.score, self._policy.top
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        if is_probe(request) or request.scoring:
+            return self._policy(request)
+        said = self._said[: request.max_new_tokens]
+        return Completion(said, finish="length" if len(said) == request.max_new_tokens else None)
+
+
+def thinking(name: str = "qwen3-tiny") -> Target:
+    qwen = tokenizer(name)
+    ids = qwen.encode("Hello. <think>\nHm, hm, hm.\n</think>\n\nHm, hm and hm", add_special_tokens=False)
+    script, stop = Thinks(ids, qwen.eos_token_id, len(qwen)), [qwen.eos_token_id]
+    engine = scripted_engine("vllm", script, vocab_size=len(qwen), eos_ids=stop, scale_out=True)
+    return Target("vllm", "http://scripted", qwen, transport=lambda: InProcessTransport(engine))
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5, 9, 11, 13])
+def test_reasoning_that_was_cut_off_is_closed_though_the_template_later_strips_it(tokens: int) -> None:
+    outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho"), Ask(text="Hm")])
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.passed["rendering"] >= 3
+
+
+@pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 5), (Opened.REASONING, 13)])
+def test_reasoning_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
+    with mock.patch.object(turns, "opened", return_value=says):
+        outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
+    assert outcome.broken is not None
+    assert outcome.broken.check.name == "rendering"

@@ -1,15 +1,39 @@
-"""Real servers on this CPU, each started once for the tests that need it."""
+"""Real servers on this CPU, each started once for the tests that take it as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from support.real import Served, serve
+from support.keeping import ENGINES, ByEngine, Keeper, arrange
+from support.real import Served
 
 
-@pytest.fixture(scope="session", params=["vllm", "sglang"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serve(request.param) as server:
-        yield server
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    arrange(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine | None:
+    return ByEngine(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
+@pytest.fixture(scope="session")
+def keeper() -> Iterator[Keeper]:
+    kept = Keeper()
+    yield kept
+    kept.stop()
+
+
+@pytest.fixture(params=ENGINES)
+def served(request: pytest.FixtureRequest, keeper: Keeper) -> Served:
+    """Real, tiny weights; the tags of calls are text."""
+    return keeper.served(request.param)
+
+
+@pytest.fixture(params=ENGINES)
+def tagged(request: pytest.FixtureRequest, keeper: Keeper) -> Served:
+    """Random weights, and Qwen3's own tokenizer and template; the tags of calls are tokens."""
+    return keeper.served(request.param, "qwen3-tiny")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.real import Served, serve
+from support.keeping import Keeper
+from support.real import Served
 from support.scripted import tokenizer
 from tito_core import engine
 from tito_core.engine import install, models
@@ -48,17 +49,14 @@ def test_every_law_that_applies_holds(served: Served, tmp_path: Path) -> None:
     assert checks["rescored"]["passed"] > sum(checks["rescored"]["left_out"].values())
 
 
-@pytest.mark.long
-def test_the_two_servers_say_the_same(tmp_path: Path) -> None:
-    with serve("vllm") as vllm, serve("sglang") as sglang:
-        against = ("--against-backend", "sglang", "--against-url", sglang.url)
-        found = conformance("vllm", vllm.url, tmp_path, *against)
+def test_the_two_servers_say_the_same(keeper: Keeper, tmp_path: Path) -> None:
+    against = ("--against-backend", "sglang", "--against-url", keeper.served("sglang").url)
+    found = conformance("vllm", keeper.served("vllm").url, tmp_path, *against)
     for name in ("ledgers", "greedy", "agreed"):
         assert found["checks"][name]["verdict"] == "holds", name
     assert 0 < found["against"]["apart_nats"] <= FLOAT32_NATS
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_weights_change_under_answers(kind: str, tmp_path: Path) -> None:
     weights = models.ensure("qwen3-tiny", install.ensure(engine.find(kind)).python)

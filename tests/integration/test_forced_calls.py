@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pydantic import BaseModel, Field
 from strands import Agent
 
 from calculator import make_agent
 from support.forced_calls import force
-from support.real import Served, serve
+from support.real import Served
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
-def tagged(request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A policy whose tags are tokens."""
-    with serve(request.param, "qwen3-tiny") as server:
-        yield server
 
 
 async def test_forced_calls_are_right_where_tags_are_text(served: Served) -> None:

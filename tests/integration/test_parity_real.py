@@ -10,7 +10,8 @@ import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
-from support.real import Served, serve
+from support.keeping import Keeper
+from support.real import Served
 from tito_core.ledger import Ledger
 
 pytestmark = pytest.mark.engine
@@ -24,13 +25,13 @@ async def greedy(served: Served, question: str) -> Ledger:
     return model.ledger
 
 
-async def test_the_demo_agent_samples_the_same_tokens_on_both_servers() -> None:
-    with serve("vllm") as vllm, serve("sglang") as sglang:
-        for question in QUESTIONS[:6]:
-            ours, theirs = await asyncio.gather(greedy(vllm, question), greedy(sglang, question))
-            assert len(ours) == len(theirs) >= 1
-            for left, right in zip(ours, theirs, strict=True):
-                assert left.draft.prompt_ids.tolist() == right.draft.prompt_ids.tolist()
-                assert left.draft.output_ids.tolist() == right.draft.output_ids.tolist()
-                assert left.draft.fingerprint == right.draft.fingerprint
-                assert np.abs(left.draft.logprobs - right.draft.logprobs).max() <= 1e-4
+async def test_the_demo_agent_samples_the_same_tokens_on_both_servers(keeper: Keeper) -> None:
+    vllm, sglang = keeper.served("vllm"), keeper.served("sglang")
+    for question in QUESTIONS[:6]:
+        ours, theirs = await asyncio.gather(greedy(vllm, question), greedy(sglang, question))
+        assert len(ours) == len(theirs) >= 1
+        for left, right in zip(ours, theirs, strict=True):
+            assert left.draft.prompt_ids.tolist() == right.draft.prompt_ids.tolist()
+            assert left.draft.output_ids.tolist() == right.draft.output_ids.tolist()
+            assert left.draft.fingerprint == right.draft.fingerprint
+            assert np.abs(left.draft.logprobs - right.draft.logprobs).max() <= 1e-4

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from strands import Agent, tool
 
-from support.real import Served, serve
+from support.real import Served
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.verify import rescore
 
@@ -27,10 +26,9 @@ def add(a: int, b: int) -> str:
     return str(a + b)
 
 
-@pytest.fixture(scope="module", params=["vllm", "sglang"])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serve(request.param, "qwen3-tiny") as server:
-        yield server
+@pytest.fixture
+def served(tagged: Served) -> Served:
+    return tagged
 
 
 async def test_what_a_grammar_forces_is_constrained_and_not_trained(served: Served) -> None:

@@ -71,7 +71,9 @@ def backend_of(engine: ScriptedEngine, kind: str, **options: Any) -> Backend:
 
 
 def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> TITOModel:
-    engine_options = {key: options.pop(key) for key in ("fault", "latency", "max_model_len") if key in options}
+    engine_options = {
+        key: options.pop(key) for key in ("fault", "latency", "max_model_len", "decode") if key in options
+    }
     engine = engine_of(kind, script, name, **engine_options)
     backend = backend_of(engine, kind)
     shared = replace(policy_of(kind, name), backend=backend, store=options.pop("store", None))

@@ -10,6 +10,7 @@ import numpy as np
 
 from tito_core.backend.beside import Beside, BesideChecks
 from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.id_text import SAME
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
@@ -135,7 +136,7 @@ class Checks:
         """Compare the echo with the text that was sent; it is decoded only when they differ, perhaps in blanks."""
         if not request.echo and raw == NOTHING:
             return
-        if request.text is not None and request.text.is_echoed_in(memoryview(raw)):
+        if raw == SAME or (request.text is not None and request.text.is_echoed_in(bytes(raw))):
             return
         try:
             echoed = msgspec.json.decode(raw, type=list[int] | None)

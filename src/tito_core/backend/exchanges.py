@@ -11,10 +11,11 @@ from typing import Generic, TypeVar
 from tito_core.backend.clients import LoopEndingError
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError, EngineTimeoutError
+from tito_core.backend.id_text import IdText
 from tito_core.backend.outstanding import Outstanding
 from tito_core.backend.retries import Attempt
 from tito_core.backend.streaming import Streaming, StreamReader
-from tito_core.backend.transport import EngineHttp, HttpRequest
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest
 
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
@@ -51,6 +52,7 @@ class Exchanges:
         kind: type[T],
         streaming: Streaming[T] | None,
         abort: Abort,
+        prompt: IdText | None = None,
     ) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
@@ -60,6 +62,7 @@ class Exchanges:
             kind: Type of the answer.
             streaming: How it streams; None where it comes in one body.
             abort: Stops a generation on the engine.
+            prompt: The prompt, where its echo is asked for: one that is the same is not decoded.
         """
 
         async def one_try(attempt: Attempt) -> Answer[T]:
@@ -75,6 +78,8 @@ class Exchanges:
                     value = await self.http.reading(asked, reader, request_id=request_id)
                 else:
                     raw = await self.http.send_once(asked, request_id=request_id)
+                    if prompt is not None:
+                        raw = HttpAnswer(prompt.without_echo(raw.body), raw.content_type)
                     value = decoded(self.http, raw, kind, request_id)
             except GeneratorExit:  # a coroutine that is closed cannot wait, and its event loop may be gone
                 try:

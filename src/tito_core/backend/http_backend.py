@@ -181,9 +181,10 @@ class HttpBackend(ABC):
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
         streaming: Streaming[T] | None = None,
+        prompt: IdText | None = None,
     ) -> Answer[T]:
         """Send a generation; see `Exchanges.run`."""
-        return await self._exchanges.run(request_id, prepare, kind, streaming, self.abort)
+        return await self._exchanges.run(request_id, prepare, kind, streaming, self.abort, prompt)
 
     async def served_model(self) -> ServedModel:
         """Choose the model asked for among those served, and check that the server is of our kind."""

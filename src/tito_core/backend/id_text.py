@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,10 @@ import numpy as np
 
 from tito_core.ledger.columns import TokenIds
 
+ECHO = b'"prompt_token_ids":'
+"""Under which name both engines echo a prompt's ids."""
+SAME = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
+"""Stands for an echo that was found to be what was sent. No server knows it."""
 PARTS = 64
 """Parts from which on they are joined into one."""
 
@@ -54,16 +59,29 @@ class IdText:
         head = msgspec.json.encode(fields)[:-1]
         return b"".join((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
 
-    def is_echoed_in(self, echo: memoryview) -> bool:
+    def is_echoed_in(self, echo: bytes) -> bool:
         """Tell whether an answer's list is this very text, without decoding it; one with blanks is not."""
-        if len(echo) < 2 or echo[0] != 0x5B or echo[-1] != 0x5D:  # [ and ]
-            return False
-        at, last = 1, len(echo) - 1
-        for part in self._separated():
-            if echo[at : at + len(part)] != part:
-                return False
-            at += len(part)
-        return at == last
+        return self._end_in(echo, 0) == len(echo)
+
+    def without_echo(self, answer: bytes) -> bytes:
+        """Give an answer with `SAME` in place of its echo where that is this very text; else the answer as it is.
+
+        To compare the bytes of a long prompt takes a tenth of what it takes a decoder to pass over its numbers.
+        """
+        found = answer.find(ECHO)  # in no string: a quote would be escaped there
+        end = None if found < 0 else self._end_in(answer, found + len(ECHO))
+        if end is None:
+            return answer
+        whole = memoryview(answer)
+        return b"".join((whole[: found + len(ECHO)], SAME, whole[end:]))
+
+    def _end_in(self, body: bytes, at: int) -> int | None:
+        """Give where this list ends that a body has from a place on, or None where it has another."""
+        for piece in (b"[", *self._separated(), b"]"):
+            if not body.startswith(piece, at):
+                return None
+            at += len(piece)
+        return at
 
     def _separated(self) -> list[bytes]:
         pieces: list[bytes] = []

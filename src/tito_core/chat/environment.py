@@ -80,6 +80,10 @@ class _TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a template's function; methods of plain strings (`', '.join(...)`) keep the traces too."""
+        if type(obj) is Macro:  # the template's own: safe, and asks for nothing of Jinja's but how to escape
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return obj(context.eval_ctx, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         if type(owner) is str:
             obj = getattr(Traced.of(owner, ()), obj.__name__)
@@ -137,5 +141,9 @@ def render(template: Any, variables: Mapping[str, Any]) -> Traced:
     Raises:
         Exception: Whatever the template's own code raises: `jinja2.TemplateError` where it refuses the messages.
     """
-    text = concat(template.root_render_func(template.new_context(dict(variables))))
+    context = template.new_context(dict(variables))
+    try:
+        text = concat(template.root_render_func(context))
+    finally:
+        context.vars.clear()  # macros refer to the context that holds them: a cycle, garbage at every turn
     return text if isinstance(text, Traced) else Traced.of(text, ())

@@ -170,11 +170,14 @@ class Traced(str):
 def concat(pieces: Iterable[str]) -> str:
     """Join pieces and shift their spans; a plain `str` when none carries content."""
     items = list(pieces)
+    if len(items) == 1 and type(items[0]) is str:
+        return items[0]
     at = 0
     spans: list[Span] = []
     for item in items:
         if type(item) is not str and isinstance(item, Traced):
-            spans += [(start + at, stop + at, source) for start, stop, source in item.spans] if at else item.spans
+            for start, stop, source in item.spans:
+                spans.append((start + at, stop + at, source))
         at += len(item)
     text = "".join(items)
     return Traced.of(text, spans) if spans else text

@@ -24,6 +24,7 @@ LONGEST = 32
 _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
 """What of a Unicode class is ASCII."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_GPT2 = {**_BYTE_LEVEL, "use_regex": True}
 
 
 class Encoded(NamedTuple):
@@ -105,19 +106,27 @@ def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
     normalizer = definition["normalizer"] or {"type": "NFC"}
     if definition["added_tokens"] or normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
         return None
-    steps = (definition["pre_tokenizer"] or {}).get("pretokenizers", [])
-    if len(steps) != 2 or not _BYTE_LEVEL.items() <= steps[1].items():
-        return None
-    split = steps[0]
-    if (
-        split["type"] != "Split"
-        or split["behavior"] != "Isolated"
-        or split["invert"]
-        or "Regex" not in split["pattern"]
-    ):
-        return None
-    translated = _ascii(split["pattern"]["Regex"])
+    expression = _expression(definition["pre_tokenizer"] or {})
+    translated = None if expression is None else _ascii(expression)
     return None if translated is None else re.compile(translated, re.ASCII)
+
+
+def _expression(cutting: dict[str, Any]) -> str | None:
+    """Give the Oniguruma expression whose matches are the words, or None where the cutting is of another kind."""
+    match cutting.get("pretokenizers", [cutting]):
+        case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(expression)}}, last]:
+            return expression if last.items() >= _BYTE_LEVEL.items() else None
+        case [last] if last.items() >= _GPT2.items():
+            return _gpt2(r" ?\p{N}+")
+        case [{"type": "Digits", "individual_digits": bool(alone)}, last] if last.items() >= _GPT2.items():
+            # Digits are cut out before, so that no blank comes with them, and blanks before them are at an end.
+            return _gpt2(r"\p{N}" if alone else r"\p{N}+", r"[^\s\p{N}]")
+    return None
+
+
+def _gpt2(numbers: str, after_blanks: str = r"\S") -> str:
+    """Write the expression that `ByteLevel` has of its own, GPT-2's (tokenizers, `byte_level.rs`)."""
+    return rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!{after_blanks})|\s+"
 
 
 def _ascii(expression: str) -> str | None:

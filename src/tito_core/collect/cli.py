@@ -93,6 +93,7 @@ async def _collect(
 ) -> None:  # fmt: skip
     from tito_core.collect.agent import AgentCode
     from tito_core.collect.collecting import collect as collect_all
+    from tito_core.collect.garbage import fewer_rounds
     from tito_core.collect.on_ray import OnRay
     from tito_core.collect.task import Tasks
     from tito_core.collect.workers import InProcess
@@ -110,6 +111,7 @@ async def _collect(
         )
     else:
         workers = InProcess(await connection.connect(), code, **choices)
+    fewer_rounds()
     try:
         await collect_all(known, workers, out, **settings)
     finally:

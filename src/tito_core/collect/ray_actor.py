@@ -11,6 +11,7 @@ from typing import Any
 from tito_core import store
 from tito_core.collect.agent import AgentCode
 from tito_core.collect.connection import Connection
+from tito_core.collect.garbage import fewer_rounds
 from tito_core.collect.rollout import Failure, Rollout
 from tito_core.collect.workers import InProcess
 
@@ -65,4 +66,6 @@ class RolloutActor:
         return await asyncio.shield(self._connected)
 
     async def _connect(self) -> InProcess:
-        return InProcess(await self._connection.connect(), self._agent, **self._choices)
+        workers = InProcess(await self._connection.connect(), self._agent, **self._choices)
+        fewer_rounds()  # an actor's process does nothing else
+        return workers

@@ -142,4 +142,5 @@ def _mask_earlier(args: Any, sample: Any, ledger: Ledger, earlier: int) -> None:
     for turn in ledger.path(len(ledger) - 1):
         if turn.index < earlier:
             stop = turn.path_length - start
-            sample.loss_mask[max(stop - turn.own_length, 0) : stop] = [0] * (stop - max(stop - turn.own_length, 0))
+            first = max(stop - turn.own_length, 0)
+            sample.loss_mask[first:stop] = [0] * (stop - first)

@@ -25,6 +25,7 @@ from strands import Agent
 from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
 from support.rollout_forests import rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
+from support.slime_facts import PARAMETERS, arguments
 from tito_core.export import samples_of
 from tito_core.export.slime import STATUS, fan_out, fill
 from tito_core.export.slime_generate import PARTIAL
@@ -96,44 +97,12 @@ async def reward(args: Any, sample: Any, **_: Any) -> Any:
 
 
 def args_of(url: str, folder: str, **more: Any) -> Namespace:
-    host, port = url.removeprefix("http://").split(":")
-    return Namespace(
-        **{
-            "hf_checkpoint": folder,
-            "sglang_router_ip": host,
-            "sglang_router_port": int(port),
-            "sglang_server_concurrency": 8,
-            "rollout_num_engines": 1,
-            "sglang_dp_size": 1,
-            "rollout_temperature": 1.0,
-            "rollout_top_p": 1.0,
-            "rollout_top_k": -1,
-            "rollout_max_response_len": 256,
-            "rollout_stop": None,
-            "rollout_stop_token_ids": None,
-            "rollout_skip_special_tokens": False,
-            "custom_generate_function_path": "tito_core.export.slime_generate.generate",
-            "custom_rm_path": "slime_check.reward",
-            "group_rm": False,
-            "partial_rollout": False,
-            "mask_offpolicy_in_partial_rollout": False,
-            "tito_agent": "slime_check:make_agent",
-            **more,
-        }
-    )
-
-
-PARAMETERS = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "max_new_tokens": 256,
-    "stop": None,
-    "stop_token_ids": None,
-    "skip_special_tokens": False,
-    "no_stop_trim": True,
-    "spaces_between_special_tokens": False,
-}
+    ours = {
+        "custom_generate_function_path": "tito_core.export.slime_generate.generate",
+        "custom_rm_path": "slime_check.reward",
+        "tito_agent": "slime_check:make_agent",
+    }
+    return arguments(url, folder, **{**ours, **more})
 
 
 def group(args: Namespace, size: int, samples: list[Sample] | None = None) -> list[Any]:

@@ -1,0 +1,125 @@
+"""Rollouts as SkyRL's `GeneratorOutput`, through its own check and into the tensors that it trains on.
+
+SkyRL 0.4.0 asks for Python 3.12: on an older one pydantic takes only the newer `TypedDict`, which stands in here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import typing_extensions
+
+typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment,misc]
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors  # noqa: E402
+from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E402
+from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
+
+from support.rollout_forests import HOT, chain, grow, rollouts  # noqa: E402
+from tito_core.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
+from tito_core.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
+from tito_core.ledger import Ledger  # noqa: E402
+
+END, PAD = 2, 0
+TENSORS = inspect.signature(convert_prompts_responses_to_batch_tensors).parameters
+CHECKS = inspect.signature(validate_generator_output).parameters
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "end_id": END, "logprobs": "as-recorded"}
+seen = 0
+
+
+def rewarded(ledger: Ledger) -> Ledger:
+    if len(ledger) and samples_of(ledger)[0].reward is None:
+        ledger.annotate("reward", 0.5)
+    return ledger
+
+
+def at_the_end(output: Any) -> list[torch.Tensor]:
+    """Give each row's reward to its last token, as SkyRL's trainer does."""
+    found = [torch.zeros(len(ids)) for ids in output["response_ids"]]
+    for row, value in zip(found, output["rewards"], strict=True):
+        row[-1] = value
+    return found
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.lists(rollouts(most_turns=4, experts=True), min_size=1, max_size=3))
+def rows_are_trained_as_sampled(ledgers: list[Ledger]) -> None:
+    global seen
+    names = [TrajectoryID(instance_id=f"task-{n}", repetition_id=0) for n in range(len(ledgers))]
+    output = generator_output_of(
+        [rewarded(ledger) for ledger in ledgers], trajectory_ids=names, branches="steps", **OPTIONS
+    )
+    assert set(output) == set(GeneratorOutput.__annotations__)
+    samples = [sample for ledger in ledgers for sample in samples_of(ledger)]
+    trained = any(sample.loss_mask.any() and not sample.ended_outside for sample in samples)
+    if all(len(sample) > 1 for sample in samples):
+        checks = {"routes_expected": trained} if "routes_expected" in CHECKS else {}  # 0.4.0 has it
+        validate_generator_output(len(ledgers), output, step_wise=True, **checks)
+    tensors = convert_prompts_responses_to_batch_tensors(
+        PAD if "pad_token_id" in TENSORS else SimpleNamespace(pad_token_id=PAD),  # 0.3.0 takes the tokenizer
+        output["prompt_token_ids"],
+        output["response_ids"],
+        at_the_end(output),
+        output["loss_masks"],
+        output["rollout_logprobs"],
+        output["rollout_expert_indices"],
+    )
+    sequences, attention, _, rewards, masks, logprobs, *_ = tensors
+    assert logprobs is not None
+    for row, sample in enumerate(samples):
+        seen += 1
+        assert sequences[row][attention[row].bool()].tolist() == sample.token_ids.tolist()
+        size = sample.response_length
+        mask = np.zeros(size, bool) if sample.ended_outside else sample.response_mask.astype(bool)
+        assert masks[row, masks.shape[1] - size :].tolist() == mask.tolist()
+        assert int(masks[row].sum()) == mask.sum()
+        recorded = logprobs[row, logprobs.shape[1] - size :].numpy()[mask]
+        np.testing.assert_array_equal(recorded, sample.logprobs[sample.prompt_length :][mask])
+        assert float(rewards[row, -1]) == (0.0 if sample.ended_outside else np.float32(sample.reward or 0.0))
+        assert output["stop_reasons"][row] == STOP_REASON[sample.termination]  # type: ignore[index]
+        routes = output["rollout_expert_indices"][row]  # type: ignore[index]
+        if len(sample) > 1:
+            np.testing.assert_array_equal(routes, sample.routed_experts[:-1])  # type: ignore[index]
+    assert sum(output["is_last_step"] or []) == len(ledgers)
+
+
+def a_row_a_rollout() -> None:
+    ledgers = [rewarded(chain((3, 2), (1, 2))), rewarded(chain((2, 2)))]
+    output = generator_output_of(ledgers, **OPTIONS)
+    validate_generator_output(2, output)
+    assert output["rewards"] == [0.5, 0.5]
+    assert output["loss_masks"] == [[1, 1, 0, 1, 1], [1, 1]]
+    assert output["is_last_step"] is None
+    empty = generator_output_of([ledgers[0], Ledger()], **OPTIONS)
+    validate_generator_output(2, empty)
+    assert (empty["response_ids"][1], empty["loss_masks"][1], empty["rewards"][1]) == ([END], [0], 0.0)
+
+
+def what_cannot_be_said_is_refused() -> None:
+    with pytest.raises(LogprobMismatchError, match="SkyRL compares"):
+        generator_output_of([rewarded(chain((3, 2), semantics=HOT))], **{**OPTIONS, "logprobs": "checked"})
+    ledger = rewarded(chain((3, 2), (1, 2)))
+    grow(ledger, 0, 2, 2)
+    with pytest.raises(BranchedRolloutError):
+        generator_output_of([ledger], **OPTIONS)
+    with pytest.raises(ValueError, match="has no reward"):
+        generator_output_of([chain((3, 2))], **OPTIONS)
+    with pytest.raises(ValueError, match="trajectory ids"):
+        generator_output_of([ledger], branches="steps", **OPTIONS)
+    assert generator_output_of([rewarded(chain((3, 2)))], **{**OPTIONS, "logprobs": "omit"})["rollout_logprobs"] is None
+
+
+if __name__ == "__main__":
+    rows_are_trained_as_sampled()
+    a_row_a_rollout()
+    what_cannot_be_said_is_refused()
+    print(f"skyrl: ok, {version('skyrl')}, {seen} rows")

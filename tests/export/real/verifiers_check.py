@@ -1,0 +1,115 @@
+"""Rollouts as verifiers' `Trace`: its own branches are the trajectories, and stay so over its wire."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from verifiers.v1 import Trace, WireTrace
+
+from support.rollout_forests import HOT, chain, grow, rollouts
+from tito_core.export import LogprobMismatchError, samples_of
+from tito_core.export.verifiers import STOP, trace_of
+from tito_core.ledger import Finish, Ledger
+
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "decode": lambda ids: " ".join(map(str, ids))}
+seen = 0
+
+
+def over_the_wire(trace: Any) -> Any:
+    """Give a trace as verifiers' own server sends it to a trainer."""
+    packed = msgpack.packb(trace.model_dump(mode="python"), use_bin_type=True, default=str)
+    return WireTrace.model_validate(msgpack.unpackb(packed))
+
+
+def by_last_turn(trace: Any) -> dict[int, Any]:
+    """Give the branches by the turn that their last node answers."""
+    places = {id(node): place for place, node in enumerate(trace.nodes)}
+    return {places[id(branch.nodes[-1])] // 2: branch for branch in trace.branches}
+
+
+def trained_once(trace: Any) -> dict[tuple[int, ...], int]:
+    """Count what prime-rl trains: of a node that several branches share, the first one's."""
+    taken: set[int] = set()
+    counts: dict[tuple[int, ...], int] = {}
+    for branch in trace.branches:
+        for node in branch.nodes:
+            if node.sampled and id(node) not in taken:
+                taken.add(id(node))
+                key = tuple(node.token_ids)
+                counts[key] = counts.get(key, 0) + sum(node.mask)
+    return counts
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(rollouts(experts=False))
+def traces_are_verifiers(ledger: Ledger) -> None:
+    global seen
+    made = trace_of(ledger, **OPTIONS, logprobs="as-recorded", task={"answer": "425"})
+    assert isinstance(made, Trace)
+    for trace in (made, over_the_wire(made)):
+        branches = by_last_turn(trace)
+        paths = ledger.trajectories()
+        assert len(trace.branches) == len(paths)
+        for path in paths:
+            seen += 1
+            branch = branches[path.turns[-1]]
+            assert branch.token_ids == path.token_ids.tolist()
+            free = np.zeros(len(path), bool)
+            for segment in path.segments:
+                free[segment.start : segment.stop] = segment.is_output and not ledger[segment.turn].draft.constrained
+            assert branch.sampled_mask == free.tolist()
+            expected = np.where(free, path.logprobs, 0)
+            np.testing.assert_array_equal(np.array(branch.logprobs, np.float32), expected.astype(np.float32))
+            assert len(branch.calls) == len(path.turns)
+        sampled = sum(len(turn.draft.output_ids) for turn in ledger if not turn.draft.constrained)
+        assert sum(trained_once(trace).values()) == sampled == sum(int(s.loss_mask.sum()) for s in samples_of(ledger))
+        assert trace.num_turns == len(ledger)
+        assert trace.id == ledger.uuid
+        assert trace.task.data.id == ledger.header.task_id
+        assert trace.task.data.answer == "425"
+        last = samples_of(ledger)[0]
+        assert trace.reward == (last.reward or 0.0)
+        assert (trace.rewards == {}) is (last.reward is None)
+        assert trace.has_error is last.ended_outside
+        assert trace.stop_condition == STOP[last.termination]
+        assert trace.usage.completion_tokens == sum(len(turn.draft.output_ids) for turn in ledger)
+        for turn, call in zip(ledger, trace.calls, strict=True):
+            assert call.usage.input_tokens == turn.draft.prompt_length
+            assert call.finish_reason == (None if turn.draft.finish is Finish.ABORT else turn.draft.finish.value)
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(rollouts(experts=True))
+def experts_are_of_every_token(ledger: Ledger) -> None:
+    trace = over_the_wire(trace_of(ledger, **OPTIONS, logprobs="as-recorded"))
+    branches = by_last_turn(trace)
+    for path, sample in zip(ledger.trajectories(), samples_of(ledger), strict=True):
+        rows = branches[path.turns[-1]].routed_experts
+        assert rows is not None
+        assert rows.dtype == np.uint8
+        assert sample.routed_experts is not None
+        assert len(rows) == len(sample)
+        np.testing.assert_array_equal(rows[:-1], sample.routed_experts[:-1])
+
+
+def other_logprobs_are_refused() -> None:
+    with pytest.raises(LogprobMismatchError, match="verifiers compares"):
+        trace_of(chain((3, 2), semantics=HOT), **OPTIONS)
+    with pytest.raises(ValueError, match="for verifiers, not 'omit'"):
+        trace_of(chain((3, 2)), **OPTIONS, logprobs="omit")  # type: ignore[arg-type]
+    ledger = chain((3, 2))
+    grow(ledger, 0, 1, 2, semantics=HOT, constrained=True)  # a forced call is no part of the loss
+    assert trace_of(ledger, **OPTIONS).branches[0].sampled_mask == [False] * 3 + [True] * 2 + [False] * 3
+    assert trace_of(Ledger(), **OPTIONS).has_error
+
+
+if __name__ == "__main__":
+    traces_are_verifiers()
+    experts_are_of_every_token()
+    other_logprobs_are_refused()
+    print(f"verifiers: ok, {version('verifiers')}, {seen} branches")

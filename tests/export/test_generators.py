@@ -1,0 +1,157 @@
+"""SkyRL's generator output and verifiers' traces: the packages run under `make trainers`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from support.rollout_forests import HOT, chain, grow, rollouts
+from support.trainer_packages import run
+from tito_core.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
+from tito_core.export.skyrl import STOP_REASON, generator_output_of
+from tito_core.export.verifiers import STOP, trace_of
+from tito_core.ledger import Ledger
+from tito_core.termination import Termination
+
+SKYRL: dict[str, Any] = {"temperature": 1.0, "end_id": 2, "logprobs": "as-recorded"}
+
+
+def spelled(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def rewarded(ledger: Ledger) -> Ledger:
+    ledger.annotate("reward", 1)
+    return ledger
+
+
+@pytest.fixture
+def skyrl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the names of the output's fields are SkyRL's here; its own code is in `skyrl_check.py`."""
+    output = type("Named", (), {"__annotations__": {"pixel_values": None}})
+    monkeypatch.setitem(sys.modules, "skyrl", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "skyrl.train.generators.base", SimpleNamespace(GeneratorOutput=output))
+
+
+@pytest.fixture
+def raw_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces come as the mapping that verifiers would validate; its own types are in `verifiers_check.py`."""
+    raw = SimpleNamespace(WireTrace=SimpleNamespace(model_validate=lambda trace: trace))
+    monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "verifiers.v1", raw)
+
+
+@pytest.mark.parametrize(
+    ("extra", "export"),
+    [
+        ("skyrl", lambda: generator_output_of([chain((2, 2))], **SKYRL)),
+        ("verifiers", lambda: trace_of(chain((2, 2)), temperature=1.0, decode=spelled)),
+    ],
+)
+def test_a_package_that_is_not_there_is_told(extra: str, export: Callable[[], Any]) -> None:
+    with pytest.raises(MissingPackageError, match=rf"strands-tito\[{extra}\]"):
+        export()
+
+
+def test_every_termination_has_its_word() -> None:
+    assert set(STOP_REASON) == set(STOP) == set(Termination)
+
+
+@pytest.mark.usefixtures("skyrl")
+@settings(max_examples=40)
+@given(rollouts(experts=False))
+def test_every_trajectory_is_a_step(ledger: Ledger) -> None:
+    found = generator_output_of([rewarded(ledger)], branches="steps", trajectory_ids=["a"], **SKYRL)  # type: ignore[list-item]
+    samples = samples_of(ledger)
+    assert found["is_last_step"] == [False] * (len(samples) - 1) + [True]
+    assert found["trajectory_ids"] == ["a"] * len(samples)
+    for row, sample in enumerate(samples):
+        assert found["prompt_token_ids"][row] + found["response_ids"][row] == sample.token_ids.tolist()
+        expected = [0] * sample.response_length if sample.ended_outside else sample.response_mask.tolist()
+        assert found["loss_masks"][row] == expected
+        assert found["rewards"][row] == (0.0 if sample.ended_outside else 1.0)
+    assert found["pixel_values"] is None  # type: ignore[typeddict-item]
+
+
+@pytest.mark.usefixtures("skyrl")
+def test_what_skyrl_cannot_be_told_is_refused() -> None:
+    branched = rewarded(chain((3, 2), (1, 2)))
+    grow(branched, 0, 2, 2)
+    with pytest.raises(BranchedRolloutError):
+        generator_output_of([branched], **SKYRL)
+    with pytest.raises(ValueError, match="trajectory ids"):
+        generator_output_of([branched], branches="steps", **SKYRL)
+    with pytest.raises(ValueError, match="has no reward"):
+        generator_output_of([chain((3, 2))], **SKYRL)
+    with pytest.raises(LogprobMismatchError, match="SkyRL compares"):
+        generator_output_of([rewarded(chain((3, 2), semantics=HOT))], temperature=1.0, end_id=2)
+    empty = generator_output_of([Ledger()], **SKYRL)
+    assert (empty["response_ids"], empty["loss_masks"], empty["rewards"]) == ([[2]], [[0]], [0.0])
+
+
+@pytest.mark.usefixtures("raw_traces")
+@settings(max_examples=40)
+@given(rollouts(experts=False))
+def test_a_traces_nodes_are_the_turns(ledger: Ledger) -> None:
+    trace: Any = trace_of(ledger, temperature=1.0, decode=spelled, logprobs="as-recorded")
+    for turn in ledger:
+        before, answer = trace["nodes"][2 * turn.index : 2 * turn.index + 2]
+        assert before["token_ids"] == turn.draft.prompt_ids.tolist()
+        assert answer["token_ids"] == turn.draft.output_ids.tolist()
+        assert answer["message"] == {"role": "assistant", "content": spelled(turn.draft.output_ids.tolist())}
+        assert answer["parent"] == 2 * turn.index
+        assert before["parent"] == (None if turn.parent is None else 2 * turn.parent + 1)
+        assert sum(answer["mask"]) == len(answer["logprobs"]) == (0 if turn.draft.constrained else len(answer["mask"]))
+    assert trace["ok"] is not samples_of(ledger)[0].ended_outside
+
+
+@pytest.mark.usefixtures("raw_traces")
+def test_traces_without_logprobs_or_with_others_are_refused() -> None:
+    with pytest.raises(LogprobMismatchError, match="verifiers compares"):
+        trace_of(chain((3, 2), semantics=HOT), temperature=1.0, decode=spelled)
+    with pytest.raises(ValueError, match="not 'omit'"):
+        trace_of(chain((3, 2)), temperature=1.0, decode=spelled, logprobs="omit")  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("raw_traces")
+def test_a_hole_in_a_traces_experts_is_refused() -> None:
+    from support.drafts import make_draft
+    from tito_core.ledger import Column
+
+    ledger = Ledger()
+    hole = {"routed_experts": Column.of(2, np.zeros((1, 1, 1), np.uint8))}
+    ledger.commit(make_draft(None, 0, [100] * 2, [200] * 2, extras=hole))
+    with pytest.raises(ValueError, match="experts for 1 tokens from token 2, and turn 0 ends at 4"):
+        trace_of(ledger, temperature=1.0, decode=spelled, logprobs="as-recorded")
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("version", ["0.3.1", "0.4.0"])
+def test_verifiers_branches_are_the_trajectories(version: str) -> None:
+    said = run("verifiers_check.py", [f"verifiers-{version}"])
+    assert f"verifiers: ok, {version}, " in said.splitlines()[-1]
+
+
+if "PRIME_RL_SRC" in os.environ:  # prime-rl is in no registry: its source has to be there
+
+    @pytest.mark.trainers
+    def test_prime_rl_trains_each_sampled_token_once() -> None:
+        source = Path(os.environ["PRIME_RL_SRC"])
+        paths = [source / "src", source / "packages" / "prime-rl-configs" / "src"]
+        said = run("prime_rl_check.py", ["verifiers-0.3.1", "verl", "data", "torch"], paths=paths)
+        assert said.splitlines()[-1].startswith("prime-rl: ok, ")
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize("version", ["0.3.0", "0.4.0"])
+def test_skyrl_checks_the_output_and_makes_tensors_of_it(version: str) -> None:
+    said = run("skyrl_check.py", [f"skyrl-{version}", "ray", "verl", "data", "torch"])
+    assert f"skyrl: ok, {version}, " in said.splitlines()[-1]

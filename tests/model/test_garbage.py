@@ -1,0 +1,62 @@
+"""A turn frees what it made by itself: a thousand rollouts must not wait for the garbage collector's rounds."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+from support.histories import add
+from support.scripted import BACKENDS, Says, call, model_of
+from tito_core.collect.garbage import ROUNDS, fewer_rounds
+
+QWEN3 = "qwen3-tiny"
+CALL = call("add", '{"a": 1, "b": 2}')
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", ["smollm2", QWEN3])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: bool) -> None:
+    model = model_of(kind, Says(f"Let me add them. {CALL}", name=name), name, stream=stream)
+    messages: Any = [{"role": "user", "content": [{"text": "Go."}]}]
+
+    async def turn() -> None:
+        events: list[Any] = [event async for event in model.stream(messages, [add.tool_spec])]
+        called = next(
+            event["contentBlockStart"]["start"]["toolUse"]
+            for event in events
+            if "toolUse" in event.get("contentBlockStart", {}).get("start", {})
+        )
+        use = {**called, "input": {"a": 1, "b": 2}}
+        result = {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": "3"}]}
+        messages.append({"role": "assistant", "content": [{"text": "Let me add them."}, {"toolUse": use}]})
+        messages.append({"role": "user", "content": [{"toolResult": result}]})
+
+    for _ in range(3):
+        await turn()
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            await turn()
+        assert len(model.trajectories) == 1
+        assert gc.collect() == 0
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def test_fewer_rounds() -> None:
+    before = gc.get_threshold()
+    try:
+        fewer_rounds()
+        assert gc.get_threshold() == ROUNDS
+        assert all(ours >= usual for ours, usual in zip(ROUNDS, before, strict=True))
+        assert gc.get_freeze_count() > 0
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -1,0 +1,68 @@
+"""What ended an answer: a stop token, or a stop string, also where the server does not say (vLLM up to 0.31)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.scripted import Says, model_of, tokenizer
+from tito_core import TITOModel
+from tito_core.testing import Fault
+from tito_core.testing.script import ScriptedRequest
+
+USER: Any = [{"role": "user", "content": [{"text": "Count."}]}]
+
+
+def unnamed(number: int, request: ScriptedRequest) -> Fault:
+    """Answer as vLLM 0.30.0 does on `/inference/v1/generate`."""
+
+    def edit(answer: Any) -> None:
+        for event in answer if isinstance(answer, list) else [answer]:
+            for choice in event["choices"]:
+                choice.pop("stop_reason")
+
+    return Fault(edit=edit)
+
+
+async def ended(model: TITOModel) -> str:
+    (reason,) = [e["messageStop"]["stopReason"] async for e in model.stream(USER) if "messageStop" in e]
+    return str(reason)
+
+
+def counting(**options: Any) -> TITOModel:
+    return model_of("vllm", Says("one, two, three."), decode=lambda ids: str(tokenizer().decode(list(ids))), **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [None, unnamed], ids=["named", "unnamed"])
+async def test_the_stop_string_that_comes_first_is_named(fault: Any, stream: bool) -> None:
+    model = counting(fault=fault, stream=stream, sampling={"stop": ("three", "wo", "nowhere")})
+    assert await ended(model) == "stop_sequence"
+    (turn,) = model.ledger
+    assert turn.draft.stop == "wo"
+    assert tokenizer().decode(turn.draft.output_ids.tolist()) == "one, two"
+
+
+@pytest.mark.parametrize("fault", [None, unnamed], ids=["named", "unnamed"])
+async def test_a_stop_token_stays_one_beside_stop_strings(fault: Any) -> None:
+    model = counting(fault=fault, sampling={"stop": ("three!", "nowhere")})
+    assert await ended(model) == "end_turn"
+    assert model.ledger[0].draft.stop == tokenizer().eos_token_id
+
+
+async def test_what_no_stop_string_ended_was_ended_by_its_last_token() -> None:
+    """The model may know of an end that the tokenizer does not tell."""
+
+    def stopped(number: int, request: ScriptedRequest) -> Fault:
+        def edit(answer: Any) -> None:
+            (choice,) = answer["choices"]
+            del choice["stop_reason"]
+            choice["finish_reason"] = "stop"
+
+        return Fault(edit=edit)
+
+    model = model_of("vllm", Says("one, two..."), fault=stopped, sampling={"stop": ("nowhere",), "max_new_tokens": 3})
+    assert await ended(model) == "end_turn"
+    draft = model.ledger[0].draft
+    assert draft.stop == draft.output_ids[-1]

@@ -1,0 +1,68 @@
+"""Real servers that stay up from test to test, and the order in which tests need the fewest starts of them.
+
+A start takes a minute of a core, so tests that take a server as it is share one; each process keeps one of each engine.
+Under pytest-xdist (`--dist loadscope`) one process has vLLM's tests and the other SGLang's: two servers at most are
+busy at once, each on a core of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+from support.real import Served, serve
+
+ENGINES = ("vllm", "sglang")
+BOTH = "both"
+"""Tests that name no engine in their parameters need both."""
+
+
+class Keeper:
+    """Keeps the last server of each engine up until another model is asked for."""
+
+    def __init__(self) -> None:
+        self._up: dict[str, tuple[str, ExitStack, Served]] = {}
+
+    def served(self, kind: str, model: str = "smollm2") -> Served:
+        """Give a server of a model, as it is started by default."""
+        if kind in self._up and self._up[kind][0] != model:
+            self.stop(kind)
+        if kind not in self._up:
+            stack = ExitStack()
+            self._up[kind] = (model, stack, stack.enter_context(serve(kind, model)))
+        return self._up[kind][2]
+
+    def stop(self, *kinds: str) -> None:
+        """Stop the servers of some engines, or of all."""
+        for kind in kinds or tuple(self._up):
+            _, stack, _ = self._up.pop(kind)
+            stack.close()
+
+
+def engine_of(nodeid: str) -> str:
+    """Name the engine that a test needs, from the parameters in its id."""
+    found = re.search(rf"\[(?:.*[- ])?({'|'.join(ENGINES)})\b", nodeid)
+    return found[1] if found else BOTH
+
+
+class ByEngine(LoadScopeScheduling):  # type: ignore[misc]
+    """All tests of one engine in one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return engine_of(nodeid)
+
+
+def arrange(items: list[Any]) -> None:
+    """Put real engines' tests in order, engine by engine; those that start servers of their own before any is kept."""
+    ours = [(place, item) for place, item in enumerate(items) if item.get_closest_marker("engine")]
+    ordered = sorted((item for _, item in ours), key=_order)
+    for (place, _), item in zip(ours, ordered, strict=True):
+        items[place] = item
+
+
+def _order(item: Any) -> tuple[int, int]:
+    kept = 0 if "keeper" not in item.fixturenames else 1 if "tagged" in item.fixturenames else 2
+    return (*ENGINES, BOTH).index(engine_of(item.nodeid)), kept
