@@ -110,6 +110,11 @@ def test_together_they_are_each_as_it_was(parts: list[list[str]]) -> None:
         assert whole.responses == ()
 
 
+def test_of_parts_without_a_token_the_last_one_tells() -> None:
+    whole = joined([part([], number) for number in range(3)])
+    assert (whole.output_ids.tolist(), whole.cached_tokens, whole.request_id) == ([], 2, "r2")
+
+
 def column(start: int, *values: int) -> Column:
     return Column.of(start, np.array(values, np.int32).reshape(-1, 1, 1))
 
@@ -183,11 +188,11 @@ async def test_tries_without_a_token_wait_longer_and_longer_and_the_last_not_at_
 
 
 async def test_an_abort_where_nothing_is_left_to_sample_is_the_end(waits: list[float]) -> None:
-    backend: Any = Parts(2, 0, 3, finishes=False)
+    backend: Any = Parts(1, 1, 3, finishes=False)
     response = await generate_whole(backend, request_of(max_new_tokens=5))
-    assert response.output_ids.tolist() == [1, 1, 3, 3, 3]
+    assert response.output_ids.tolist() == [1, 2, 3, 3, 3]
     assert (response.finish, response.message, len(backend.asked)) == (Finish.LENGTH, None, 3)
-    assert [span.request_id for span in response.responses] == ["r", "r-part2"]
+    assert [span.request_id for span in response.responses] == ["r", "r-part1", "r-part2"]
 
 
 async def test_what_is_there_is_committed_where_that_is_asked_for(waits: list[float]) -> None:

@@ -121,6 +121,8 @@ def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
         ("http://b", 3.0),
     ]
     assert [member.where for member in backend._members] == ["http://a", "http://b"]
+    alone: Any = create_backend("vllm", "http://a", timeout_s=3.0)
+    assert (alone.http.base_url, alone.http.timeout_s) == ("http://a", 3.0)
     plain: Any = create_backend("vllm", ["http://a"])
     assert plain._retries.max_attempts == 4
 
