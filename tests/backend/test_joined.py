@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import Wanted
+from tito_core.backend import Aborts, GenerationAbortedError, Wanted, aborts, generate_whole
 from tito_core.backend.aborts import continuing, joined, resumable
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
@@ -133,3 +133,65 @@ def test_columns_go_on_where_the_one_before_ended() -> None:
 )
 def test_what_can_be_gone_on_with(sampling: dict[str, Any], can: bool) -> None:
     assert resumable(request_of(**sampling).sampling) is can
+
+
+class Parts:
+    """A backend that gives so many tokens of each try and aborts it; the last it finishes."""
+
+    name = "fake"
+
+    def __init__(self, *tokens: int, finishes: bool = True) -> None:
+        self.tokens, self.finishes = list(tokens), finishes
+        self.asked: list[tuple[str, Any]] = []
+
+    async def generate(self, request: Any, *watcher: Any) -> TokenResponse:
+        self.asked.append((request.request_id, watcher))
+        last = self.finishes and len(self.tokens) == 1
+        ids = [len(self.asked)] * self.tokens.pop(0)
+        finish = {"finish": Finish.STOP, "message": None} if last else {}
+        return part(ids, len(self.asked) - 1, request_id=request.request_id, **finish)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waits in between, which take no time."""
+    seconds: list[float] = []
+
+    async def sleep(given: float) -> None:
+        seconds.append(given)
+
+    monkeypatch.setattr(aborts.asyncio, "sleep", sleep)
+    return seconds
+
+
+async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none(waits: list[float]) -> None:
+    watcher: list[Any] = []
+    for watches, expected in ((None, ()), (watcher.append, (watcher.append,))):
+        backend: Any = Parts(1, 1)
+        response = await generate_whole(backend, request_of(), on_chunk=watches)
+        assert backend.asked == [("r", expected), ("r-part1", expected)]
+        assert response.output_ids.tolist() == [1, 2]
+    assert waits == [0, 0]
+
+
+async def test_tries_without_a_token_wait_longer_and_longer_and_the_last_not_at_all(waits: list[float]) -> None:
+    backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
+    with pytest.raises(GenerationAbortedError):
+        await generate_whole(backend, request_of(max_new_tokens=32), Aborts("resume", 10))
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
+    assert len(backend.asked) == 11
+
+
+async def test_an_abort_where_nothing_is_left_to_sample_is_the_end(waits: list[float]) -> None:
+    backend: Any = Parts(2, 0, 3, finishes=False)
+    response = await generate_whole(backend, request_of(max_new_tokens=5))
+    assert response.output_ids.tolist() == [1, 1, 3, 3, 3]
+    assert (response.finish, response.message, len(backend.asked)) == (Finish.LENGTH, None, 3)
+    assert [span.request_id for span in response.responses] == ["r", "r-part2"]
+
+
+async def test_what_is_there_is_committed_where_that_is_asked_for(waits: list[float]) -> None:
+    backend: Any = Parts(2, finishes=False)
+    response = await generate_whole(backend, request_of(), Aborts("commit"))
+    assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
+    assert waits == []

@@ -12,8 +12,10 @@ import pytest
 from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
 from tito_core.backend import (
     BadRequestError,
+    ContextLengthError,
     EngineInfo,
     EngineTimeoutError,
+    ProtocolViolationError,
     create_backend,
 )
 from tito_core.backend.id_text import IdText
@@ -114,3 +116,26 @@ async def test_what_was_found_of_each_server_must_be_alike() -> None:
     infos = iter([EngineInfo("vllm", "alone", None, "1")])
     assert (await agreed(backend.members[0], ask, facts)).model == "alone"
     await backend.aclose()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_cannot_be_scored_is_told_of_its_own_backend(kind: Kind) -> None:
+    engine = engine_of(kind, max_model_len=8)
+    backend = backend_of(engine)
+    most = (await backend.connect()).max_model_len or 0
+    assert len(await backend.score([5] * (most - 1))) == most - 1
+    for bad, error in (([5] * most, ContextLengthError), ([], BadRequestError)):
+        with pytest.raises(error) as caught:
+            await backend.score(bad)
+        assert caught.value.backend == kind
+    other = backend_of(engine_of(kind, fault=always(Fault(edit=lambda answer: _scored_wrongly(answer)))))
+    with pytest.raises(ProtocolViolationError) as broken:
+        await other.score([5, 6])
+    assert (broken.value.backend, len(broken.value.request_id or "")) == (kind, 32)
+
+
+def _scored_wrongly(answer: Any) -> None:
+    if "choices" in answer:
+        answer["choices"][0]["prompt_logprobs"] = [None]
+    else:
+        answer["meta_info"]["input_token_logprobs"] = []

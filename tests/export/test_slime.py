@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from support.rollout_forests import CUT, HOT, chain, grow, rollouts
 from support.slime_facts import CONTRACT, SOURCE, check_types
 from support.trainer_packages import run
 from tito_core.export import LogprobMismatchError, samples_of
-from tito_core.export.slime import STATUS, fields_of
+from tito_core.export.slime import STATUS, fan_out, fields_of, fill
 from tito_core.export.slime_generate import sampling_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
@@ -119,6 +121,56 @@ def test_a_hole_in_the_experts_is_refused() -> None:
     ledger.commit(make_draft(0, 4, [100], [200], extras={"routed_experts": Column.of(3, np.zeros((2, 1, 1), int))}))
     with pytest.raises(ValueError, match="no experts for 3 of 5 tokens, the first at 0"):
         fields(ledger)
+
+
+@dataclass
+class Filled:
+    """As much of slime's own sample as is written to."""
+
+    index: int = 3
+    rollout_id: int | None = None
+    reward: Any = "asked of a model"
+    metadata: dict[str, Any] | None = None
+    status: Any = None
+
+    class Status(Enum):
+        COMPLETED = "completed"
+        TRUNCATED = "truncated"
+        ABORTED = "aborted"
+        FAILED = "failed"
+
+
+@given(rollouts())
+def test_slimes_own_sample_is_filled_with_the_fields_and_says_whose_it_is(ledger: Ledger) -> None:
+    options: dict[str, Any] = {"decode": text_of, "temperature": 1.0, "logprobs": "as-recorded"}
+    own = Filled(metadata={"task": 1})
+    copies = fan_out(own, ledger, **options)
+    assert own == Filled(metadata={"task": 1}), "it is not changed"
+    found = samples_of(ledger)
+    assert [copy.rollout_id for copy in copies] == [3] * len(found), "slime's loss counts the rollout once"
+    for copy, sample, expected in zip(copies, found, fields(ledger, logprobs="as-recorded"), strict=True):
+        assert {name: getattr(copy, name) for name in expected if expected[name] is not None or name != "reward"} == {
+            name: value for name, value in expected.items() if value is not None or name != "reward"
+        }
+        assert copy.reward == (sample.reward if sample.reward is not None else "asked of a model")
+        assert copy.status is Filled.Status[STATUS[sample.termination]]
+        assert copy.metadata == {
+            "task": 1,
+            "tito": {
+                "rollout": ledger.uuid,
+                "trajectory": sample.identity.trajectory,
+                "termination": sample.termination.value,
+                "logprobs": [str(semantics) for semantics in sample.semantics],
+            },
+        }
+    kept = fill(Filled(rollout_id=9), chain((3, 2), (2, 3)), **options)
+    assert (kept.rollout_id, kept.metadata and "tito" in kept.metadata) == (9, True)
+
+
+def test_a_rollout_without_a_turn_is_aborted() -> None:
+    options: dict[str, Any] = {"decode": text_of, "temperature": 1.0}
+    assert fill(Filled(), Ledger(), **options) == Filled(status=Filled.Status.ABORTED)
+    assert fan_out(Filled(), Ledger(), **options) == [Filled(rollout_id=3, status=Filled.Status.ABORTED)]
 
 
 if SOURCE is not None:  # slime is in no registry: its source has to be there

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
@@ -15,8 +17,8 @@ from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServer
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar
 from tito_core.backend.semantics import semantics_of
-from tito_core.export import MissingPackageError
-from tito_core.export.verl import output_of
+from tito_core.export import MissingPackageError, sample_of, verl
+from tito_core.export.verl import output_of, outputs_of
 from tito_core.export.verl_backend import VerlBackend, parameters
 from tito_core.ledger import Finish, Ledger, VersionSpan
 
@@ -155,6 +157,41 @@ async def test_what_the_client_cannot_do_is_said() -> None:
         await backend.score([1, 2])
     await backend.abort("request")
     await backend.aclose()
+
+
+class Made(SimpleNamespace):
+    """One of verl's own classes, with whatever it is given."""
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's agent loops, as far as an output is made of them."""
+    module = SimpleNamespace(AgentLoopOutput=Made, AgentLoopMetrics=Made)
+    monkeypatch.setattr(verl, "imported", lambda name, extra: module)
+
+
+@pytest.mark.usefixtures("loops")
+def test_an_output_is_a_rollouts_with_its_steps_and_its_end() -> None:
+    ledger = chain((3, 2), (2, 3))
+    sample = sample_of(ledger)
+    [one] = outputs_of(ledger, temperature=1.0, end_id=2, messages=4, generating_s=1.5)
+    assert [*one.prompt_ids, *one.response_ids] == sample.token_ids.tolist()
+    assert len(one.response_ids) == len(one.response_mask) == len(one.response_logprobs)
+    assert sum(one.response_mask) == sum(sample.loss_mask.tolist())
+    assert (one.num_turns, one.metrics.generate_sequences, one.reward_score) == (4, 1.5, sample.reward)
+    extra = dict(one.extra_fields)
+    assert (extra["termination"], extra["rollout_id"]) == (sample.termination.value, ledger.uuid)
+    assert vars(output_of(ledger, temperature=1.0, end_id=2, messages=4, generating_s=1.5)) == vars(one)
+
+
+@pytest.mark.usefixtures("loops")
+def test_a_rollout_without_a_turn_is_an_output_that_trains_nothing() -> None:
+    for logprobs in ("checked", "omit"):
+        [none] = outputs_of(Ledger(), temperature=1.0, end_id=2, logprobs=logprobs)
+        assert sum(none.response_mask) == 0
+        assert (none.reward_score, none.num_turns) == (None, 0)
+        assert (none.extra_fields["termination"], none.extra_fields["rollout_id"]) == (None, None)
+        assert (none.response_logprobs is None) == (logprobs == "omit")
 
 
 def test_verl_is_asked_for_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

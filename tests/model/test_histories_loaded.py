@@ -1,0 +1,70 @@
+"""Histories on a ledger that was read from a file, which knows of its messages only their digests."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from support.conversations import answer, asked
+from support.scripted import BACKENDS, Says, model_of
+from tito_core.ledger import Branch, Reason, check_ledger
+from tito_core.store import from_record, to_record
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+
+
+async def turn(model: Any, messages: list[Any], state: dict[str, Any] | None, text: str | None) -> Any:
+    """Ask, perhaps something new; give the turn, and append the answer as Strands would."""
+    if text is not None:
+        messages.append(asked(text))
+    said = ""
+    async for event in model.stream(copy.deepcopy(messages), model_state=state):
+        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append(answer(said))
+    return model.ledger[len(model.ledger) - 1]
+
+
+async def loaded(kind: str) -> tuple[Any, list[Any], dict[str, Any]]:
+    """A model on a ledger of two turns that was read anew, with what the agent knows."""
+    model = model_of(kind, Says("One.", "Two."))
+    messages: list[Any] = []
+    state: dict[str, Any] = {}
+    for text in ("A?", "B?"):
+        await turn(model, messages, state, text)
+    again = from_record(to_record(model.ledger))
+    return model_of(kind, Says("Three.", "Four."), ledger=again), messages, state
+
+
+async def test_the_same_history_goes_on(kind: str) -> None:
+    model, messages, state = await loaded(kind)
+    made = await turn(model, messages, state, "C?")
+    assert (made.parent, made.draft.branch) == (1, None)
+    assert state["tito"] == {"ledger": model.ledger.uuid, "turn": 2}
+    check_ledger(model.ledger)
+
+
+async def test_a_changed_beginning_is_an_edit_of_the_agents_own(kind: str) -> None:
+    model, messages, state = await loaded(kind)
+    messages[0] = asked("A, otherwise?")
+    made = await turn(model, messages, state, "C?")
+    assert (made.parent, made.draft.branch) == (None, Branch(Reason.EDIT, 1))
+
+
+async def test_a_question_after_an_earlier_turn_is_a_rewind_and_asked_once_more_a_retry(kind: str) -> None:
+    """Of what was read nobody knows the question, only where its answer ended."""
+    model, messages, state = await loaded(kind)
+    known = dict(state)
+    made = await turn(model, messages[:3], state, None)
+    assert (made.parent, made.draft.branch) == (0, Branch(Reason.REWIND, 0))
+    again = await turn(model, messages[:3], known, None)
+    assert (again.parent, again.draft.branch) == (0, Branch(Reason.RETRY, 0))
+
+
+async def test_who_brings_no_key_is_another(kind: str) -> None:
+    model, messages, _ = await loaded(kind)
+    made = await turn(model, messages[:2], {}, "C, rather?")
+    assert (made.parent, made.draft.branch) == (0, Branch(Reason.SEPARATE, 0))
+    aside = await turn(model, [*messages[:2]], None, "D?")
+    assert (aside.parent, aside.draft.branch) == (0, Branch(Reason.SIDE_CALL, 0))
