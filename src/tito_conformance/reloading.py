@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 TOKENS = 160
 """Tokens of an answer in whose middle the weights change."""
+LONGER = (4 * TOKENS, 10 * TOKENS)
+"""Those of the next ones, where an answer was in before anything could be changed: some servers send it in a burst."""
 SEEN = 4
 """Tokens that are in before they change."""
 ON_THE_WAY_S = 0.2
@@ -40,10 +42,9 @@ async def reloaded(player: Player, life: Life, move: m.Reload) -> None:
     """Change the weights while an agent's answer and one that is watched are under way."""
     life.hear(move.text)
     player.choose(max_new_tokens=TOKENS, ignore_eos=True)
-    player.given_up += 1  # the answer that is watched is no agent's
     turn = asyncio.create_task(player.turn(life))
     try:
-        await change(player.connected, player.tally)
+        player.given_up += await change(player.connected, player.tally)
     finally:
         await asyncio.wait([turn])
     turn.result()
@@ -68,44 +69,60 @@ class Change:
     finished: bool = False
 
 
-async def change(connected: Connected, tally: Tally) -> None:
-    """Change the weights under an answer that streams, and hold its version spans to what was seen of it."""
+class _Ear:
+    """Hears the chunks of an answer."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.enough = asyncio.Event()
+
+    def __call__(self, chunk: TokenChunk) -> None:
+        self.seen += len(chunk.output_ids)
+        if self.seen >= SEEN:
+            self.enough.set()
+
+
+async def change(connected: Connected, tally: Tally) -> int:
+    """Change the weights under an answer that streams, and hold its version spans to what was seen of it.
+
+    Returns:
+        How many answers were asked for, which are no agent's.
+    """
     backend, weights = connected.policy.backend, connected.target.weights
     if weights is None:
-        return
+        return 0
     if not isinstance(backend, EngineAdmin) or not takes_chunks(backend):
         tally.skip("changed", f"The backend {connected.target.backend} has no calls that change weights.")
-        return
-    sampling = SamplingParams(max_new_tokens=TOKENS, ignore_eos=True)
-    prompt = connected.policy.template.first_prompt(
-        [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
-    ).ids
-    seen, enough = 0, asyncio.Event()
-
-    def heard(chunk: TokenChunk) -> None:
-        nonlocal seen
-        seen += len(chunk.output_ids)
-        if seen >= SEEN:
-            enough.set()
-
-    answer = asyncio.create_task(backend.generate(TokenRequest(prompt, sampling, uuid.uuid4().hex), heard))
-    waiting = asyncio.create_task(enough.wait())
-    await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+        return 0
+    asked = 0
+    for tokens in (TOKENS, *LONGER):
+        sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+        prompt = connected.policy.template.first_prompt(
+            [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
+        ).ids
+        ear, asked = _Ear(), asked + 1
+        request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
+        answer = asyncio.create_task(backend.generate(request, ear))
+        waiting = asyncio.create_task(ear.enough.wait())
+        await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not answer.done():
+            break
     connected.changes += 1
-    found = Change(connected.live, f"tito-{connected.changes}", before=seen, finished=answer.done())
+    found = Change(connected.live, f"tito-{connected.changes}", before=ear.seen, finished=answer.done())
     await _load(backend, weights, found.new)
     connected.live = found.new
     await asyncio.sleep(ON_THE_WAY_S)
-    found.after = seen
+    found.after = ear.seen
     response = await answer
     if [span.version for span in response.versions] == [None]:
         connected.live, connected.names_versions = None, False
         tally.skip("changed", UNNAMED)
         tally.skip("live", UNNAMED)
-        return
+        return asked
     spans_of(found, response, tally)
     await _scored(connected, tally, found, response, [*prompt.tolist(), *response.output_ids.tolist()], sampling)
+    return asked
 
 
 async def _load(backend: EngineAdmin, weights: str, version: str) -> None:

@@ -27,9 +27,9 @@ def keeper() -> Iterator[Keeper]:
     kept.stop()
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(scope="module", params=ENGINES)
 def served(request: pytest.FixtureRequest, keeper: Keeper) -> Served:
-    """Real, tiny weights; the tags of calls are text."""
+    """Real, tiny weights; the tags of calls are text. A module may keep what it got from one server."""
     return keeper.served(request.param)
 
 
