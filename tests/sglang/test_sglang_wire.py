@@ -39,7 +39,7 @@ def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObjec
             at = end
         answer = events.whole()
         assert answer.output_ids == ids
-        assert [entry[1] for entry in answer.meta_info.output_token_logprobs or ()] == ids
+        assert [entry.token for entry in answer.meta_info.output_token_logprobs or ()] == ids
 
 
 @pytest.mark.parametrize(("ids", "count"), [([5, 6, 7], 2), ([7, 6], 2), ([6], 3), ([6, 6], 4), ([], 2)])
@@ -130,11 +130,11 @@ def test_what_a_server_says_that_it_can() -> None:
 
 
 def test_what_is_said_beside() -> None:
-    entries: Any = [(None, 12, None), (-1.0, 13, None), (-2.0, 14, None)]
+    entries = [wire.Entry(None, 12), wire.Entry(-1.0, 13), wire.Entry(-2.0, 14)]
     meta = wire.MetaInfo(
         *("r", None, 1),
         input_token_logprobs=entries,
-        output_top_logprobs=[[(-1.0, 5, None)]],
+        output_top_logprobs=[[wire.Entry(-1.0, 5)]],
         output_token_sampling_mask=[[5]],
         routed_experts="e",
     )
