@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 import strands  # noqa: F401  # imported once, for all that are forked
@@ -26,6 +27,8 @@ def run(asked: dict[str, object]) -> None:
 
 
 def main() -> None:
+    # A shell has what it starts in the background ignore this one, and so do all that come from there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in sys.stdin:
         asked = json.loads(line)
         if isinstance(asked, int):
