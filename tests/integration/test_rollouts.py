@@ -76,7 +76,7 @@ async def test_logprob_semantics_are_measured_as_the_server_was_started(served: 
 
 
 async def test_a_cancelled_task_leaves_no_trace_and_the_server_goes_on(served: Served) -> None:
-    model = served.model(temperature=1.0, max_new_tokens=1500)
+    model = served.model(temperature=1.0, max_new_tokens=1500, ignore_eos=True)
     task = asyncio.ensure_future(make_agent(model).invoke_async("Write a very long story about numbers."))
     await asyncio.sleep(1.0)
     task.cancel()
