@@ -13,6 +13,8 @@ from tito_core.collect.garbage import ROUNDS, fewer_rounds
 
 QWEN3 = "qwen3-tiny"
 CALL = call("add", '{"a": 1, "b": 2}')
+TURNS = 20
+"""More than what other tests in this process leave behind, which is found only now, and is no turn's."""
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -40,10 +42,10 @@ async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: b
     gc.collect()
     gc.disable()
     try:
-        for _ in range(5):
+        for _ in range(TURNS):
             await turn()
         assert len(model.trajectories) == 1
-        assert gc.collect() == 0
+        assert gc.collect() < TURNS, "a cycle of each turn would be one object of each at least"
     finally:
         if was_on:
             gc.enable()
