@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,13 @@ SAME = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
 """Stands for an echo that was found to be what was sent. No server knows it."""
 PARTS = 64
 """Parts from which on they are joined into one."""
+ALONE_BYTES = 2**15
+"""A part from this size on is sent as it lies in memory: to join it takes the caches from all else that a turn does."""
+PIECE_BYTES = 2**18
+"""A larger one is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
+
+Pieces = tuple[bytes | memoryview, ...]
+"""A body, in the pieces in which it is sent."""
 
 
 class IdText:
@@ -54,10 +61,10 @@ class IdText:
         """
         return self.length == len(ids) and self._checksum == zlib.crc32(_packed(ids))
 
-    def body(self, fields: Mapping[str, Any], name: str) -> bytes:
+    def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
         """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
         head = msgspec.json.encode(fields)[:-1]
-        return b"".join((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
+        return _pieces((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
 
     def is_echoed_in(self, echo: bytes) -> bool:
         """Tell whether an answer's list is this very text, without decoding it; one with blanks is not."""
@@ -88,6 +95,26 @@ class IdText:
         for part in self._parts:
             pieces += (b",", part) if pieces else (part,)
         return pieces
+
+
+def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
+    """Join parts that are small, and leave or cut those that are not; all of them are one where none is large."""
+    found: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    size = 0
+    for part in parts:
+        size += len(part)
+        if len(part) >= ALONE_BYTES:
+            whole = memoryview(part)
+            found += [b"".join(small), *(whole[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES))]
+            small, size = [], 0
+        elif size > PIECE_BYTES:
+            found.append(b"".join(small))
+            small, size = [part], len(part)
+        else:
+            small.append(part)
+    rest = b"".join(small)
+    return (*found, rest) if found else rest
 
 
 def _packed(ids: TokenIds) -> memoryview:
