@@ -102,7 +102,7 @@ def prepare(
         policy.sampling(shaped).within(room),
         uuid.uuid4().hex,
         ledger.uuid,
-        policy.prompts.text(ledger, place.parent, delta.ids),
+        policy.prompts.text(ledger, place.parent, delta.ids).standing_for(input_ids),
         wanted,
         delta_start=len(input_ids) - len(delta.ids),
         echo=echoes_every_turn or place.parent is None,

@@ -115,6 +115,28 @@ def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]]
         assert not text.is_of(np.array(whole[:-1], np.int32))
 
 
+@given(turns, ids, ids)
+def test_a_text_goes_on_from_another_just_with_the_ids_that_come_after(
+    parts: list[list[int]], more: list[int], other: list[int]
+) -> None:
+    before, added = written(parts), np.array(more, np.int32)
+    whole = before.then(added)
+    assert whole.goes_on(before, added)
+    assert whole.goes_on(before, np.array(other, np.int32)) is (more == other)
+    assert not whole.goes_on(before.then(np.array([5], np.int32)), added)
+
+
+def test_a_text_stands_for_one_array_which_is_not_written_to_any_more() -> None:
+    own, equal = np.array([1, 2], np.int32), np.array([1, 2], np.int32)
+    text = IdText.of(own).standing_for(own)
+    assert text.is_of(own)
+    assert text.is_of(equal)
+    assert not text.is_of(np.array([1, 3], np.int32))
+    assert text.then(equal)._stands_for is None
+    with pytest.raises(ValueError, match="read-only"):
+        own[0] = 5
+
+
 @pytest.mark.parametrize("kind", WIRES)
 async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
     engine = engine_of(kind)

@@ -34,11 +34,14 @@ class IdText:
         length: Number of ids.
     """
 
-    __slots__ = ("_checksum", "_parts", "length")
+    __slots__ = ("_checksum", "_parts", "_stands_for", "length")
 
-    def __init__(self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0) -> None:
+    def __init__(
+        self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0, stands_for: TokenIds | None = None
+    ) -> None:
         self._parts = parts
         self._checksum = checksum
+        self._stands_for = stands_for
         self.length = length
 
     @classmethod
@@ -59,7 +62,17 @@ class IdText:
 
         The echo of a prompt proves what was sent; this, that it was the prompt that the ledger will hold (law 4).
         """
-        return self.length == len(ids) and self._checksum == zlib.crc32(_packed(ids))
+        return ids is self._stands_for or self.goes_on(IdText(), ids)
+
+    def goes_on(self, before: IdText, ids: TokenIds) -> bool:
+        """Tell whether it was written of the ids of another text and then of these, which alone are looked at."""
+        length = before.length + len(ids)
+        return self.length == length and self._checksum == zlib.crc32(_packed(ids), before._checksum)
+
+    def standing_for(self, ids: TokenIds) -> IdText:
+        """Give it as the text of this very array, of which somebody knows that it is: a long one is read no more."""
+        ids.flags.writeable = False
+        return IdText(self._parts, self.length, self._checksum, ids)
 
     def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
         """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
