@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.backends import PROMPT
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
@@ -95,29 +97,94 @@ def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.01, 0.05, 0.19, 0.21, 1.0])
-@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_they_are_far(
     apart: float, spread: float, sign: float
 ) -> None:
     scored = [-5.0 - spread, -5.0 + spread] * 8
     info = found(Asked([value + sign * apart for value in scored], scored))
-    if apart < 0.02:
+    if apart > max(0.2, 0.1 * spread):
+        assert info.processed_logprobs is True
+    elif apart < max(0.02, 0.1 * spread):
         assert info.processed_logprobs is (False if spread > 0.2 else None)
     else:
-        assert info.processed_logprobs is (True if apart > 0.2 else None)
+        assert info.processed_logprobs is None
     assert info.truncated_logprobs is None
 
 
-@pytest.mark.parametrize("of_two", [0.5, 0.9, 0.97, 0.99, 1.0])
-@pytest.mark.parametrize("of_all", [0.3, 0.79, 0.81, 1.0])
-def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(of_two: float, of_all: float) -> None:
-    backend = Asked([-1.0] * 8, [-1.0] * 8, ((of_two - 0.25, 0.25), (of_all - 0.25, 0.25)))
-    truncated = found(backend).truncated_logprobs
-    if of_two < 0.98:
-        assert truncated is False
-    else:
-        assert truncated is (True if of_all < 0.8 else None)
+@settings(max_examples=200)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0.5, 8.0),
+    st.floats(0.0, 0.12),
+    st.sampled_from([40, 1000, 30000]),
+    st.floats(0.0, 1.0),
+)
+def test_no_policy_makes_a_server_be_taken_for_the_other_kind(
+    seed: int, scale: float, noise: float, vocabulary: int, certain: float
+) -> None:
+    """Logits of any scale, a share of places where one token is certain, numbers as inexact as bfloat16 makes them.
+
+    Undecided at worst.
+    """
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(0, scale, (32, vocabulary))
+    logits[draws.random(32) < certain, 7] = 20 * scale + 30
+    raw, processed = (each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in (logits, logits / 2))
+    at = np.arange(32)
+    sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
+    scored = raw[at, sampled] + draws.normal(0, noise, 32)
+    for said, processes in ((raw, False), (processed, True)):
+        told = said[at, sampled] + draws.normal(0, noise, 32)
+        assert found(Asked(told.tolist(), scored.tolist())).processed_logprobs in (processes, None)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
+def test_a_policy_of_a_wide_spread_is_decided_also_in_bfloat16(noise: float) -> None:
+    draws = np.random.default_rng(3)
+    scored = draws.normal(-12, 4, 32)
+    raw = scored + draws.normal(0, noise, 32)
+    assert found(Asked(raw.tolist(), scored.tolist())).processed_logprobs is False
+    assert found(Asked((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
+
+
+def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:
+    """Find out from the probability that two tokens have in the first place and in the others, cut off and freely."""
+
+    class Masses(Asked):
+        async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+            response = await super().generate(request)
+            which = 0 if request.sampling.top_k == 2 else 1
+            mass = np.array([first[which], *[rest[which]] * (places - 1)])
+            table = np.log(np.stack([mass - 0.125, np.full(places, 0.125)], axis=1)).astype(np.float32)
+            columns = {"top_ids": Column.of(5, np.zeros(table.shape, np.int32)), "top_logprobs": Column.of(5, table)}
+            return replace(response, columns=columns)
+
+    return found(Masses([-1.0] * places, [-1.0] * places)).truncated_logprobs
+
+
+CUT: list[tuple[tuple[float, float], tuple[float, float], bool | None]] = [
+    # the first place, cut off and freely; the others
+    ((1.0, 0.3), (1.0, 0.3), True),
+    ((0.99, 0.79), (0.5, 0.3), True),  # the others: equally likely ones that a server left
+    ((0.3, 0.3), (0.99, 0.3), False),  # the others: certain by themselves
+    ((0.85, 0.79), (1.0, 0.3), False),
+    ((0.3, 0.32), (0.3, 0.3), False),
+    ((0.66, 0.4), (1.0, 0.3), None),
+    ((0.66, 0.4), (0.9, 0.3), False),
+    ((1.0, 0.81), (1.0, 0.3), None),  # certain where both can be compared
+    ((1.0, 0.81), (0.97, 0.3), False),
+    ((0.9, 0.9), (0.9, 0.9), False),
+    ((1.0, 1.0), (1.0, 1.0), None),
+]
+
+
+@pytest.mark.parametrize(("first", "rest", "truncated"), CUT)
+def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(
+    first: tuple[float, float], rest: tuple[float, float], truncated: bool | None
+) -> None:
+    assert masses(first, rest) is truncated
 
 
 def test_what_one_of_them_came_without_tells_nothing() -> None:

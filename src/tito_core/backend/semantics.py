@@ -17,15 +17,24 @@ from tito_core.ledger.turn import Semantics
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
 SAME_NATS = 0.02
-"""Two numbers this close, in nats, count as the same quantity: bfloat16 kernels differ by less in the median."""
+"""Numbers of which most are this close, in nats, count as the same quantity."""
+SAME_SHARE = 0.1
+"""So do numbers this close, as a share of their spread, since bfloat16 tells logits of 16 only to 0.06 nats apart. At
+T = 2 half of the processed logprobs are about three times as far from the raw ones."""
+MOST = 0.75
+"""Of numbers that are the same."""
 APART_NATS = 0.2
 """Two numbers this far apart in the median are different quantities; logprobs that vary less cannot tell."""
 ALL_MASS = 0.98
-"""Less probability than this, in the median, is not all of it."""
+"""Less probability than this is not all of it."""
+SAME_MASS = 0.1
+"""In one place, two tokens that have no more than this beyond what they had have as much as before."""
 CLEARLY_LESS = 0.8
 """Two tokens with less than this leave something to cut off."""
 LEAST_TOKENS = 8
 """With fewer sampled tokens the median says too little."""
+CERTAIN_NATS = 0.5
+"""A token less unlikely than this says little: what is all but certain is so at any temperature."""
 
 
 async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
@@ -84,26 +93,35 @@ def _found(before: Capabilities, gives: frozenset[str] | None) -> Capabilities:
 
 
 def _is_processed(free: TokenResponse, raw: Logprobs) -> bool | None:
-    difference = float(np.median(np.abs(raw - free.logprobs)))
-    if difference < SAME_NATS:
-        return False if float(np.std(raw)) > APART_NATS else None
-    return True if difference > APART_NATS else None
+    telling = raw < -CERTAIN_NATS
+    if np.count_nonzero(telling) < LEAST_TOKENS:
+        return None
+    apart, spread = np.abs(raw - free.logprobs)[telling], float(np.std(raw[telling]))
+    if float(np.median(apart)) > max(APART_NATS, SAME_SHARE * spread):
+        return True
+    same = float(np.quantile(apart, MOST)) < max(SAME_NATS, SAME_SHARE * spread)
+    return False if same and spread > APART_NATS else None
 
 
 def _is_truncated(cut: TokenResponse, free: TokenResponse) -> bool | None:
     """Tell by the two likeliest of each token: of two they have all the probability, if that of the rest was cut off.
 
-    They tell it only of a policy that gives the rest some.
+    The first token has the same prompt before it both times, so it tells where the rest had some. Later ones, which
+    differ, can only tell that nothing was cut off: a policy that is certain leaves nothing to the rest by itself, and
+    of tokens that are equally likely, as they often are in bfloat16, a server may leave three.
     """
     if not all("top_logprobs" in response.columns for response in (cut, free)):
         return None
     of_two, of_all = (
-        float(np.median(np.nansum(np.exp(response.columns["top_logprobs"].values.astype(np.float64)), axis=1)))
+        np.nansum(np.exp(response.columns["top_logprobs"].values.astype(np.float64)), axis=1)
         for response in (cut, free)
     )
-    if of_two < ALL_MASS:
-        return False
-    return True if of_all < CLEARLY_LESS else None
+    if of_all[0] < CLEARLY_LESS:
+        if of_two[0] >= ALL_MASS:
+            return True
+        if of_two[0] - of_all[0] < SAME_MASS:
+            return False
+    return False if np.median(of_two) < ALL_MASS else None
 
 
 def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
