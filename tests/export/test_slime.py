@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from support.multiplying import QUESTION, make_editing_agent, says
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
-from support.slime_facts import CONTRACT, SOURCE, check_types
+from support.scripted import backend_of, engine_of, policy_of
+from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
 from support.trainer_packages import run
-from tito_core.export import LogprobMismatchError, samples_of
+from tito_core.export import BranchedRolloutError, LogprobMismatchError, samples_of
 from tito_core.export.slime import STATUS, fan_out, fields_of, fill
-from tito_core.export.slime_generate import sampling_of
+from tito_core.export.slime_generate import generate, generate_with, sampling_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 
@@ -171,6 +174,27 @@ def test_a_rollout_without_a_turn_is_aborted() -> None:
     options: dict[str, Any] = {"decode": text_of, "temperature": 1.0}
     assert fill(Filled(), Ledger(), **options) == Filled(status=Filled.Status.ABORTED)
     assert fan_out(Filled(), Ledger(), **options) == [Filled(rollout_id=3, status=Filled.Status.ABORTED)]
+
+
+@pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
+async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at: dict[str, Any]) -> None:
+    """Nothing of it is trained, so it needs no logprobs; and slime counts the reward of each sample that it gets."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", partial_rollout=True)
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    run = generate_with(make_editing_agent, policy=policy)
+    done = await run(args, own, {**PARAMETERS, **sampled_at}, evaluation=True)
+    assert done is own
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert done.rollout_log_probs is None
+    assert len(done.loss_mask) == done.response_length
+    args.partial_rollout = False
+    again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    with pytest.raises(LogprobMismatchError):
+        await run(args, again, {**PARAMETERS, "temperature": 0.0})
+    with pytest.raises(BranchedRolloutError):
+        await generate_with(make_editing_agent, branches="error", policy=policy)(args, again, {**PARAMETERS}, evaluation=True)
+    assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
 
 
 if SOURCE is not None:  # slime is in no registry: its source has to be there
