@@ -193,8 +193,9 @@ async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at
     again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
     with pytest.raises(LogprobMismatchError):
         await run(args, again, {**PARAMETERS, "temperature": 0.0})
+    strict = generate_with(make_editing_agent, branches="error", policy=policy)
     with pytest.raises(BranchedRolloutError):
-        await generate_with(make_editing_agent, branches="error", policy=policy)(args, again, {**PARAMETERS}, evaluation=True)
+        await strict(args, again, {**PARAMETERS}, evaluation=True)
     assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
 
 
