@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent, tool
+from strands.tools import ToolProvider
 
 from support import collect_agents
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
@@ -72,6 +73,39 @@ async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
         assert ended.ledger.annotation("reward") is None
         said = on.tokenizer.decode(ended.ledger[0].draft.prompt_ids)
         assert "What is 25 * 17?" in said
+
+
+@pytest.mark.parametrize("fault", [None, Fault(status=500)])
+async def test_a_factorys_agent_is_cleaned_up(fault: Fault | None) -> None:
+    """Its tools may have servers, which a thousand agents would keep until Python finds them."""
+    providers: list[Provider] = []
+    agents: list[Agent] = []
+
+    def make(model: Any, task: Any) -> Agent:
+        providers.append(Provider())
+        agents.append(Agent(model=model, tools=[providers[-1]], callback_handler=None))
+        assert len(providers[-1].consumers) == 1
+        return agents[-1]
+
+    ended = await played(policy("vllm", "Yes.", **({"fault": always(fault)} if fault else {})), make)
+    assert (ended.failure is None) is (fault is None)
+    assert providers[0].consumers == set()
+
+
+class Provider(ToolProvider):
+    """Tools of a server that runs as long as an agent uses them."""
+
+    def __init__(self) -> None:
+        self.consumers: set[Any] = set()
+
+    async def load_tools(self, **_: Any) -> list[Any]:
+        return []
+
+    def add_consumer(self, consumer_id: Any, **_: Any) -> None:
+        self.consumers.add(consumer_id)
+
+    def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
+        self.consumers.discard(consumer_id)
 
 
 async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
