@@ -168,6 +168,20 @@ async def test_what_a_run_may_not_say_is_a_failure(said: Any, sentence: str) -> 
     assert sentence in ended.failure.error
 
 
+@pytest.mark.parametrize(("said", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, None)])
+async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_collection(
+    said: Any, kept: float | None, tmp_path: Path
+) -> None:
+    async def run(model: Any, task: Any) -> None:
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+        model.ledger.annotate("reward", said)
+
+    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    assert (tally.finished, tally.missing) == (2, 0)
+    assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [said, said]
+
+
 @by_kind
 async def test_bounds_end_a_rollout_that_is_finished(kind: str) -> None:
     ended = await played(policy(kind, "It is ..."), collect_agents.run, sampling={"max_new_tokens": 3})
