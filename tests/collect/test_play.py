@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -180,6 +181,16 @@ async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_colle
     assert (tally.finished, tally.missing) == (2, 0)
     assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
     assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [said, said]
+
+
+async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_path: Path) -> None:
+    async def run(model: Any, task: Any) -> None:
+        raise ValueError(f"half a character: {chr(0xD83D)}")
+
+    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    assert (tally.failed, tally.finished) == (2, 0)
+    logged = (tmp_path / "failures.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["error"] for line in logged] == [r"ValueError: half a character: \ud83d"] * 2
 
 
 @by_kind

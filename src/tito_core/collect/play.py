@@ -63,4 +63,9 @@ def _context(model: TITOModel) -> int | None:
 
 def _failure(error: BaseException) -> Failure:
     told = "".join(traceback.format_exception(error))
-    return Failure(f"{type(error).__name__}: {error}", told[-LONGEST_TRACEBACK:])
+    return Failure(_writable(f"{type(error).__name__}: {error}"), _writable(told[-LONGEST_TRACEBACK:]))
+
+
+def _writable(text: str) -> str:
+    """Spell out what no file takes: half a character, as JSON's escapes may hold, and errors repeat."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
