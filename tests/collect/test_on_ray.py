@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from support import collect_agents
-from tito_core import store
+from support.scripted import Says, backend_of, engine_of, policy_of
+from tito_core import Policy, store
+from tito_core.backend import EngineConnectionError
 from tito_core.collect import OnRay, Rollout, Tasks
 from tito_core.collect.agent import AgentCode
-from tito_core.collect.ray_actor import Answer
+from tito_core.collect.ray_actor import Answer, RolloutActor
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -68,3 +72,46 @@ async def test_another_error_of_the_cluster_is_raised() -> None:
     with pytest.raises(ERRORS["RaySystemError"]):
         await workers.play(rollout())
     assert workers._running == [0]
+
+
+@pytest.fixture
+def _usual_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor has a process of its own, whose garbage collector it sets; here other tests come after it."""
+    monkeypatch.setattr("tito_core.collect.ray_actor.fewer_rounds", lambda: None)
+
+
+class Hiccup:
+    """A server that does not answer the first time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def connect(self) -> Policy:
+        self.asked += 1
+        if self.asked == 1:
+            raise EngineConnectionError("Nothing answers.", backend="vllm")
+        return replace(policy_of("vllm"), backend=backend_of(engine_of("vllm", Says("Yes.")), "vllm"))
+
+
+@pytest.mark.usefixtures("_usual_rounds")
+async def test_an_actor_that_was_started_again_connects_when_the_server_answers() -> None:
+    """Where its first rollout finds nobody, that one fails: neither the collection, nor all that come after it."""
+    server = Hiccup()
+    actor = RolloutActor(cast(Any, server), "collect_agents:run", Path(collect_agents.__file__).parent, {})
+    first = await actor.play(rollout())
+    assert first.failure is not None
+    assert first.termination == "engine_error"
+    assert first.failure.error == "EngineConnectionError: Nothing answers."
+    again = await actor.play(rollout())
+    assert (again.termination, again.failure, server.asked) == ("completed", None, 2)
+    await actor.play(rollout())
+    assert server.asked == 2
+    await actor.aclose()
+
+
+async def test_an_actor_that_never_connected_is_closed_quietly() -> None:
+    actor = RolloutActor(cast(Any, Hiccup()), "collect_agents:run", Path(collect_agents.__file__).parent, {})
+    await actor.aclose()
+    with pytest.raises(EngineConnectionError):
+        await actor.connect()
+    await actor.aclose()
