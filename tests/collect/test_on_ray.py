@@ -1,4 +1,4 @@
-"""What is lost on a cluster is run again; Ray itself runs in `real/ray_check.py`, and only its errors' names are here."""
+"""What is lost on a cluster is run again. Ray itself runs in `real/ray_check.py`; only its errors' names are here."""
 
 from __future__ import annotations
 
