@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from support.multiplying import QUESTION, make_editing_agent, says
+from support.multiplying import QUESTION, make_agent, make_editing_agent, says
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
 from support.scripted import backend_of, engine_of, policy_of
 from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
@@ -197,6 +197,19 @@ async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at
     with pytest.raises(BranchedRolloutError):
         await strict(args, again, {**PARAMETERS}, evaluation=True)
     assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
+
+
+async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
+    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
+    run = generate_with(make_agent, policy=policy)
+    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="slime's --apply-chat-template has rendered the prompt"):
+        await run(args, rendered, {**PARAMETERS})
+    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
+    (done,) = await run(args, chat, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
 if SOURCE is not None:  # slime is in no registry: its source has to be there

@@ -56,6 +56,7 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
     async def run(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
         partial = bool(getattr(args, "partial_rollout", False)) and not evaluation
         chosen = _branches(branches, partial, evaluation)
+        _expect_messages(args, sample, evaluation)
         shared = policy or await _connected(args)
         before = (sample.metadata or {}).pop(PARTIAL, None) if partial else None
         model = shared.model(
@@ -87,6 +88,21 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
         return done
 
     return run
+
+
+def _expect_messages(args: Any, sample: Any, evaluation: bool) -> None:
+    """Refuse a prompt that slime has rendered: the agent's own template would go around it as around a user's words.
+
+    Of an evaluation slime does not say which of its data sets a sample is from, and each may be rendered or not.
+
+    Raises:
+        ValueError: It is rendered.
+    """
+    if getattr(args, "apply_chat_template", False) and isinstance(sample.prompt, str) and not evaluation:
+        raise ValueError(
+            f"slime's --apply-chat-template has rendered the prompt {sample.prompt[:60]!r} already, and an agent's "
+            "messages are rendered here: leave the flag out, so that the prompt comes as text or messages."
+        )
 
 
 def _branches(asked: Branches | None, partial: bool, evaluation: bool) -> Branches:
