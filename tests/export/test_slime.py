@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from support.multiplying import QUESTION, make_agent, make_editing_agent, says
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
-from support.scripted import backend_of, engine_of, policy_of
-from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
+from support.slime_facts import CONTRACT, SOURCE, check_types
 from support.trainer_packages import run
-from tito_core.export import BranchedRolloutError, LogprobMismatchError, samples_of
+from tito_core.export import LogprobMismatchError, samples_of
 from tito_core.export.slime import STATUS, fan_out, fields_of, fill
-from tito_core.export.slime_generate import generate, generate_with, sampling_of
+from tito_core.export.slime_generate import sampling_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 
@@ -175,41 +172,6 @@ def test_a_rollout_without_a_turn_is_aborted() -> None:
     options: dict[str, Any] = {"decode": text_of, "temperature": 1.0}
     assert fill(Filled(), Ledger(), **options) == Filled(status=Filled.Status.ABORTED)
     assert fan_out(Filled(), Ledger(), **options) == [Filled(rollout_id=3, status=Filled.Status.ABORTED)]
-
-
-@pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
-async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at: dict[str, Any]) -> None:
-    """Nothing of it is trained, so it needs no logprobs; and slime counts the reward of each sample that it gets."""
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
-    args = arguments("http://nowhere:1", "unused", partial_rollout=True)
-    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
-    run = generate_with(make_editing_agent, policy=policy)
-    done = await run(args, own, {**PARAMETERS, **sampled_at}, evaluation=True)
-    assert done is own
-    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
-    assert done.rollout_log_probs is None
-    assert len(done.loss_mask) == done.response_length
-    args.partial_rollout = False
-    again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
-    with pytest.raises(LogprobMismatchError):
-        await run(args, again, {**PARAMETERS, "temperature": 0.0})
-    strict = generate_with(make_editing_agent, branches="error", policy=policy)
-    with pytest.raises(BranchedRolloutError):
-        await strict(args, again, {**PARAMETERS}, evaluation=True)
-    assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
-
-
-async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
-    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
-    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
-    args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
-    run = generate_with(make_agent, policy=policy)
-    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="slime's --apply-chat-template has rendered the prompt"):
-        await run(args, rendered, {**PARAMETERS})
-    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
-    (done,) = await run(args, chat, {**PARAMETERS})
-    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
 if SOURCE is not None:  # slime is in no registry: its source has to be there

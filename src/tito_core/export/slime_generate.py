@@ -9,6 +9,7 @@ from typing import Any
 from strands import Agent
 
 from tito_core.backend.sampling import SamplingParams
+from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, named, roll_out
 from tito_core.export.slime import Branches, fan_out, fill
 from tito_core.ledger.ledger import Ledger
@@ -29,17 +30,27 @@ _policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
 
-    slime's `--custom-config-path` sets `tito_agent`, and `tito_branches` where the default will not do.
+    slime's `--custom-config-path` sets `tito_agent`, and `tito_branches` and `tito_logprobs` where their defaults will
+    not do.
     """
     where = getattr(args, "tito_agent", None)
     if where is None:
         raise ValueError("Say which agent to run: tito_agent: 'module:function' in slime's --custom-config-path.")
-    return await generate_with(named(where), branches=getattr(args, "tito_branches", None))(
-        args, sample, sampling_params, evaluation=evaluation
+    run = generate_with(
+        named(where),
+        branches=getattr(args, "tito_branches", None),
+        logprobs=getattr(args, "tito_logprobs", "checked"),
     )
+    return await run(args, sample, sampling_params, evaluation=evaluation)
 
 
-def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, policy: Policy | None = None) -> Generate:
+def generate_with(
+    make_agent: MakeAgent,
+    *,
+    branches: Branches | None = None,
+    policy: Policy | None = None,
+    logprobs: LogprobPolicy = "checked",
+) -> Generate:
     """Make a `generate` for slime.
 
     Args:
@@ -48,6 +59,7 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
             see `sample_of`. None is "list", and with `--partial-rollout`, which takes no lists, "last". An evaluation,
             which counts rewards and trains nothing, gets one sample where it is not "error", without logprobs.
         policy: The policy; when None, slime's router and checkpoint are connected to once.
+        logprobs: See `LogprobPolicy`; with "omit" slime computes its own.
 
     Returns:
         A coroutine function of slime's `args`, `sample`, `sampling_params` and `evaluation`.
@@ -77,7 +89,7 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
         options = {
             "decode": _decode(shared),
             "temperature": float(sampling_params.get("temperature", 1.0)),
-            "logprobs": "omit" if evaluation else "checked",
+            "logprobs": "omit" if evaluation else logprobs,
         }
         if chosen == "list":
             return fan_out(sample, model.ledger, **options)
