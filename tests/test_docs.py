@@ -22,6 +22,8 @@ from tito_core.ledger import Reason
 from tito_core.parsing import known_tool_parsers, registry
 from tito_core.termination import Termination
 from tito_core.testing import ScriptedServer
+from tito_sglang import wire as sglang_wire
+from tito_vllm import wire as vllm_wire
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = (call("multiply", '{"a": 25, "b": 17}'), "It is 425.")
@@ -55,6 +57,21 @@ def test_the_readmes_ten_lines_run(number: int, folder: str, capsys: pytest.Capt
         exec(compile(at_server(code, server.base_url, folder), "README.md", "exec"), names)
     assert len(names["model"].trajectory.segments) == 4
     assert "It is 425." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("kind", "options"), [("vllm", vllm_wire.OPTIONS), ("sglang", sglang_wire.OPTIONS)])
+def test_each_backends_page_runs_and_names_every_option_that_an_error_names(
+    kind: str, options: dict[str, str], folder: str
+) -> None:
+    page = f"docs/{kind}.md"
+    (code,) = snippets(page)
+    with ScriptedServer(engine_of(kind, Says("Yes."))) as server:
+        names: dict[str, Any] = {}
+        exec(compile(at_server(code, server.base_url, folder), page, "exec"), names)
+    assert names["model"].policy.info.backend == kind
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for word in " ".join(options.values()).split():
+        assert f"`{word}" in text or f" {word}`" in text or word in ("priority", "processed_logprobs"), word
 
 
 def test_the_two_backends_differ_in_one_word() -> None:

@@ -72,6 +72,7 @@ _BACKEND_TESTS = tuple(
         "aborts",
         "admin",
         "answer_laws",
+        "asked_of_servers",
         "connect",
         "id_text",
         "joined",

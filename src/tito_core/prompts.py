@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from tito_core.backend.id_text import IdText
 from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.ledger import Ledger
 
 KEPT = 64
@@ -23,17 +24,23 @@ class Prompts:
 
     def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
         """Give the text of a path and the delta after it."""
-        if parent is None:
-            return IdText.of(delta)
-        kept = self._kept.get(ledger, {}).get(parent)
+        kept = None if parent is None else self._kept.get(ledger, {}).get(parent)
         return (IdText.of(ledger.path_ids(parent)) if kept is None else kept).then(delta)
 
     def keep(self, ledger: Ledger, turn: int, prompt: IdText, output: TokenIds) -> None:
-        """Keep the text of a committed turn's path: that of its prompt, and its output."""
+        """Keep the text of a committed turn's path: that of its prompt, and its output.
+
+        Raises:
+            LawViolationError: The ledger holds other tokens than were sent and came back (law 4).
+        """
         kept = self._kept.setdefault(ledger, {})
-        kept[turn] = prompt.then(output)
-        parent = ledger[turn].parent
-        if parent is not None:
-            kept.pop(parent, None)
+        made, text = ledger[turn], prompt.then(output)
+        before = None if made.parent is None else kept.pop(made.parent, None)
+        same = text.is_of(ledger.path_ids(turn)) if before is None else text.goes_on(before, made.draft.columns.ids)
+        if not same:
+            raise LawViolationError(
+                4, f"turn {turn} does not hold the tokens that were sent and came back; nothing of it can be trusted."
+            )
+        kept[turn] = text
         if len(kept) > KEPT:
             kept.pop(next(iter(kept)), None)

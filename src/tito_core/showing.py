@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from strands.types.streaming import StreamEvent
 
@@ -32,9 +33,13 @@ class Showing:
     """
 
     def __init__(self, parser: ToolParser, prompt_tail: Sequence[int]) -> None:
-        begin = getattr(parser, "preview", None)
-        self._preview: Previewing | None = None if begin is None else begin(prompt_tail)
+        self._parser, self._prompt_tail = parser, prompt_tail
         self.blocks: list[Piece] = []
+
+    @functools.cached_property
+    def _preview(self) -> Previewing | None:
+        begin = getattr(self._parser, "preview", None)
+        return None if begin is None else cast(Previewing, begin(self._prompt_tail))
 
     def events(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
         """Yield the events of what a chunk makes certain."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
@@ -93,7 +92,7 @@ def prepare(
             history=messages[: place.answered - 1],
         )
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
-    input_ids = np.concatenate([ledger.path_ids(place.parent), delta.ids])
+    input_ids = ledger.path_ids(place.parent, delta.ids)
     left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
@@ -103,7 +102,7 @@ def prepare(
         policy.sampling(shaped).within(room),
         uuid.uuid4().hex,
         ledger.uuid,
-        policy.prompts.text(ledger, place.parent, delta.ids),
+        policy.prompts.text(ledger, place.parent, delta.ids).standing_for(input_ids),
         wanted,
         delta_start=len(input_ids) - len(delta.ids),
         echo=echoes_every_turn or place.parent is None,
@@ -138,6 +137,8 @@ def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> Parsed
     session = policy.parser.start(tail(prepared.request.input_ids), prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
+    if all(call.name != MALFORMED_CALL for call in parsed.calls):
+        return parsed
     return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
 
 

@@ -11,7 +11,7 @@ import msgspec
 from tito_core.backend.answer import Checks, Reported
 from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.exchanges import Answer
-from tito_core.backend.id_text import IdText
+from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
@@ -179,7 +179,7 @@ class VLLMBackend(VLLMAdmin):
         return HttpRequest("/inference/v1/abort_requests", body)
 
 
-def _post(path: str, body: bytes, running: str, session: str | None = None) -> HttpRequest:
+def _post(path: str, body: bytes | Pieces, running: str, session: str | None = None) -> HttpRequest:
     """Name the try for the server, and the session for vLLM's router."""
     return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})})
 

@@ -7,15 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, request_of
+from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
-from tito_core.backend.id_text import PARTS, SAME, IdText
+from tito_core.backend.id_text import ALONE_BYTES, PARTS, PIECE_BYTES, SAME, IdText
+from tito_core.testing import UNAVAILABLE, ScriptedServer
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.lists(ids, max_size=2 * PARTS)
+
+
+LARGE = st.sampled_from([1, 3, ALONE_BYTES // 6, ALONE_BYTES // 5, 2 * PIECE_BYTES // 5, 500_000])
+"""Numbers of ids of five digits: whose text is joined, left alone, or cut."""
+
+
+def body_of(text: IdText) -> bytes:
+    body = text.body({"n": 1}, "ids")
+    return body if isinstance(body, bytes) else b"".join(body)
 
 
 def written(parts: list[list[int]]) -> IdText:
@@ -29,11 +39,42 @@ def written(parts: list[list[int]]) -> IdText:
 def test_a_body_holds_the_fields_and_all_ids(parts: list[list[int]]) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     assert text.length == len(whole)
-    assert json.loads(text.body({"stream": False, "rid": 'a"b'}, "ids")) == {
-        "stream": False,
-        "rid": 'a"b',
-        "ids": whole,
-    }
+    body = text.body({"stream": False, "rid": 'a"b'}, "ids")
+    assert isinstance(body, bytes), "nothing of it is large"
+    assert json.loads(body) == {"stream": False, "rid": 'a"b', "ids": whole}
+
+
+@given(st.lists(LARGE, max_size=2 * PARTS))
+@settings(max_examples=25)
+def test_what_is_large_is_sent_as_it_lies_in_memory_and_nothing_in_large_pieces(lengths: list[int]) -> None:
+    text, whole = IdText(), 0
+    for number in lengths:
+        text, whole = text.then(np.full(number, 12345, np.int32)), whole + number
+    body = text.body({"n": 1}, "ids")
+    pieces = (body,) if isinstance(body, bytes) else body
+    assert b"".join(pieces) == b'{"n":1,"ids":[' + b",".join([b"12345"] * whole) + b"]}"
+    assert max(map(len, pieces)) <= PIECE_BYTES
+    kept = {id(part): 0 for part in text._parts if len(part) >= ALONE_BYTES}
+    for piece in pieces:
+        if isinstance(piece, memoryview):
+            kept[id(piece.obj)] += len(piece)
+    assert kept == {id(part): len(part) for part in text._parts if len(part) >= ALONE_BYTES}, "no copy, each byte once"
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_prompt_in_pieces_arrives_whole_also_when_it_is_sent_again(kind: Kind) -> None:
+    prompt = [3 + n * 7919 % 900 for n in range(200_000)]
+    tries = iter([UNAVAILABLE, None])
+    engine = engine_of(kind, fault=lambda number, request: next(tries, None), max_model_len=10**6)
+    async with ScriptedServer(engine) as server:
+        backend = type(backend_of(engine))(server.base_url, sleep=Waits())
+        text = written([prompt[:3], prompt[3:150_000], prompt[150_000:150_010], prompt[150_010:]])
+        response = await backend.generate(replace(request_of(prompt), text=text))
+        await backend.aclose()
+    assert response.prompt_length == len(prompt)
+    asked = [body for body in bodies(engine) if len(str(body)) > 10_000]
+    names = {"sglang": "input_ids", "vllm": "token_ids", "vllm-completions": "prompt"}
+    assert [body[names[kind]] for body in asked] == [prompt] * 2, "once refused, once taken"
 
 
 @given(turns, ids, st.data())
@@ -59,7 +100,7 @@ def test_texts_that_share_their_beginning_do_not_touch_each_other(
     begun, whole = written(parts), [token for part in parts for token in part]
     first, second = begun.then(np.array(one, np.int32)), begun.then(np.array(other, np.int32))
     for text, expected in ((first, whole + one), (second, whole + other), (begun, whole)):
-        assert json.loads(text.body({"n": 1}, "ids"))["ids"] == expected
+        assert json.loads(body_of(text))["ids"] == expected
 
 
 @given(turns, st.data())
@@ -72,6 +113,28 @@ def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]]
         other = [*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]
         assert not text.is_of(np.array(other, np.int32))
         assert not text.is_of(np.array(whole[:-1], np.int32))
+
+
+@given(turns, ids, ids)
+def test_a_text_goes_on_from_another_just_with_the_ids_that_come_after(
+    parts: list[list[int]], more: list[int], other: list[int]
+) -> None:
+    before, added = written(parts), np.array(more, np.int32)
+    whole = before.then(added)
+    assert whole.goes_on(before, added)
+    assert whole.goes_on(before, np.array(other, np.int32)) is (more == other)
+    assert not whole.goes_on(before.then(np.array([5], np.int32)), added)
+
+
+def test_a_text_stands_for_one_array_which_is_not_written_to_any_more() -> None:
+    own, equal = np.array([1, 2], np.int32), np.array([1, 2], np.int32)
+    text = IdText.of(own).standing_for(own)
+    assert text.is_of(own)
+    assert text.is_of(equal)
+    assert not text.is_of(np.array([1, 3], np.int32))
+    assert text.then(equal)._stands_for is None
+    with pytest.raises(ValueError, match="read-only"):
+        own[0] = 5
 
 
 @pytest.mark.parametrize("kind", WIRES)

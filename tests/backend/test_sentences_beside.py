@@ -258,3 +258,28 @@ def test_a_sampling_mask_is_as_wide_as_top_k_or_as_its_widest_row() -> None:
         assert found.values.tolist() == [[*row, *[-1] * (width - 3)] for row in rows]
     greedy = columns({"sampling_mask": True}, top_k=-1, mask=[[21], [22], [2]])["sampling_mask"]
     assert greedy.values.tolist() == [[21], [22], [2]]
+
+
+def test_an_id_that_is_listed_twice_with_one_logprob_counts_once() -> None:
+    found = columns({"top_logprobs": 2}, top=[[(21, -1.0), (21, -1.0), (30, -1.5)], *TOP[1:]])
+    assert found["top_ids"].values[0].tolist() == [21, 30]
+    assert found["top_logprobs"].values[0].tolist() == [-1.0, -1.5]
+    everywhere = [[*row, row[0]] for row in TOP]
+    assert columns({"top_logprobs": 2}, top=everywhere)["top_ids"].values.shape == (3, 2)
+
+
+def test_rows_of_different_lengths_are_cut_at_the_likeliest() -> None:
+    found = columns({"top_logprobs": 2}, top=[[(40, -4.0), (21, -1.0), (30, -1.5), (31, None)], *TOP[1:]])
+    assert found["top_ids"].values.tolist() == [[21, 30], [30, 22], [31, 2]]
+    assert found["top_logprobs"].values.tolist() == np.float32([[-1.0, -1.5], [-0.5, -2.0], [-0.1, -3.0]]).tolist()
+
+
+def test_what_is_wanted_comes_together() -> None:
+    said: dict[str, Any] = {
+        "prompt": [(12, -1.0), (13, -1.0), (14, -1.0), (15, -1.0)],
+        "mask": [[21, 30], [22, 30], [2, 31]],
+        "experts": packed(FLAT),
+    }
+    assert set(columns(ALL, top_k=2, top=TOP, **said)) == {
+        *("top_ids", "top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask")
+    }

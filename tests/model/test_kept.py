@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from support.drafts import make_draft
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
-from tito_core.ledger import Branch, Ledger, Reason
+from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
 from tito_core.prompts import KEPT, Prompts
 from tito_core.terms import KEPT as TERMS_KEPT
 from tito_core.terms import Terms
@@ -66,12 +67,39 @@ def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.commit(make_draft(0, 3, [102], [201]))
     assert text_of(prompts.text(ledger, None, ids(9))) == [9]
-    assert text_of(prompts.text(ledger, 0, ids(9))) == [100, 101, 200, 9], "written anew where it was not kept"
-    prompts.keep(ledger, 0, IdText.of(ids(1, 2)), ids(3))
-    assert text_of(prompts.text(ledger, 0, ids(9))) == [1, 2, 3, 9]
-    prompts.keep(ledger, 1, IdText.of(ids(1, 2, 3, 4)), ids(5))
-    assert text_of(prompts.text(ledger, 1, ids())) == [1, 2, 3, 4, 5]
+    written = prompts.text(ledger, 0, ids(9))
+    assert text_of(written) == [100, 101, 200, 9], "written anew where it was not kept"
+    prompts.keep(ledger, 0, IdText.of(ids(100, 101)), ids(200))
+    kept = prompts._kept[ledger][0]
+    assert text_of(kept) == [100, 101, 200]
+    taken = prompts.text(ledger, 0, ids(102))
+    assert taken._parts[:-1] == kept._parts, "and not where it was"
+    prompts.keep(ledger, 1, taken, ids(201))
+    assert text_of(prompts.text(ledger, 1, ids())) == [100, 101, 200, 102, 201]
     assert list(prompts._kept[ledger]) == [1], "no turn goes on from the first any more, most likely"
+
+
+@pytest.mark.parametrize("parent_is_kept", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "output"),
+    [
+        ((100, 101, 200, 103), (201,)),
+        ((100, 101, 200, 102), (202,)),
+        ((100, 101, 102), (201,)),
+        ((1, 101, 200, 102), (201,)),
+    ],
+)
+def test_a_turn_that_holds_other_tokens_than_were_sent_is_told_at_once(
+    prompt: tuple[int, ...], output: tuple[int, ...], parent_is_kept: bool
+) -> None:
+    prompts, ledger = Prompts(), Ledger()
+    ledger.commit(make_draft(None, 0, [100, 101], [200]))
+    ledger.commit(make_draft(0, 3, [102], [201]))
+    if parent_is_kept:
+        prompts.keep(ledger, 0, IdText.of(ids(100, 101)), ids(200))
+    with pytest.raises(LawViolationError, match=r"^Law 4: turn 1 does not hold the tokens that were sent"):
+        prompts.keep(ledger, 1, IdText.of(ids(*prompt)), ids(*output))
+    assert 1 not in prompts._kept.get(ledger, {})
 
 
 def test_of_many_paths_the_latest_are_kept() -> None:
@@ -79,6 +107,6 @@ def test_of_many_paths_the_latest_are_kept() -> None:
     for number in range(KEPT + 2):
         branch = None if number == 0 else Branch(Reason.SEPARATE)
         ledger.commit(make_draft(None, 0, [100], [200], branch=branch))
-        prompts.keep(ledger, number, IdText.of(ids(number)), ids(1))
+        prompts.keep(ledger, number, IdText.of(ids(100)), ids(200))
         assert len(prompts._kept[ledger]) == min(number + 1, KEPT)
     assert list(prompts._kept[ledger]) == list(range(2, KEPT + 2))

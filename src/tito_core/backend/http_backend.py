@@ -112,8 +112,10 @@ class HttpBackend(ABC):
                 backend=self.name,
                 request_id=request.request_id,
             )
-        checked = replace(request, input_ids=ids, sampling=request.sampling.within(room), text=text)
-        return await self._generate(info, checked, text, on_chunk)
+        sampling = request.sampling.within(room)
+        if ids is not request.input_ids or sampling is not request.sampling or request.text is None:
+            request = replace(request, input_ids=ids, sampling=sampling, text=text)
+        return await self._generate(info, request, text, on_chunk)
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""

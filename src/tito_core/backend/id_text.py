@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,13 @@ SAME = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
 """Stands for an echo that was found to be what was sent. No server knows it."""
 PARTS = 64
 """Parts from which on they are joined into one."""
+ALONE_BYTES = 2**15
+"""A part from this size on is sent as it lies in memory: to join it takes the caches from all else that a turn does."""
+PIECE_BYTES = 2**18
+"""A larger one is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
+
+Pieces = tuple[bytes | memoryview, ...]
+"""A body, in the pieces in which it is sent."""
 
 
 class IdText:
@@ -27,11 +34,14 @@ class IdText:
         length: Number of ids.
     """
 
-    __slots__ = ("_checksum", "_parts", "length")
+    __slots__ = ("_checksum", "_parts", "_stands_for", "length")
 
-    def __init__(self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0) -> None:
+    def __init__(
+        self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0, stands_for: TokenIds | None = None
+    ) -> None:
         self._parts = parts
         self._checksum = checksum
+        self._stands_for = stands_for
         self.length = length
 
     @classmethod
@@ -52,12 +62,22 @@ class IdText:
 
         The echo of a prompt proves what was sent; this, that it was the prompt that the ledger will hold (law 4).
         """
-        return self.length == len(ids) and self._checksum == zlib.crc32(_packed(ids))
+        return ids is self._stands_for or self.goes_on(IdText(), ids)
 
-    def body(self, fields: Mapping[str, Any], name: str) -> bytes:
+    def goes_on(self, before: IdText, ids: TokenIds) -> bool:
+        """Tell whether it was written of the ids of another text and then of these, which alone are looked at."""
+        length = before.length + len(ids)
+        return self.length == length and self._checksum == zlib.crc32(_packed(ids), before._checksum)
+
+    def standing_for(self, ids: TokenIds) -> IdText:
+        """Give it as the text of this very array, of which somebody knows that it is: a long one is read no more."""
+        ids.flags.writeable = False
+        return IdText(self._parts, self.length, self._checksum, ids)
+
+    def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
         """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
         head = msgspec.json.encode(fields)[:-1]
-        return b"".join((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
+        return _pieces((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
 
     def is_echoed_in(self, echo: bytes) -> bool:
         """Tell whether an answer's list is this very text, without decoding it; one with blanks is not."""
@@ -88,6 +108,26 @@ class IdText:
         for part in self._parts:
             pieces += (b",", part) if pieces else (part,)
         return pieces
+
+
+def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
+    """Join parts that are small, and leave or cut those that are not; all of them are one where none is large."""
+    found: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    size = 0
+    for part in parts:
+        size += len(part)
+        if len(part) >= ALONE_BYTES:
+            whole = memoryview(part)
+            found += [b"".join(small), *(whole[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES))]
+            small, size = [], 0
+        elif size > PIECE_BYTES:
+            found.append(b"".join(small))
+            small, size = [part], len(part)
+        else:
+            small.append(part)
+    rest = b"".join(small)
+    return (*found, rest) if found else rest
 
 
 def _packed(ids: TokenIds) -> memoryview:

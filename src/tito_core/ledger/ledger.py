@@ -210,9 +210,9 @@ class Ledger:
         """Count the tokens from the root to the end of turn `index`; 0 for None."""
         return 0 if index is None else self._turns[index].path_length
 
-    def path_ids(self, index: int | None) -> TokenIds:
-        """Give every token id from the root to the end of turn `index`, shape (path_length,)."""
-        parts = [turn.draft.columns.ids for turn in self.path(index)]
+    def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
+        """Give every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
+        parts = [*(turn.draft.columns.ids for turn in self.path(index)), *more]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def extended(self, index: int) -> bool:

@@ -1,0 +1,111 @@
+"""Word for word what leaves for a server: the questions at connect, a grammar, and whose session a request is of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from support.backends import BACKENDS, WIRES, Kind, Waits, request_of
+from tito_core.backend import AuthenticationError, BadRequestError, Grammar
+
+OPEN: tuple[Any, ...] = (
+    "/inference/v1/generate",
+    {"token_ids": [], "sampling_params": {"max_tokens": 1}, "model": "m"},
+)
+MANY = {"logprobs": 2**31 - 1, "max_tokens": 1}
+SGLANG_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {"2147483647": 0.0}}}
+CONNECTING: dict[Kind, list[Any]] = {
+    "vllm": [
+        OPEN,
+        ("/inference/v1/generate", {"model": "m", "token_ids": [0], "sampling_params": MANY}),
+    ],
+    "vllm-completions": [OPEN, ("/v1/completions", {"model": "m", "prompt": [0], **MANY})],
+    "sglang": [("/generate", SGLANG_PROBE)],
+}
+
+
+class Server:
+    """Writes down what it is asked, and refuses everything but questions about itself."""
+
+    def __init__(self, kind: Kind, statuses: tuple[int, ...] = (400,)) -> None:
+        self.closed = kind == "vllm-completions"
+        self.statuses = statuses
+        self.posts: list[tuple[str, Any]] = []
+        self.headers: list[httpx.Headers] = []
+        self.gets: list[str] = []
+        options: Any = {"sleep": Waits(), "http_transport": lambda: httpx.MockTransport(self.answer)}
+        self.backend = BACKENDS[kind]("http://h", **options)
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if request.method == "GET":
+            self.gets.append(path)
+            told = {
+                "/v1/models": {"data": [{"id": "m", "max_model_len": 64}]},
+                "/server_info": {"enable_priority_scheduling": True, "sampling_mask_max_tokens": 9},
+                "/model_info": {"weight_version": "w"},
+                "/version": {"version": "1"},
+            }.get(path)
+            return httpx.Response(404) if told is None else httpx.Response(200, json=told)
+        self.posts.append((path, json.loads(request.content)))
+        self.headers.append(request.headers)
+        if path == "/inference/v1/generate" and self.closed:
+            return httpx.Response(self.statuses[0])
+        said = "logprobs, which is greater than max allowed: 20. Vocabulary: must be less than 500"
+        return httpx.Response(400, json={"error": {"message": said}})
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_the_questions_at_connect(kind: Kind) -> None:
+    server = Server(kind, (404,))
+    info = await server.backend.connect()
+    assert server.posts == CONNECTING[kind]
+    can = info.capabilities
+    if kind == "sglang":
+        assert "/server_info" in server.gets
+        assert (can.priority, can.sampling_mask, can.expert_shape) == (True, True, False)
+        assert (info.weight_version, info.max_model_len) == ("w", 62), "two of them a real server keeps for itself"
+    else:
+        assert can.top_logprobs == (19 if kind == "vllm" else 20), "the sampled token counts on one of them"
+        assert ("/inference/v1/generate" in info.endpoints) is (kind == "vllm")
+
+
+@pytest.mark.parametrize("status", [403, 404, 405])
+async def test_a_closed_endpoint_is_not_used(status: int) -> None:
+    info = await Server("vllm-completions", (status,)).backend.connect()
+    assert info.endpoints == ("/v1/completions",)
+
+
+async def test_a_wrong_key_is_no_closed_endpoint() -> None:
+    with pytest.raises(AuthenticationError):
+        await Server("vllm-completions", (401,)).backend.connect()
+
+
+GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""Kinds of a grammar, and what vLLM calls them."""
+
+
+@pytest.mark.parametrize("session", [None, "mine"])
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_grammar_and_a_session_travel(kind: Kind, grammar: str, session: str | None) -> None:
+    server = Server(kind, (404,))
+    value = '{"type":"object"}' if grammar == "json_schema" else "a+"
+    request = request_of(grammar=Grammar.model_validate({"kind": grammar, "value": value}))
+    with pytest.raises(BadRequestError):
+        await server.backend.generate(replace(request, session_id=session))
+    path, body = server.posts[-1]
+    headers = server.headers[-1]
+    if kind == "sglang":
+        assert body["sampling_params"][grammar] == value
+        assert (path, body["rid"]) == ("/generate", "r")
+    else:
+        given = body["sampling_params"] if kind == "vllm" else body
+        assert given["structured_outputs"] == {GRAMMARS[grammar]: value}
+        assert headers["x-request-id"] == "r"
+    name = "x-smg-routing-key" if kind == "sglang" else "x-session-id"
+    assert headers.get(name) == session

@@ -1,0 +1,66 @@
+"""An SGLang server that has no tokenizer (`--skip-tokenizer-init`): ids go in and come out, which is all it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.calculating import QUESTION, make_agent
+from support.real import Served, serve
+from tito_core.backend import BadRequestError
+from tito_core.ledger import check_ledger
+from tito_core.verify import rescore
+
+pytestmark = [pytest.mark.engine, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
+NATS = 1e-3
+
+
+@pytest.fixture(scope="module")
+def bare(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serve(request.param, "smollm2", server_args=["--skip-tokenizer-init"]) as served:
+        yield served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_with_tools_lives_on_it(bare: Served, stream: bool) -> None:
+    model = bare.policy.model(sampling={"max_new_tokens": 64, "temperature": 0.0}, stream=stream)
+    agent = make_agent(model, None)
+    await agent.invoke_async(QUESTION)
+    await agent.invoke_async("What is 3 * 4?")
+    ledger = model.ledger
+    check_ledger(ledger)
+    assert len(ledger) >= 2
+    assert any(call.status == "ok" for turn in ledger for call in turn.draft.calls)
+    assert [turn.draft.engine.versions[0].version for turn in ledger] == [bare.policy.info.weight_version] * len(ledger)
+    found = await rescore(ledger, bare.policy.backend)
+    assert len(found.differences) == sum(len(turn.draft.output_ids) for turn in ledger)
+    assert np.max(found.differences) <= NATS
+
+
+async def test_what_is_wanted_beside_comes_all_the_same(bare: Served) -> None:
+    wanted = {"top_logprobs": 3, "prompt_logprobs": True}
+    model = bare.policy.model(sampling={"max_new_tokens": 8, "temperature": 1.0}, wanted=wanted)
+    async for _ in model.stream([{"role": "user", "content": [{"text": "Say it."}]}]):
+        pass
+    check_ledger(model.ledger)
+    t = model.trajectory
+    assert t.column("top_ids", 0).shape == (len(t), 3)
+    assert np.isfinite(t.column("prompt_logprobs", np.nan)[1 : model.ledger[0].draft.columns.prompt]).all()
+
+
+async def test_a_stop_string_is_refused_in_the_servers_words_and_it_lives_on(bare: Served) -> None:
+    question: Any = [{"role": "user", "content": [{"text": "Count."}]}]
+    model = bare.policy.model(sampling={"max_new_tokens": 8, "stop": ("three",)})
+    with pytest.raises(BadRequestError, match="skip_tokenizer_init") as refused:
+        async for _ in model.stream(question):
+            pass
+    assert refused.value.status == 400
+    assert len(model.ledger) == 0
+    model = bare.policy.model(sampling={"max_new_tokens": 8})
+    async for _ in model.stream(question, cancel_signal=threading.Event()):
+        pass
+    assert len(model.ledger) == 1
