@@ -12,7 +12,7 @@ from strands.types.exceptions import MaxTokensReachedException
 
 import at_engine
 from calculator import make_agent
-from tito_core import Ledger, Policy
+from tito_core import Ledger, Policy, record_termination, termination_of
 from tito_core.ledger import check_ledger
 
 PROBLEMS = {"What is 25 * 17?": "425", "What is 148 + 389?": "537", "What is 36 * 12?": "432"}
@@ -26,10 +26,10 @@ async def roll_out(policy: Policy, question: str, answer: str) -> Ledger:
     try:
         result = await make_agent(model).invoke_async(question, limits={"turns": 4})
         ledger.annotate("reward", float(answer in str(result)))
-        ledger.annotate("termination", str(result.stop_reason))
-    except MaxTokensReachedException:
+        record_termination(ledger, termination_of(result, ledger))
+    except MaxTokensReachedException as error:
         ledger.annotate("reward", 0.0)
-        ledger.annotate("termination", "truncated")
+        record_termination(ledger, termination_of(error, ledger))
     return ledger
 
 

@@ -9,7 +9,7 @@ from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import make_agent
-from tito_core import Ledger, Policy
+from tito_core import Ledger, Policy, record_termination, termination_of
 
 PHRASES = ("What is {}?", "How much is {}?", "Work out {}.", "Please compute {}.", "Tell me what {} comes to.")
 SAMPLING = {"temperature": 1.0, "max_new_tokens": 40}
@@ -53,10 +53,10 @@ async def attempt(policy: Policy, problem: Problem, group: str) -> Ledger:
     model = policy.model(ledger=ledger, sampling=SAMPLING, malformed_calls="end_turn")
     agent = make_agent(model)
     try:
-        await agent.invoke_async(problem.question, limits={"turns": 2})
-        reward, ended = reward_of(agent.messages, problem.answer), "completed"
-    except MaxTokensReachedException:  # words that do not end tell nothing
-        reward, ended = min(reward_of(agent.messages, problem.answer), 0.5), "truncated"
-    ledger.annotate("termination", ended)
+        result = await agent.invoke_async(problem.question, limits={"turns": 2})
+        reward, ended = reward_of(agent.messages, problem.answer), termination_of(result, ledger)
+    except MaxTokensReachedException as error:  # words that do not end tell nothing
+        reward, ended = min(reward_of(agent.messages, problem.answer), 0.5), termination_of(error, ledger)
+    record_termination(ledger, ended)
     ledger.annotate("reward", reward)
     return ledger

@@ -34,6 +34,11 @@ class Asked:
     tool_choice: ToolChoice | None = None
     output_model: type[BaseModel] | None = None
 
+    @property
+    def forces_call(self) -> bool:
+        """Whether a tool has to be called."""
+        return self.tool_choice is not None and "auto" not in self.tool_choice
+
     def sampling(
         self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
     ) -> SamplingParams:
@@ -56,7 +61,7 @@ class Asked:
 
     def _grammar(self, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]) -> Grammar | None:
         choice = self.tool_choice
-        if choice is None or "auto" in choice:
+        if not self.forces_call:
             return self._shape(parser, prompt_tail)
         try:
             tool: Mapping[str, Any] | None = cast(Mapping[str, Any], choice).get("tool")

@@ -74,6 +74,7 @@ class Settings:
         wanted: What is asked of the engine beside sampled tokens and their logprobs, fixed for the rollout.
         echoes_every_turn: Whether the server is asked for every prompt's ids, or only for those that begin a path.
         reports_ids: Whether the event that ends a message carries the ids of its prompt and answer, for callbacks.
+        runs_calls: Whether Strands gets the policy's calls as calls; else they are text, unless one was forced.
     """
 
     sampling: SamplingParams
@@ -88,6 +89,7 @@ class Settings:
     wanted: Wanted = NOTHING_WANTED
     echoes_every_turn: bool = True
     reports_ids: bool = False
+    runs_calls: bool = True
 
     @classmethod
     def of(

@@ -74,7 +74,8 @@ async def one_turn(
     except ThrottledError as error:
         raise ModelThrottledException(str(error)) from error
     with ledger.call_ids.of_a_turn() as next_call_id:
-        read = turns.read(policy, prepared, response, next_call_id, chosen.malformed_calls)
+        runs_calls = chosen.runs_calls or asked.forces_call
+        read = turns.read(policy, prepared, response, next_call_id, chosen.malformed_calls, runs_calls)
         check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
         refused = read.malformed if chosen.malformed_calls == "raise" else ()
         reason = stop_reason(read.message, response)

@@ -207,9 +207,10 @@ def read(
     response: TokenResponse,
     next_call_id: Callable[[], str],
     malformed_calls: MalformedCalls = "feedback",
+    runs_calls: bool = True,
 ) -> Read:
     """Turn an answer into the message that Strands will store and the draft of the turn."""
     parsed = parse(policy, prepared, response)
-    message = assistant_message(parsed, response.finish, next_call_id, malformed_calls)
+    message = assistant_message(parsed, response.finish, next_call_id, malformed_calls, runs_calls)
     drafted = draft(policy, prepared, response, message, parsed)
     return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))

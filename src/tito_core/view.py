@@ -21,19 +21,23 @@ from tito_core.parsing.preview import Piece, PreviewError
 
 
 def assistant_message(
-    parsed: ParsedTurn, finish: Finish, next_call_id: Callable[[], str], malformed: MalformedCalls = "feedback"
+    parsed: ParsedTurn,
+    finish: Finish,
+    next_call_id: Callable[[], str],
+    malformed: MalformedCalls = "feedback",
+    runs_calls: bool = True,
 ) -> Message:
     """Build the message that Strands will store. No raw text of a call is lost in it.
 
     Blank text is left out: Strands drops or rewrites it. Of an answer that was cut off all calls stay text, since
     Strands would rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets
-    feedback.
+    feedback, and where none is to run at all.
     """
     content: list[ContentBlock] = []
     if parsed.early_reasoning.strip():
         content.append(_reasoning(parsed.early_reasoning))
     text = parsed.text
-    as_text = finish.cut_off or (malformed != "feedback" and bool(malformed_of(parsed)))
+    as_text = finish.cut_off or not runs_calls or (malformed != "feedback" and bool(malformed_of(parsed)))
     if as_text:
         text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
     if text.strip():

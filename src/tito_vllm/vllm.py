@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
-from strands.types.content import Messages
+from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
@@ -55,7 +55,8 @@ class VLLMModel(LateModel):
             the template's arguments; what is unknown there goes to the server. Parameters that are not given have
             `SamplingParams`' defaults, whatever the server's own are.
         return_token_ids: Whether the event that ends a message carries ids, for `VLLMTokenRecorder`.
-        disable_tools: Whether the policy is shown no tools.
+        disable_tools: Whether the policy is shown no tools, and what reads like a call all the same is text. With the
+            parameter `tool_choice="none"` it is shown them, and may not call one either.
         client: Must be None: an OpenAI client speaks messages.
         tokenizer: The model's, its name, or a folder; `model_id` when None.
         parser: The format of tool calls; "auto" takes the one that the chat template shows.
@@ -145,6 +146,17 @@ class VLLMModel(LateModel):
         """Run one turn; see `TITOModel.stream`."""
         return super().stream(messages, None if self._disable_tools else tool_specs, system_prompt, **asked)
 
+    async def count_tokens(
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None = None,
+        system_prompt: str | None = None,
+        system_prompt_content: list[SystemContentBlock] | None = None,
+    ) -> int:
+        """Count the tokens of a history, with the tools that the policy is shown."""
+        shown = None if self._disable_tools else tool_specs
+        return await super().count_tokens(messages, shown, system_prompt, system_prompt_content)
+
     def _settings_of(self, params: Mapping[str, Any]) -> Settings:
         choices: dict[str, Any] = dict(self._choices)
         given = {**params, **params["extra_body"]}
@@ -156,7 +168,8 @@ class VLLMModel(LateModel):
         sampling = neutral_sampling(given, renamed=_OTHER_NAMES, ignored=_IGNORED, passed={"logit_bias", *unknown})
         if sampling:
             choices["sampling"] = sampling
-        return replace(Settings.of(**choices), reports_ids=self._return_token_ids)
+        runs_calls = not self._disable_tools and tool_choice != "none"
+        return replace(Settings.of(**choices), reports_ids=self._return_token_ids, runs_calls=runs_calls)
 
     def _shared_policy(self) -> Policy:
         loaded = self._tokenizer if isinstance(self._tokenizer, str) else id(self._tokenizer)

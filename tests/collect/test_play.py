@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from strands import Agent, tool
+from strands.tools import ToolProvider
 
 from support import collect_agents
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
@@ -74,6 +76,39 @@ async def test_a_factorys_agent_is_asked_the_prompt(kind: str) -> None:
         assert "What is 25 * 17?" in said
 
 
+@pytest.mark.parametrize("fault", [None, Fault(status=500)])
+async def test_a_factorys_agent_is_cleaned_up(fault: Fault | None) -> None:
+    """Its tools may have servers, which a thousand agents would keep until Python finds them."""
+    providers: list[Provider] = []
+    agents: list[Agent] = []
+
+    def make(model: Any, task: Any) -> Agent:
+        providers.append(Provider())
+        agents.append(Agent(model=model, tools=[providers[-1]], callback_handler=None))
+        assert len(providers[-1].consumers) == 1
+        return agents[-1]
+
+    ended = await played(policy("vllm", "Yes.", **({"fault": always(fault)} if fault else {})), make)
+    assert (ended.failure is None) is (fault is None)
+    assert providers[0].consumers == set()
+
+
+class Provider(ToolProvider):
+    """Tools of a server that runs as long as an agent uses them."""
+
+    def __init__(self) -> None:
+        self.consumers: set[Any] = set()
+
+    async def load_tools(self, **_: Any) -> list[Any]:
+        return []
+
+    def add_consumer(self, consumer_id: Any, **_: Any) -> None:
+        self.consumers.add(consumer_id)
+
+    def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
+        self.consumers.discard(consumer_id)
+
+
 async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:
     """Law 13, on what was collected: all but the engine's own record and the names that are drawn."""
     both = []
@@ -132,6 +167,30 @@ async def test_what_a_run_may_not_say_is_a_failure(said: Any, sentence: str) -> 
     assert ended.termination == "tool_error"
     assert ended.failure is not None
     assert sentence in ended.failure.error
+
+
+@pytest.mark.parametrize(("said", "kept"), [(1, 1.0), ("good", None), ({"a": 1}, None), (True, None)])
+async def test_a_reward_of_the_runs_own_that_is_no_number_does_not_end_the_collection(
+    said: Any, kept: float | None, tmp_path: Path
+) -> None:
+    async def run(model: Any, task: Any) -> None:
+        await Agent(model=model, callback_handler=None).invoke_async("Hello.")
+        model.ledger.annotate("reward", said)
+
+    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    assert (tally.finished, tally.missing) == (2, 0)
+    assert [entry.reward for entry in entries(tmp_path)] == [kept, kept]
+    assert [ledger.annotation("reward") for ledger in collected(tmp_path)] == [said, said]
+
+
+async def test_an_error_that_cannot_be_written_does_not_end_the_collection(tmp_path: Path) -> None:
+    async def run(model: Any, task: Any) -> None:
+        raise ValueError(f"half a character: {chr(0xD83D)}")
+
+    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    assert (tally.failed, tally.finished) == (2, 0)
+    logged = (tmp_path / "failures.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["error"] for line in logged] == [r"ValueError: half a character: \ud83d"] * 2
 
 
 @by_kind

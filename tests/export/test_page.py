@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from support.rollout_forests import chain
@@ -38,3 +40,18 @@ def test_each_version_on_the_page_is_locked_and_each_lock_is_on_the_page() -> No
     for lock, package in (("torch", "torch"), ("data", "pyarrow"), ("data", "datasets"), ("data-4.7.0", "pyarrow")):
         (pinned,) = re.findall(rf"^{package}==(\S+)$", (LOCKS / f"{lock}.txt").read_text(), re.MULTILINE)
         assert pinned in table
+
+
+def test_no_trainer_is_imported_before_a_function_that_needs_it_is_called() -> None:
+    """All but `verl_loop`, which verl itself imports, by its configuration."""
+    code = (
+        "import importlib, pkgutil, sys, tito_core.export as of\n"
+        "names = [each.name for each in pkgutil.iter_modules(of.__path__) if each.name != 'verl_loop']\n"
+        "for name in names: importlib.import_module(f'tito_core.export.{name}')\n"
+        "print(len(names), {name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:]))"
+    )
+    heavy = ["torch", "pyarrow", "datasets", "slime", "verl", "trl", "agentlightning", "tinker", "skyrl", "verifiers"]
+    ran = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    count, found = ran.stdout.strip().split(" ", 1)
+    assert int(count) > 15
+    assert found == "set()"

@@ -64,14 +64,15 @@ def test_experts_are_of_every_token_but_the_last(ledger: Ledger) -> None:
         assert found["rollout_log_probs"] is None
 
 
-def test_every_termination_has_a_status_of_slimes_and_an_engines_error_is_not_trained() -> None:
+def test_every_termination_has_a_status_of_slimes_and_what_ended_from_outside_is_not_trained() -> None:
     assert set(STATUS) == set(Termination)
     assert set(STATUS.values()) <= set(CONTRACT["statuses"]) - {"PENDING"}
     for word in Termination:
         ledger = chain((3, 2))
         record_termination(ledger, word)
         (found,) = fields(ledger)
-        assert found["remove_sample"] is (word is Termination.ENGINE_ERROR)
+        outside = word in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED)
+        assert found["remove_sample"] is outside
 
 
 def test_logprobs_of_another_quantity_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from pydantic import BaseModel
 from strands import Agent, tool
 from strands.handlers.callback_handler import CompositeCallbackHandler
 from strands.hooks import BeforeToolCallEvent, HookRegistry
@@ -16,6 +17,7 @@ from support.names import named
 from support.scripted import Says, call, ids_of
 from tito_core.backend.errors import EngineConnectionError
 from tito_core.chat.tokenizer import TokenizerError
+from tito_core.ledger import check_ledger
 from tito_vllm import TokenManager, VLLMModel, VLLMTokenRecorder, VLLMToolValidationHooks, make_vllm_openai_model
 
 CALL = call("add", '{"a": 2, "b": 3}')
@@ -192,6 +194,52 @@ async def test_disabled_tools_are_not_shown() -> None:
         await Agent(model=model, tools=[add], callback_handler=None).invoke_async("Hello?")
         shown.append(model.rollout.initial_prompt_length)
     assert shown[0] < shown[1]
+
+
+@pytest.mark.parametrize("options", [{"disable_tools": True}, {"params": {"tool_choice": "none"}}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_with_tools_disabled_what_reads_like_a_call_is_text(options: dict[str, Any], stream: bool) -> None:
+    ran = []
+
+    @tool
+    def add(a: int, b: int) -> str:
+        """Add.
+
+        Args:
+            a: One.
+            b: The other.
+        """
+        ran.append((a, b))
+        return str(a + b)
+
+    model = named("vllm", Says(CALL, f"So: {CALL}", "It is 5."), stream=stream, **options)
+    agent = Agent(model=model, tools=[add], callback_handler=None)
+    for question, answer in (("2 + 3?", CALL), ("Please?", f"So:\n{CALL}"), ("Well?", "It is 5.")):
+        result = await agent.invoke_async(question)
+        assert (result.stop_reason, str(result).strip()) == ("end_turn", answer)
+    assert ran == []
+    assert len(model.ledger) == 3
+    assert len(model.rollouts) == 1, "the history goes on from what was sampled"
+    check_ledger(model.ledger)
+    specs = agent.tool_registry.get_all_tool_specs()
+    asked = agent.messages[:1]
+    assert await model.count_tokens(asked, specs) == pytest.approx(model.rollout.initial_prompt_length, abs=5)
+
+
+class Total(BaseModel):
+    """A total."""
+
+    value: int
+
+
+@pytest.mark.parametrize("options", [{"disable_tools": True}, {"params": {"tool_choice": "none"}}])
+async def test_with_tools_disabled_a_forced_answer_still_comes(options: dict[str, Any]) -> None:
+    forced = call("Total", '{"value": 5}')
+    by_grammar = {False: '{"value": 5}', True: forced}
+    says = Says(lambda request: by_grammar["structural_tag" in str(request.grammar)] if request.grammar else "Five.")
+    agent = Agent(model=named("vllm", says, **options), callback_handler=None)
+    result = await agent.invoke_async("2 + 3?", structured_output_model=Total)
+    assert result.structured_output == Total(value=5)
 
 
 def refused(hooks: VLLMToolValidationHooks, name: str, given: Any) -> str:

@@ -81,7 +81,10 @@ class AgentCode:
                 f"The factory gave {made!r:.200}, which is no agent: return a Strands Agent, or make it an "
                 "`async def run(model, task)` that returns the reward."
             )
-        result = await made.invoke_async(task[PROMPT])
+        try:
+            result = await made.invoke_async(task[PROMPT])
+        finally:
+            getattr(made, "cleanup", _nothing)()  # ends the servers of its tools, which else live on until it is found
         return (result if hasattr(result, "stop_reason") else None), None
 
 
@@ -104,6 +107,10 @@ def annotate(ledger: Ledger, said: Said) -> Termination | None:
         if name != ANNOTATION and value is not None:
             ledger.annotate(name, float(value) if name == REWARD else value)
     return None if ended is None else Termination(ended)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_number(value: Any) -> bool:

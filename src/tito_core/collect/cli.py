@@ -62,6 +62,7 @@ def collect(
     connection = Connection(backend, url, tokenizer, parser, options)
     choices: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
     choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
+    check(choices)
     about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
     console = Console(stderr=True)
     told: list[Tally] = []
@@ -116,6 +117,20 @@ async def _collect(
         await collect_all(known, workers, out, **settings)
     finally:
         await workers.aclose()
+
+
+def check(choices: Choices) -> None:
+    """Check the options of each rollout's model, before any server is asked.
+
+    Raises:
+        typer.BadParameter: One has a bad value.
+    """
+    from tito_core.settings import Settings
+
+    try:
+        Settings.of(**choices)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def parameters(given: list[str]) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class RolloutFolder:
         ledger, task = ended.ledger, ended.rollout.task
         self._file.append(ledger)
         end = self._file.path.stat().st_size
-        reward = ledger.annotation(REWARD)
         turns = list(ledger)
         entry = Entry(
             task=task.id,
@@ -84,7 +83,7 @@ class RolloutFolder:
             file=self._file.path.name,
             end=end,
             termination=ended.termination.value,
-            reward=None if reward is None else float(reward),
+            reward=_number(ledger.annotation(REWARD)),
             turns=len(turns),
             tokens=sum(turn.own_length for turn in turns),
             sampled=sum(turn.draft.columns.output for turn in turns),
@@ -175,6 +174,11 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
     finally:
         if file is not None:
             file.close()
+
+
+def _number(reward: Any) -> float | None:
+    """Give a reward as exporters read it: a run may have annotated its ledger with anything."""
+    return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 
 def _sync(folder: Path) -> None:

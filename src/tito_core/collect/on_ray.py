@@ -117,7 +117,7 @@ class OnRay:
             self._running[number] += 1
             try:
                 answer: Answer = await self._asked(self._actors[number].play.remote(rollout))
-            except self._ray.exceptions.RayActorError as error:
+            except self._losses() as error:
                 lost, self._rests_until[number] = error, time.monotonic() + REST_S
                 continue
             finally:
@@ -126,6 +126,17 @@ class OnRay:
             return Ended(rollout, ledger, Termination(answer.termination), answer.failure)
         failure = Failure(f"Its actor was lost {TRIES} times: {lost}", "")
         return Ended(rollout, Ledger(), Termination.ABORTED, failure)
+
+    def _losses(self) -> tuple[type[Exception], ...]:
+        """Give Ray's errors of an actor, or of its answer on its way here, that went with a process or a machine."""
+        errors = self._ray.exceptions
+        return (
+            errors.RayActorError,
+            errors.ObjectLostError,  # a long answer stays on its machine until it is fetched
+            errors.NodeDiedError,
+            errors.OutOfMemoryError,
+            errors.WorkerCrashedError,
+        )
 
     async def _free(self) -> int:
         """Give the number of the actor that has the fewest rollouts; wait while all rest."""

@@ -46,7 +46,7 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Un
         error, termination = raised, termination_of(raised, ledger, context_limit=_context(model))
     record_termination(ledger, termination)
     failed = error is not None and termination not in BOUNDS
-    return Ended(rollout, ledger.seal(), termination, _failure(error) if failed and error is not None else None)
+    return Ended(rollout, ledger.seal(), termination, failure_of(error) if failed and error is not None else None)
 
 
 def _of_rollout(choices: Choices, rollout: Rollout) -> Choices:
@@ -61,6 +61,12 @@ def _context(model: TITOModel) -> int | None:
     return model.config.get("context_window_limit")
 
 
-def _failure(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """Keep what an error says, and the end of its traceback."""
     told = "".join(traceback.format_exception(error))
-    return Failure(f"{type(error).__name__}: {error}", told[-LONGEST_TRACEBACK:])
+    return Failure(_writable(f"{type(error).__name__}: {error}"), _writable(told[-LONGEST_TRACEBACK:]))
+
+
+def _writable(text: str) -> str:
+    """Spell out what no file takes: half a character, as JSON's escapes may hold, and errors repeat."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

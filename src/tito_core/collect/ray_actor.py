@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tito_core import store
+from tito_core.backend.errors import BackendError
 from tito_core.collect.agent import AgentCode
 from tito_core.collect.connection import Connection
 from tito_core.collect.garbage import fewer_rounds
+from tito_core.collect.play import failure_of
 from tito_core.collect.rollout import Failure, Rollout
 from tito_core.collect.workers import InProcess
+from tito_core.ledger.ledger import Ledger
+from tito_core.termination import Termination
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +55,21 @@ class RolloutActor:
         await self._workers()
 
     async def play(self, rollout: Rollout) -> Answer:
-        """Run a rollout."""
-        ended = await (await self._workers()).play(rollout)
+        """Run a rollout. It fails where the actor was started again and the server does not answer it by then."""
+        try:
+            workers = await self._workers()
+        except BackendError as error:
+            return Answer(store.encode(Ledger()), Termination.ENGINE_ERROR.value, failure_of(error))
+        ended = await workers.play(rollout)
         return Answer(store.encode(ended.ledger), ended.termination.value, ended.failure)
 
     async def aclose(self) -> None:
         """Close its connections; what its engine still works on is aborted."""
-        if self._connected is not None:
+        if self._connected is not None and not _failed(self._connected):
             await (await self._connected).aclose()
 
     async def _workers(self) -> InProcess:
-        if self._connected is None:
+        if self._connected is None or _failed(self._connected):
             self._connected = asyncio.ensure_future(self._connect())
         return await asyncio.shield(self._connected)
 
@@ -69,3 +77,7 @@ class RolloutActor:
         workers = InProcess(await self._connection.connect(), self._agent, **self._choices)
         fewer_rounds()  # an actor's process does nothing else
         return workers
+
+
+def _failed(connecting: asyncio.Task[InProcess]) -> bool:
+    return connecting.done() and (connecting.cancelled() or connecting.exception() is not None)

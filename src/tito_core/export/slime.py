@@ -30,7 +30,7 @@ STATUS = MappingProxyType(
         Termination.CANCELLED: "ABORTED",
     }
 )
-"""slime's status, by name, for each termination. Of an engine's error the tokens are not trained: `remove_sample`."""
+"""slime's status, by name, for each termination. What ended from outside is not trained: `remove_sample`."""
 
 Decode = Callable[[Sequence[int]], str]
 Branches = Literal["list", "last", "error"]
@@ -83,7 +83,7 @@ def fields_of(
         "rollout_routed_experts": None if experts is None else experts.tolist(),
         "weight_versions": [version for version in sample.trained_versions if version is not None],
         "reward": sample.reward,
-        "remove_sample": sample.termination is Termination.ENGINE_ERROR,
+        "remove_sample": sample.ended_outside,
     }
 
 

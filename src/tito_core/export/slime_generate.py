@@ -9,13 +9,15 @@ from typing import Any
 from strands import Agent
 
 from tito_core.backend.sampling import SamplingParams
+from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, named, roll_out
 from tito_core.export.slime import Branches, fan_out, fill
 from tito_core.ledger.ledger import Ledger
 from tito_core.policy import Policy
 from tito_core.store import from_record, to_record
 
-Generate = Callable[[Any, Any, dict[str, Any]], Awaitable[Any]]
+Generate = Callable[..., Awaitable[Any]]
+"""A coroutine function of slime's `args`, `sample`, `sampling_params`, and whether it is an `evaluation`."""
 PARTIAL = "tito_partial"
 """Where `sample.metadata` keeps a rollout that slime aborted: its ledger's record and its messages."""
 
@@ -25,37 +27,48 @@ _SHOWN_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens",
 _policies: dict[tuple[str, str, str], asyncio.Task[Policy]] = {}
 
 
-async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
+async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
     """Run the agent that `args.tito_agent` names as "module:function"; see `generate_with`.
 
-    slime's `--custom-config-path` sets `tito_agent`, and `tito_branches` where the default will not do.
+    slime's `--custom-config-path` sets `tito_agent`, and `tito_branches` and `tito_logprobs` where their defaults will
+    not do.
     """
     where = getattr(args, "tito_agent", None)
     if where is None:
         raise ValueError("Say which agent to run: tito_agent: 'module:function' in slime's --custom-config-path.")
-    return await generate_with(named(where), branches=getattr(args, "tito_branches", None))(
-        args, sample, sampling_params
+    run = generate_with(
+        named(where),
+        branches=getattr(args, "tito_branches", None),
+        logprobs=getattr(args, "tito_logprobs", "checked"),
     )
+    return await run(args, sample, sampling_params, evaluation=evaluation)
 
 
-def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, policy: Policy | None = None) -> Generate:
+def generate_with(
+    make_agent: MakeAgent,
+    *,
+    branches: Branches | None = None,
+    policy: Policy | None = None,
+    logprobs: LogprobPolicy = "checked",
+) -> Generate:
     """Make a `generate` for slime.
 
     Args:
         make_agent: Makes the agent of one rollout; its row is slime's sample.
         branches: "list" returns a list of samples, one a trajectory, for every rollout; "last" and "error" return one,
-            see `sample_of`. None is "list", and with `--partial-rollout`, which takes no lists, "last".
+            see `sample_of`. None is "list", and with `--partial-rollout`, which takes no lists, "last". An evaluation,
+            which counts rewards and trains nothing, gets one sample where it is not "error", without logprobs.
         policy: The policy; when None, slime's router and checkpoint are connected to once.
+        logprobs: See `LogprobPolicy`; with "omit" slime computes its own.
 
     Returns:
-        A coroutine function of slime's `args`, `sample` and `sampling_params`.
+        A coroutine function of slime's `args`, `sample`, `sampling_params` and `evaluation`.
     """
 
-    async def run(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
-        partial = bool(getattr(args, "partial_rollout", False))
-        chosen: Branches = branches or ("last" if partial else "list")
-        if partial and chosen == "list":
-            raise ValueError("slime's --partial-rollout takes one sample a rollout: use branches='last' or 'error'.")
+    async def run(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
+        partial = bool(getattr(args, "partial_rollout", False)) and not evaluation
+        chosen = _branches(branches, partial, evaluation)
+        _expect_messages(args, sample, evaluation)
         shared = policy or await _connected(args)
         before = (sample.metadata or {}).pop(PARTIAL, None) if partial else None
         model = shared.model(
@@ -73,7 +86,11 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
             await roll_out(agent, model, sample.prompt if before is None else None)
         finally:
             agent.cleanup()
-        options = {"decode": _decode(shared), "temperature": float(sampling_params.get("temperature", 1.0))}
+        options = {
+            "decode": _decode(shared),
+            "temperature": float(sampling_params.get("temperature", 1.0)),
+            "logprobs": "omit" if evaluation else logprobs,
+        }
         if chosen == "list":
             return fan_out(sample, model.ledger, **options)
         done = fill(sample, model.ledger, branches=chosen, **options)
@@ -83,6 +100,34 @@ def generate_with(make_agent: MakeAgent, *, branches: Branches | None = None, po
         return done
 
     return run
+
+
+def _expect_messages(args: Any, sample: Any, evaluation: bool) -> None:
+    """Refuse a prompt that slime has rendered: the agent's own template would go around it as around a user's words.
+
+    Of an evaluation slime does not say which of its data sets a sample is from, and each may be rendered or not.
+
+    Raises:
+        ValueError: It is rendered.
+    """
+    if getattr(args, "apply_chat_template", False) and isinstance(sample.prompt, str) and not evaluation:
+        raise ValueError(
+            f"slime's --apply-chat-template has rendered the prompt {sample.prompt[:60]!r} already, and an agent's "
+            "messages are rendered here: leave the flag out, so that the prompt comes as text or messages."
+        )
+
+
+def _branches(asked: Branches | None, partial: bool, evaluation: bool) -> Branches:
+    """Choose what becomes of a rollout with several trajectories.
+
+    Raises:
+        ValueError: slime's partial rollouts take no lists.
+    """
+    if partial and asked == "list":
+        raise ValueError("slime's --partial-rollout takes one sample a rollout: use branches='last' or 'error'.")
+    if evaluation and asked != "error":
+        return "last"  # of a list slime would count each sample's reward
+    return asked or ("last" if partial else "list")
 
 
 def sampling_of(sampling_params: Mapping[str, Any]) -> SamplingParams:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
@@ -34,7 +35,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         agent: "module:function" of a `MakeAgent`; its row is the dataset's, as a dict.
         branches: "error" or "last", see `sample_of`; or "list", which verl's v1 trainer takes: an output a trajectory.
         parser: Name of the tool-call format; "auto" takes the one that the chat template shows.
-        logprobs: See `LogprobPolicy`.
+        logprobs: See `LogprobPolicy`. What verl samples to validate is not checked: it is not trained.
         **kwargs: verl's.
     """
 
@@ -75,7 +76,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         options: dict[str, Any] = {
             "temperature": sampling.temperature or 1.0,
             "end_id": self.tokenizer.eos_token_id,
-            "logprobs": self._logprobs,
+            "logprobs": self._logprobs if _is_trained(sampling_params, config) else _unchecked(self._logprobs),
             "prompt_length": int(config.prompt_length),
             "response_length": int(config.response_length),
             "messages": len(agent.messages),
@@ -91,6 +92,16 @@ def _bound_of(tokenizer: Any, parser: str) -> Bound:
     if known is None or known[0] is not tokenizer:
         known = _bound[id(tokenizer)] = (tokenizer, bind(tokenizer, parser))
     return known[1]
+
+
+def _is_trained(sampling_params: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Tell what verl trains by what it samples with: a validation and a greedy baseline have other parameters."""
+    of_training = ("temperature", "top_p", "top_k")
+    return all(sampling_params[name] == config.get(name) for name in of_training if name in sampling_params)
+
+
+def _unchecked(logprobs: LogprobPolicy) -> LogprobPolicy:
+    return "as-recorded" if logprobs == "checked" else logprobs
 
 
 def _sampling_of(sampling_params: dict[str, Any], response_length: int) -> SamplingParams:

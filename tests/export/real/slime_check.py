@@ -154,6 +154,7 @@ def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
         (cut,) = group(args, 1)
         assert cut.status is Sample.Status.ABORTED
         assert cut.reward is None
+        assert cut.remove_sample
         assert cut.response == CALL + END
         assert sum(cut.loss_mask) == cut.response_length == len(ids_of(CALL + END))
         kept = copy.deepcopy(cut)
@@ -161,6 +162,7 @@ def an_aborted_rollout_goes_on(folder: str, masks: bool) -> None:
         (done,) = group(args, 1, [kept])
     assert done.status is Sample.Status.COMPLETED
     assert PARTIAL not in done.metadata
+    assert not done.remove_sample
     assert done.tokens[: len(cut.tokens)] == cut.tokens
     assert done.response.endswith(ANSWER + END)
     own = len(ids_of(ANSWER + END))
@@ -176,15 +178,16 @@ def a_rollout_without_a_turn_is_aborted() -> None:
     assert [each.status for each in fan_out(Sample(index=0), ledger, **OPTIONS)] == [Sample.Status.ABORTED]
 
 
-def an_engines_error_is_not_trained() -> None:
+def what_ended_from_outside_is_not_trained() -> None:
     from support.rollout_forests import chain
     from tito_core.termination import Termination
 
-    ledger = chain((3, 2))
-    record_termination(ledger, Termination.ENGINE_ERROR)
-    sample = fill(Sample(index=0), ledger, **OPTIONS)
-    assert sample.remove_sample
-    assert sample.status is Sample.Status.FAILED
+    for word in (Termination.ENGINE_ERROR, Termination.ABORTED, Termination.CANCELLED):
+        ledger = chain((3, 2))
+        record_termination(ledger, word)
+        sample = fill(Sample(index=0), ledger, **OPTIONS)
+        assert sample.remove_sample
+        assert sample.status is (Sample.Status.FAILED if word == "engine_error" else Sample.Status.ABORTED)
 
 
 if __name__ == "__main__":
@@ -193,7 +196,7 @@ if __name__ == "__main__":
     sys.modules["slime_check"] = sys.modules["__main__"]
     samples_are_slimes()
     a_rollout_without_a_turn_is_aborted()
-    an_engines_error_is_not_trained()
+    what_ended_from_outside_is_not_trained()
     with tempfile.TemporaryDirectory() as place:
         tokenizer().save_pretrained(place)
         slimes_loop_runs_ours(place)

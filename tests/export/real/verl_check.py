@@ -68,6 +68,7 @@ def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **
         "top_p": 1.0,
         "top_k": -1,
         "calculate_log_probs": True,
+        "val_kwargs": {"temperature": 0.6, "top_p": 0.7, "top_k": 20},
         "agent": {"default_agent_loop": "strands", "num_workers": 1},
         "multi_turn": {"max_parallel_calls": 1, "format": "hermes"},
         "full_determinism": False,
@@ -99,13 +100,13 @@ def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **
     return worker, servers
 
 
-def batch_of(worker: Any, size: int) -> DataProto:
+def batch_of(worker: Any, size: int, **more: Any) -> DataProto:
     prompts = np.empty(size, dtype=object)
     prompts[:] = [[{"role": "user", "content": QUESTION}] for _ in range(size)]
     batch = DataProto.from_dict(
         tensors={"dummy": torch.zeros(size, 1)},
         non_tensors={"raw_prompt": prompts, "index": np.arange(size)},
-        meta_info={"global_steps": 7},
+        meta_info={"global_steps": 7, **more},
     )
     found: DataProto = asyncio.run(worker.generate_sequences(batch))
     return found
@@ -169,6 +170,18 @@ def what_verl_cannot_take_is_refused() -> None:
         batch_of(worker, 1)
 
 
+def a_validation_is_sampled_as_it_likes() -> None:
+    """Nothing of it is trained, so that its logprobs may be of a truncated policy at another temperature."""
+    worker, servers = worker_of("make_agent")
+    found = batch_of(worker, 2, validate=True)
+    assert (found.batch["response_mask"].sum(-1) == len(SAMPLED)).all()
+    assert servers.sessions
+    worker, _ = worker_of("make_agent")
+    worker.rollout_config["top_p"] = 0.7
+    with pytest.raises(LogprobMismatchError, match="verl compares"):
+        batch_of(worker, 1)
+
+
 @settings(max_examples=60, deadline=None, database=None)
 @given(rollouts())
 def outputs_are_verls(ledger: Ledger) -> None:
@@ -197,4 +210,5 @@ if __name__ == "__main__":
     verls_worker_runs_our_loop()
     what_ends_early_or_is_too_long_keeps_its_shape()
     what_verl_cannot_take_is_refused()
+    a_validation_is_sampled_as_it_likes()
     print(f"verl: ok, {verl.__version__}")

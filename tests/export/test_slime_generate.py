@@ -1,0 +1,74 @@
+"""slime's `generate`, over a scripted SGLang; slime's own loop runs it where SLIME_SRC points to its source."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.multiplying import QUESTION, make_agent, make_editing_agent, says
+from support.scripted import backend_of, engine_of, policy_of
+from support.slime_facts import PARAMETERS, Recorded, arguments
+from tito_core.export import BranchedRolloutError, LogprobMismatchError
+from tito_core.export.slime_generate import generate, generate_with
+
+
+@pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
+async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at: dict[str, Any]) -> None:
+    """Nothing of it is trained, so it needs no logprobs; and slime counts the reward of each sample that it gets."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", partial_rollout=True)
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    run = generate_with(make_editing_agent, policy=policy)
+    done = await run(args, own, {**PARAMETERS, **sampled_at}, evaluation=True)
+    assert done is own
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert done.rollout_log_probs is None
+    assert len(done.loss_mask) == done.response_length
+    args.partial_rollout = False
+    again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    with pytest.raises(LogprobMismatchError):
+        await run(args, again, {**PARAMETERS, "temperature": 0.0})
+    strict = generate_with(make_editing_agent, branches="error", policy=policy)
+    with pytest.raises(BranchedRolloutError):
+        await strict(args, again, {**PARAMETERS}, evaluation=True)
+    assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
+
+
+async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the refusal's sentence says; with the function, and by slime's configuration."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    cold = {**PARAMETERS, "temperature": 0.0}
+    args = arguments("http://nowhere:1", "unused", tito_agent="support.multiplying:make_agent")
+
+    def sample() -> Any:
+        return Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+
+    with pytest.raises(LogprobMismatchError, match="logprobs='omit'"):
+        await generate_with(make_agent, policy=policy)(args, sample(), cold)
+    (done,) = await generate_with(make_agent, policy=policy, logprobs="omit")(args, sample(), cold)
+    assert done.rollout_log_probs is None
+    assert sum(done.loss_mask) > 0
+
+    async def connected(_: Any) -> Any:
+        return policy
+
+    monkeypatch.setattr("tito_core.export.slime_generate._connected", connected)
+    args.tito_logprobs = "as-recorded"
+    (done,) = await generate(args, sample(), cold)
+    assert any(done.rollout_log_probs)
+
+
+async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
+    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
+    run = generate_with(make_agent, policy=policy)
+    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="slime's --apply-chat-template has rendered the prompt"):
+        await run(args, rendered, {**PARAMETERS})
+    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
+    (done,) = await run(args, chat, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
