@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from strands import Agent
 
-from support.multiplying import QUESTION, make_agent, make_editing_agent, says
+from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
 from support.scripted import backend_of, engine_of, policy_of
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_core.export import BranchedRolloutError, LogprobMismatchError
 from tito_core.export.slime_generate import generate, generate_with
+from tito_core.testing import Fault
 
 
 @pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
@@ -72,3 +74,40 @@ async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
     chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
     (done,) = await run(args, chat, {**PARAMETERS})
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("branches", ["list", "last"])
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_training(
+    turns: int, evaluation: bool, branches: Any
+) -> None:
+    """Of an aborted sample slime asks no reward, and makes a tensor of all rewards; each response has a token."""
+    aborted = [None] * turns + [Fault(edit=ended_by_the_server)]
+    engine = engine_of("sglang", says, fault=lambda number, request: aborted[min(number, turns)])
+    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    args = arguments("http://nowhere:1", "unused")
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    run = generate_with(unrewarded, branches=branches, policy=policy)
+    done = await run(args, own, {**PARAMETERS}, evaluation=evaluation)
+    (one,) = done if isinstance(done, list) else [done]
+    assert one.status is Recorded.Status["ABORTED"]  # type: ignore[attr-defined]
+    assert (one.reward, one.remove_sample) == (0.0, True)
+    assert len(one.tokens) > one.response_length == len(one.loss_mask) >= 1
+    assert (one.rollout_log_probs is None) is evaluation
+    assert evaluation or len(one.rollout_log_probs) == one.response_length
+    assert (sum(one.loss_mask) > 0) is (turns == 1), "slime leaves out what is removed by itself"
+
+
+def unrewarded(model: Any, row: Any) -> Agent:
+    return Agent(model=model, tools=[multiply], callback_handler=None)
+
+
+def ended_by_the_server(answer: Any) -> None:
+    """All but the last token was sampled by then."""
+    meta = answer["meta_info"]
+    meta["finish_reason"] = {"type": "abort", "message": "gone"}
+    meta["completion_tokens"] -= 1
+    for said in (answer["output_ids"], meta["output_token_logprobs"]):
+        said.pop()
+    meta["weight_versions"][-1]["end"] -= 1

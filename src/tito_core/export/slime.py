@@ -127,6 +127,23 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     return copies
 
 
+def completed(sample: Any, *, logprobs: LogprobPolicy = "checked") -> Any:
+    """Give an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
+
+    slime asks no reward of an aborted one, and one None among rewards, or a response without tokens, ends its training.
+    As in slime's own agent example the reward is 0, and a missing response one token that is not trained.
+    """
+    if sample.status is not type(sample).Status.ABORTED:
+        return sample
+    if not sample.tokens:
+        sample.tokens, sample.response, sample.response_length, sample.loss_mask = [0, 0], "", 1, [0]
+        sample.rollout_log_probs = None if logprobs == "omit" else [0.0]
+    if sample.reward is None:
+        sample.reward = 0.0
+    sample.remove_sample = True
+    return sample
+
+
 def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:
     fields = fields_of(found, **options)
     if fields["reward"] is None:

@@ -11,7 +11,7 @@ from strands import Agent
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, named, roll_out
-from tito_core.export.slime import Branches, fan_out, fill
+from tito_core.export.slime import Branches, completed, fan_out, fill
 from tito_core.ledger.ledger import Ledger
 from tito_core.policy import Policy
 from tito_core.store import from_record, to_record
@@ -86,17 +86,16 @@ def generate_with(
             await roll_out(agent, model, sample.prompt if before is None else None)
         finally:
             agent.cleanup()
-        options = {
-            "decode": _decode(shared),
-            "temperature": float(sampling_params.get("temperature", 1.0)),
-            "logprobs": "omit" if evaluation else logprobs,
-        }
+        wish: LogprobPolicy = "omit" if evaluation else logprobs
+        temperature = float(sampling_params.get("temperature", 1.0))
+        options = {"decode": _decode(shared), "temperature": temperature, "logprobs": wish}
         if chosen == "list":
-            return fan_out(sample, model.ledger, **options)
+            return [completed(one, logprobs=wish) for one in fan_out(sample, model.ledger, **options)]
         done = fill(sample, model.ledger, branches=chosen, **options)
-        if partial:
-            _keep(done, agent, model.ledger)
-            _mask_earlier(args, done, model.ledger, earlier)
+        if not partial:
+            return completed(done, logprobs=wish)
+        _keep(done, agent, model.ledger)
+        _mask_earlier(args, done, model.ledger, earlier)
         return done
 
     return run
