@@ -25,6 +25,8 @@ class VLLMToolValidationHooks(ToolCallGuard):
         validate_input_shape: bool = True,
     ) -> None:
         super().__init__(max_allowed_tools_in_error if include_allowed_tools_in_errors else None)
+        self.include_allowed_tools_in_errors = include_allowed_tools_in_errors
+        self.max_allowed_tools_in_error = max_allowed_tools_in_error
         self.validate_input_shape = validate_input_shape
 
     def before_tool_call(self, event: BeforeToolCallEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from strands import Agent
 from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
 from support.scripted import backend_of, engine_of, policy_of
 from support.slime_facts import PARAMETERS, Recorded, arguments
+from tito_core import Policy
 from tito_core.export import BranchedRolloutError, LogprobMismatchError
 from tito_core.export.slime_generate import generate, generate_with
 from tito_core.testing import Fault
@@ -111,3 +113,25 @@ def ended_by_the_server(answer: Any) -> None:
     for said in (answer["output_ids"], meta["output_token_logprobs"]):
         said.pop()
     meta["weight_versions"][-1]["end"] -= 1
+
+
+@pytest.mark.parametrize("way", ["fails", "is cancelled"])
+async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollout(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    tries = iter([OSError("not up yet") if way == "fails" else asyncio.CancelledError(), None])
+
+    async def connect(**_: Any) -> Any:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return policy
+
+    monkeypatch.setattr(Policy, "connect_async", connect)
+    args = arguments("http://not-up:1", way)
+    run = generate_with(make_agent)
+    with pytest.raises((OSError, asyncio.CancelledError)):
+        await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+    (done,) = await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]

@@ -267,6 +267,8 @@ def test_the_guard_refuses_what_strands_vllms_does_and_more() -> None:
     assert hooks.unknown_calls == {"nope": 1}
     assert refused(VLLMToolValidationHooks(False), "nope", {}) == "There is no tool 'nope'."
     assert "add and 1 more" in refused(VLLMToolValidationHooks(max_allowed_tools_in_error=1), "nope", {})
+    few = VLLMToolValidationHooks(False, 3)
+    assert (few.include_allowed_tools_in_errors, few.max_allowed_tools_in_error) == (False, 3)
     lax = VLLMToolValidationHooks(validate_input_shape=False)
     assert refused(lax, "add", {"a": 1}) == ""
     assert refused(lax, "nope", {}) != ""

@@ -149,7 +149,8 @@ async def _connected(args: Any) -> Policy:
     """Connect to slime's router once, however many rollouts begin at once."""
     url = getattr(args, "tito_base_url", None) or f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     key = (getattr(args, "tito_backend", "sglang"), url, str(args.hf_checkpoint))
-    if key not in _policies or (_policies[key].done() and _policies[key].exception() is not None):
+    known = _policies.get(key)
+    if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
         connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2])
         _policies[key] = asyncio.ensure_future(connecting)
     return await asyncio.shield(_policies[key])
