@@ -21,7 +21,7 @@ TOKENS = 24
 MOST_TOP = 4
 """Likeliest tokens that are wanted of each at most."""
 NEAR_TIE_NATS = 0.02
-"""Where two tokens lie this close, either may come."""
+"""Where two tokens lie this close, either may come; or up to twice the tolerance, where that is more."""
 QUESTIONS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
 CROWD = 8
 """Requests beside the one that is watched."""
@@ -45,14 +45,14 @@ async def ask(connected: Connected, tally: Tally, repeats: int) -> None:
         await _obeyed(connected, tally, prompt, first, question)
         one, other = [await _sampled(connected, prompt, temperature=1.0, seed=11) for _ in range(2)]
         if connected.target.seeds or np.array_equal(one.output_ids, other.output_ids):
-            _alike(tally, "seeded", one, other, question)
+            _alike(connected, tally, "seeded", one, other, question)
         else:
             tally.skip("seeded", "The server does not keep to seeds; --seeds holds it to them.")
-        _alike(tally, "repeatable", first, await _greedy(connected, prompt), question)
+        _alike(connected, tally, "repeatable", first, await _greedy(connected, prompt), question)
         watched, *_ = await asyncio.gather(
             _greedy(connected, prompt), *(_greedy(connected, prompt[: len(prompt) - 1 - n % 3]) for n in range(CROWD))
         )
-        _alike(tally, "alone", first, watched, question)
+        _alike(connected, tally, "alone", first, watched, question)
 
 
 async def _greedy(connected: Connected, prompt: TokenIds) -> TokenResponse:
@@ -83,7 +83,7 @@ async def _likeliest(connected: Connected, tally: Tally, prompt: TokenIds) -> No
 async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: TokenResponse, question: str) -> None:
     """Ask with parameters whose effect can be told from the answer."""
     likeliest = await _sampled(connected, prompt, temperature=1.0, top_k=1)
-    _alike(tally, "obeyed", greedy, likeliest, f"{question} with top_k=1")
+    _alike(connected, tally, "obeyed", greedy, likeliest, f"{question} with top_k=1")
     on, *longs = await asyncio.gather(
         _sampled(connected, prompt, temperature=1.0, ignore_eos=True),
         *(_sampled(connected, prompt, temperature=1.0, min_new_tokens=TOKENS, seed=seed) for seed in range(3)),
@@ -96,8 +96,11 @@ async def _obeyed(connected: Connected, tally: Tally, prompt: TokenIds, greedy: 
     tally.hold("obeyed", len(again.output_ids) == 1, "a stop id that came first did not end the answer.")
 
 
-def _alike(tally: Tally, check: str, one: TokenResponse, other: TokenResponse, question: str) -> None:
+def _alike(
+    connected: Connected, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, question: str
+) -> None:
     """Hold two greedy answers equal up to the first token that nearly was another."""
+    near = max(NEAR_TIE_NATS, 2 * connected.target.tolerance_nats)
     n = min(len(one.output_ids), len(other.output_ids))
     apart = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
     at = int(apart[0]) if len(apart) else n
@@ -107,8 +110,8 @@ def _alike(tally: Tally, check: str, one: TokenResponse, other: TokenResponse, q
         problem = (
             f"{question!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
         )
-        tally.hold(check, margin <= NEAR_TIE_NATS, problem)
+        tally.hold(check, margin <= near, problem)
         tally.notes.append(f"A near-tie fell two ways: {problem}")
     else:
         tally.hold(check, len(one.output_ids) == len(other.output_ids), f"{question!r}: one answer is longer.")
-    tally.hold(check, drift <= NEAR_TIE_NATS, f"{question!r}: equal tokens, but logprobs {drift:.3g} nats apart.")
+    tally.hold(check, drift <= near, f"{question!r}: equal tokens, but logprobs {drift:.3g} nats apart.")
