@@ -110,6 +110,16 @@ class IdText:
         return pieces
 
 
+def in_pieces(body: bytes | Pieces) -> bytes | Pieces:
+    """Cut a body that is too large for one piece; another is given as it is."""
+    return tuple(_cut(body)) if isinstance(body, bytes) and len(body) > PIECE_BYTES else body
+
+
+def _cut(part: bytes) -> list[memoryview]:
+    whole = memoryview(part)
+    return [whole[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES)]
+
+
 def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
     """Join parts that are small, and leave or cut those that are not; all of them are one where none is large."""
     found: list[bytes | memoryview] = []
@@ -118,8 +128,7 @@ def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
     for part in parts:
         size += len(part)
         if len(part) >= ALONE_BYTES:
-            whole = memoryview(part)
-            found += [b"".join(small), *(whole[at : at + PIECE_BYTES] for at in range(0, len(part), PIECE_BYTES))]
+            found += [b"".join(small), *_cut(part)]
             small, size = [], 0
         elif size > PIECE_BYTES:
             found.append(b"".join(small))

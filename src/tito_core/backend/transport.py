@@ -20,7 +20,7 @@ from tito_core.backend import address
 from tito_core.backend.clients import LoopTransports
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
-from tito_core.backend.id_text import Pieces
+from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
 from tito_core.backend.pool import Body, Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
@@ -85,6 +85,7 @@ class EngineHttp:
         self._retries = Retries(max_attempts, sleep)
         self._api_key = address.api_key(api_key, backend=backend)
         self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket, max_connections))
+        self._takes_views = http_transport is None
         self._urls: dict[str, httpx.URL] = {}
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
@@ -161,11 +162,13 @@ class EngineHttp:
 
     def _made(self, request: HttpRequest, method: str, url: httpx.URL) -> httpx.Request:
         headers = self._headers(request)
+        body = in_pieces(request.body)
         content: bytes | AsyncIterator[bytes]
-        if isinstance(request.body, bytes):
-            content = request.body
+        if isinstance(body, bytes):
+            content = body
         else:
-            content, headers["Content-Length"] = _each(request.body), str(sum(map(len, request.body)))
+            content = _each(body, as_views=self._takes_views)
+            headers["Content-Length"] = str(sum(map(len, body)))
         timeout = {"connect": self.connect_timeout_s, "read": None, "write": None, "pool": None}
         return httpx.Request(method, url, headers=headers, content=content or None, extensions={"timeout": timeout})
 
@@ -198,6 +201,7 @@ async def _whole(response: httpx.Response) -> HttpAnswer:
     return HttpAnswer(await response.aread(), kind)
 
 
-async def _each(pieces: Pieces) -> AsyncIterator[bytes]:
+async def _each(pieces: Pieces, *, as_views: bool) -> AsyncIterator[bytes]:
+    """Yield the pieces: views as they are to aiohttp, and bytes, as httpx promises, to whatever else sends them."""
     for piece in pieces:
-        yield cast(bytes, piece)  # nobody who sends it minds a view
+        yield cast(bytes, piece) if as_views else bytes(piece)
