@@ -43,4 +43,4 @@ class Prompts:
             )
         kept[turn] = text
         if len(kept) > KEPT:
-            kept.pop(next(iter(kept)), None)
+            kept.pop(list(kept)[0], None)  # noqa: RUF015  # at once: other threads change it under an iterator

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -110,3 +112,24 @@ def test_of_many_paths_the_latest_are_kept() -> None:
         prompts.keep(ledger, number, IdText.of(ids(100)), ids(200))
         assert len(prompts._kept[ledger]) == min(number + 1, KEPT)
     assert list(prompts._kept[ledger]) == list(range(2, KEPT + 2))
+
+
+def test_another_thread_may_keep_a_text_at_any_moment_while_the_oldest_one_is_dropped() -> None:
+    """An error here would come after the turn's commit. A profiler is called before each function in C."""
+    prompts, ledger = Prompts(), Ledger()
+    for number in range(KEPT + 2):
+        ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE) if number else None))
+        prompts.keep(ledger, number, IdText.of(ids(100)), ids(200))
+    others = iter(range(1000, 2000))
+
+    def meanwhile(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and frame.f_code is Prompts.keep.__code__:
+            prompts._kept[ledger][next(others)] = IdText()
+
+    sys.setprofile(meanwhile)
+    try:
+        prompts.keep(ledger, 0, IdText.of(ids(100)), ids(200))
+    finally:
+        sys.setprofile(None)
+    assert next(others) > 1000
+    assert 2 not in prompts._kept[ledger], "the oldest"
