@@ -140,6 +140,30 @@ def test_no_policy_makes_a_server_be_taken_for_the_other_kind(
         assert found(Asked(told.tolist(), scored.tolist())).processed_logprobs in (processes, None)
 
 
+@settings(max_examples=200)
+@given(st.integers(0, 2**32 - 1), st.floats(0.2, 2.0), st.floats(0.0, 0.35), st.sampled_from([40, 1000, 30000]))
+def test_a_few_tokens_far_below_the_others_make_no_processed_logprobs_raw(
+    seed: int, scale: float, certain: float, vocabulary: int
+) -> None:
+    """Nearly undecided in most places, and in some nearly sure of a token that is not sampled all the same."""
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(0, scale, (32, vocabulary))
+    logits[draws.random(32) < certain, 7] += 2 * np.log(vocabulary) + draws.uniform(-1, 2)
+    raw, processed = (each - np.logaddexp.reduce(each, axis=1, keepdims=True) for each in (logits, logits / 2))
+    at = np.arange(32)
+    sampled = np.argmax(processed + draws.gumbel(size=processed.shape), axis=1)
+    for said, processes in ((raw, False), (processed, True)):
+        info = found(Asked(said[at, sampled].tolist(), raw[at, sampled].tolist()))
+        assert info.processed_logprobs in (processes, None)
+
+
+def test_three_tokens_far_below_the_others_are_no_spread() -> None:
+    """Of 32: else what lies 0.3 nats apart in most places would count as the same."""
+    scored = [*np.linspace(-10.6, -9.4, 29).tolist(), -24.0, -24.0, -24.0]
+    said = [value + 0.3 for value in scored[:29]] + [-12.5] * 3
+    assert found(Asked(said, scored)).processed_logprobs is True
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
 def test_a_policy_of_a_wide_spread_is_decided_also_in_bfloat16(noise: float) -> None:
     draws = np.random.default_rng(3)
@@ -185,6 +209,31 @@ def test_a_truncation_shows_where_two_tokens_have_all_and_freely_have_not(
     first: tuple[float, float], rest: tuple[float, float], truncated: bool | None
 ) -> None:
     assert masses(first, rest) is truncated
+
+
+def left(*logits: float, of: int) -> tuple[float, float]:
+    """Give the two likeliest of some tokens, at T = 2, among the first of them."""
+    weights = np.exp(np.array(logits) / 2)
+    weights = np.sort(weights)[::-1][:of] / np.sum(np.sort(weights)[::-1][:of])
+    return float(weights[0]), float(weights[1])
+
+
+@pytest.mark.parametrize(
+    ("logits", "stay"),
+    [
+        ((3.0, 3.0, 3.0, -2.0, -3.0), 3),
+        ((4.0, 3.5, 3.5, -2.0, -3.0), 3),
+        ((4.0, 3.5, 3.5, 3.5, 3.5, -4.0), 5),
+    ],
+)
+def test_a_server_that_leaves_tokens_as_likely_as_the_second_is_not_taken_for_one_that_cuts_nothing_off(
+    logits: tuple[float, ...], stay: int
+) -> None:
+    """As both engines do with top_k, and of bfloat16's logits many are equal."""
+    cut, free = left(*logits, of=stay), left(*logits, of=len(logits))
+    assert found(Asked([-1.0] * 8, [-1.0] * 8, (cut, free))).truncated_logprobs is None
+    assert found(Asked([-1.0] * 8, [-1.0] * 8, (free, free))).truncated_logprobs is False
+    assert found(Asked([-1.0] * 8, [-1.0] * 8, (left(*logits, of=2), free))).truncated_logprobs is True
 
 
 def test_what_one_of_them_came_without_tells_nothing() -> None:

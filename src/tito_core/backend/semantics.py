@@ -6,6 +6,7 @@ import uuid
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
@@ -20,13 +21,18 @@ SAME_NATS = 0.02
 """Numbers of which most are this close, in nats, count as the same quantity."""
 SAME_SHARE = 0.1
 """So do numbers this close, as a share of their spread, since bfloat16 tells logits of 16 only to 0.06 nats apart. At
-T = 2 half of the processed logprobs are about three times as far from the raw ones."""
+T = 2 half of the processed logprobs are about three times as far from the raw ones. The spread is that of the middle
+half: a few tokens far below the others would make it as wide as those are different."""
+QUARTILES = 1.35
+"""How far the quartiles of normal numbers lie apart, in standard deviations."""
 MOST = 0.75
 """Of numbers that are the same."""
 APART_NATS = 0.2
 """Two numbers this far apart in the median are different quantities; logprobs that vary less cannot tell."""
 ALL_MASS = 0.98
 """Less probability than this is not all of it."""
+MOST_ALIKE = 32
+"""More tokens that are as likely as the second are not looked for."""
 SAME_MASS = 0.1
 """In one place, two tokens that have no more than this beyond what they had have as much as before."""
 CLEARLY_LESS = 0.8
@@ -96,7 +102,8 @@ def _is_processed(free: TokenResponse, raw: Logprobs) -> bool | None:
     telling = raw < -CERTAIN_NATS
     if np.count_nonzero(telling) < LEAST_TOKENS:
         return None
-    apart, spread = np.abs(raw - free.logprobs)[telling], float(np.std(raw[telling]))
+    apart, (low, high) = np.abs(raw - free.logprobs)[telling], np.quantile(raw[telling], (0.25, 0.75))
+    spread = float(high - low) / QUARTILES
     if float(np.median(apart)) > max(APART_NATS, SAME_SHARE * spread):
         return True
     same = float(np.quantile(apart, MOST)) < max(SAME_NATS, SAME_SHARE * spread)
@@ -107,21 +114,28 @@ def _is_truncated(cut: TokenResponse, free: TokenResponse) -> bool | None:
     """Tell by the two likeliest of each token: of two they have all the probability, if that of the rest was cut off.
 
     The first token has the same prompt before it both times, so it tells where the rest had some. Later ones, which
-    differ, can only tell that nothing was cut off: a policy that is certain leaves nothing to the rest by itself, and
-    of tokens that are equally likely, as they often are in bfloat16, a server may leave three.
+    differ, can only tell that nothing was cut off: a policy that is certain leaves nothing to the rest by itself. Of
+    tokens that are as likely as the second, as they often are in bfloat16, a server may leave all.
     """
     if not all("top_logprobs" in response.columns for response in (cut, free)):
         return None
-    of_two, of_all = (
-        np.nansum(np.exp(response.columns["top_logprobs"].values.astype(np.float64)), axis=1)
-        for response in (cut, free)
-    )
-    if of_all[0] < CLEARLY_LESS:
+    two, all_ = (np.exp(each.columns["top_logprobs"].values.astype(np.float64)) for each in (cut, free))
+    of_two, of_all, alike = np.nansum(two, axis=1), float(np.nansum(all_[0])), _alike(two)
+    if of_all < CLEARLY_LESS:
         if of_two[0] >= ALL_MASS:
             return True
-        if of_two[0] - of_all[0] < SAME_MASS:
+        if not alike[0] and of_two[0] - of_all < SAME_MASS:
             return False
-    return False if np.median(of_two) < ALL_MASS else None
+    return False if np.median(np.where(alike, 1.0, of_two)) < ALL_MASS else None
+
+
+def _alike(two: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tell where all that two tokens lack may be that of others as likely as the second, which a server leaves, too."""
+    likeliest, second = two.max(axis=1), two.min(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lacking = (1 - likeliest) / second
+    found: NDArray[np.bool_] = (lacking < MOST_ALIKE) & (np.abs(lacking - np.rint(lacking)) < 0.01)
+    return found
 
 
 def semantics_of(info: EngineInfo, sampling: SamplingParams) -> Semantics:
