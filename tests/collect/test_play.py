@@ -93,6 +93,29 @@ async def test_a_factorys_agent_is_cleaned_up(fault: Fault | None) -> None:
     assert providers[0].consumers == set()
 
 
+async def test_a_clean_up_that_fails_hides_no_end_that_came_before_it() -> None:
+    """Not a bound's, which is no failure, and not the collection's, which would go on otherwise."""
+
+    def make(model: Any, task: Any) -> Agent:
+        return Agent(model=model, tools=[Stubborn()], callback_handler=None)
+
+    ended = await played(policy("vllm", max_model_len=300), make, {"prompt": "word " * 400})
+    assert (ended.termination, ended.failure) == ("context", None)
+    ended = await played(policy("vllm", "Yes."), make)
+    assert (ended.termination, len(ended.ledger)) == ("tool_error", 1)
+    assert ended.failure is not None
+    assert ended.failure.error == "OSError: It does not stop."
+
+    engine = engine_of("sglang", Says("Yes."), latency=60.0)
+    on = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    task = asyncio.ensure_future(InProcess(on, make).play(rollout(prompt="Hello?")))
+    while not engine.running:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 class Provider(ToolProvider):
     """Tools of a server that runs as long as an agent uses them."""
 
@@ -107,6 +130,15 @@ class Provider(ToolProvider):
 
     def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
         self.consumers.discard(consumer_id)
+
+
+class Stubborn(Provider):
+    """Its server does not stop."""
+
+    def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
+        if consumer_id in self.consumers:  # the agent itself asks again in the end
+            super().remove_consumer(consumer_id)
+            raise OSError("It does not stop.")
 
 
 async def test_both_wires_give_the_same_rollouts(tmp_path: Path) -> None:

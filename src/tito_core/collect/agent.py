@@ -6,6 +6,7 @@ import inspect
 import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -81,10 +82,14 @@ class AgentCode:
                 f"The factory gave {made!r:.200}, which is no agent: return a Strands Agent, or make it an "
                 "`async def run(model, task)` that returns the reward."
             )
+        end_servers = getattr(made, "cleanup", _nothing)  # of its tools, which else live on until the agent is found
         try:
             result = await made.invoke_async(task[PROMPT])
-        finally:
-            getattr(made, "cleanup", _nothing)()  # ends the servers of its tools, which else live on until it is found
+        except BaseException:
+            with suppress(Exception):  # why the rollout ended, and whether it was cancelled, is told by what came first
+                end_servers()
+            raise
+        end_servers()
         return (result if hasattr(result, "stop_reason") else None), None
 
 
