@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from strands import Agent
+from strands.tools import ToolProvider
 
 from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
 from support.scripted import backend_of, engine_of, policy_of
@@ -99,6 +100,29 @@ async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_t
     assert (one.rollout_log_probs is None) is evaluation
     assert evaluation or len(one.rollout_log_probs) == one.response_length
     assert (sum(one.loss_mask) > 0) is (turns == 1), "slime leaves out what is removed by itself"
+
+
+async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(ToolProvider):
+        async def load_tools(self, **_: Any) -> list[Any]:
+            return []
+
+        def add_consumer(self, consumer_id: Any, **_: Any) -> None:
+            self.used = True
+
+        def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
+            if self.used:  # the agent itself asks again in the end
+                self.used = False
+                raise OSError("It does not stop.")
+
+    def make(model: Any, row: Any) -> Agent:
+        return Agent(model=model, tools=[multiply, Stubborn()], callback_handler=None)
+
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    (done,) = await generate_with(make, policy=policy)(arguments("http://nowhere:1", "unused"), own, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert "was not cleaned up: OSError: It does not stop." in caplog.text
 
 
 def unrewarded(model: Any, row: Any) -> Agent:

@@ -76,6 +76,14 @@ async def roll_out(agent: Agent, model: TITOModel, prompt: Chat | None) -> Rolle
     return Rolled(ledger, ended, None)
 
 
+def let_go(agent: Agent) -> None:
+    """End the servers of an agent's tools. One that does not stop is logged: it ends no trainer either."""
+    try:
+        agent.cleanup()
+    except Exception as error:
+        logger.warning("agent=<%s> | was not cleaned up: %s: %s", agent.name, type(error).__name__, error)
+
+
 def asked_of(agent: Agent, prompt: Chat) -> str | Messages:
     """Give a prompt as Strands takes it; its system message goes to the agent.
 

@@ -10,7 +10,7 @@ from strands import Agent
 
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.logprobs import LogprobPolicy
-from tito_core.export.rolling import MakeAgent, named, roll_out
+from tito_core.export.rolling import MakeAgent, let_go, named, roll_out
 from tito_core.export.slime import Branches, completed, fan_out, fill
 from tito_core.ledger.ledger import Ledger
 from tito_core.policy import Policy
@@ -85,7 +85,7 @@ def generate_with(
         try:
             await roll_out(agent, model, sample.prompt if before is None else None)
         finally:
-            agent.cleanup()
+            let_go(agent)
         wish: LogprobPolicy = "omit" if evaluation else logprobs
         temperature = float(sampling_params.get("temperature", 1.0))
         options = {"decode": _decode(shared), "temperature": temperature, "logprobs": wish}

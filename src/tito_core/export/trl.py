@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.flat import Flat, flat_of, nothing
 from tito_core.export.logprobs import LogprobPolicy
-from tito_core.export.rolling import Chat, MakeAgent, roll_out
+from tito_core.export.rolling import Chat, MakeAgent, let_go, roll_out
 from tito_core.export.sample import sample_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.policy import Policy, run_blocking
@@ -148,7 +148,7 @@ async def _rollouts(
             try:
                 return (await roll_out(agent, model, prompt)).ledger
             finally:
-                agent.cleanup()
+                let_go(agent)
 
     try:
         return list(await asyncio.gather(*map(one, prompts)))

@@ -17,7 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.logprobs import LogprobPolicy
-from tito_core.export.rolling import named, roll_out
+from tito_core.export.rolling import let_go, named, roll_out
 from tito_core.export.verl import output_of, outputs_of
 from tito_core.export.verl_backend import VerlBackend
 from tito_core.parsing.registry import AUTO
@@ -72,7 +72,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no type
         try:
             rolled = await roll_out(agent, model, list(kwargs["raw_prompt"]))
         finally:
-            agent.cleanup()
+            let_go(agent)
         options: dict[str, Any] = {
             "temperature": sampling.temperature or 1.0,
             "end_id": self.tokenizer.eos_token_id,
