@@ -7,12 +7,13 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from strands import Agent
 from strands.tools import ToolProvider
 
 from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
-from support.scripted import backend_of, engine_of, policy_of
+from support.scripted import backend_of, engine_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_core import Policy
 from tito_core.export import BranchedRolloutError, LogprobMismatchError
@@ -100,6 +101,42 @@ async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_t
     assert (one.rollout_log_probs is None) is evaluation
     assert evaluation or len(one.rollout_log_probs) == one.response_length
     assert (sum(one.loss_mask) > 0) is (turns == 1), "slime leaves out what is removed by itself"
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_they_are_replayed(
+    evaluation: bool,
+) -> None:
+    """slime reads `reward[key]` of each, and makes a tensor of all experts, of which no MoE layer may be all zeros."""
+    more = {"reward_key": "score", "use_rollout_routing_replay": True, "num_layers": 3, "moe_router_topk": 2}
+    args = arguments("http://nowhere:1", "unused", eval_reward_key="points", **more)
+    faults: list[Fault] = []
+    engine = engine_of("sglang", says, experts=(3, 2), fault=lambda number, request: next(iter(faults), None))
+    policy = await Policy.connect_async(backend=backend_of(engine, "sglang"), tokenizer=tokenizer())
+    faults.append(Fault(edit=ended_by_the_server))
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    done = await generate_with(unrewarded, branches="last", policy=policy)(
+        args, own, {**PARAMETERS}, evaluation=evaluation
+    )
+    assert done.reward == {"points" if evaluation else "score": 0.0}
+    experts = np.array(done.rollout_routed_experts)
+    assert experts.shape == (len(done.tokens) - 1, 3, 2)
+    assert experts.any(axis=(0, 2)).all()
+
+
+@pytest.mark.parametrize("branches", ["list", "last"])
+async def test_a_lost_rollout_that_slime_runs_again_is_asked_its_reward(branches: Any) -> None:
+    """slime's fully-async rollouts put an aborted group back, and ask no reward of a sample that has one."""
+    faults = iter([Fault(edit=ended_by_the_server)])
+    engine = engine_of("sglang", says, fault=lambda number, request: next(faults, None))
+    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    run = generate_with(unrewarded, branches=branches, policy=policy)
+    args, own = arguments("http://nowhere:1", "unused"), Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    for status, reward, removed in (("ABORTED", 0.0, True), ("COMPLETED", None, False)):
+        done = await run(args, own, {**PARAMETERS})
+        (own,) = done if isinstance(done, list) else [done]
+        assert own.status is Recorded.Status[status]  # type: ignore[attr-defined]
+        assert (own.reward, own.remove_sample) == (reward, removed)
 
 
 async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:

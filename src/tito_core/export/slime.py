@@ -127,21 +127,42 @@ def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
     return copies
 
 
-def completed(sample: Any, *, logprobs: LogprobPolicy = "checked") -> Any:
+def completed(
+    sample: Any,
+    *,
+    logprobs: LogprobPolicy = "checked",
+    reward_key: str | None = None,
+    experts: tuple[int, int] | None = None,
+) -> Any:
     """Give an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
 
     slime asks no reward of an aborted one, and one None among rewards, or a response without tokens, ends its training.
     As in slime's own agent example the reward is 0, and a missing response one token that is not trained.
+
+    Args:
+        sample: slime's own.
+        logprobs: As `fields_of`.
+        reward_key: slime's `--reward-key`, under which each reward then is.
+        experts: Layers and experts a token, where slime replays them: it takes none for a batch with one None.
     """
     if sample.status is not type(sample).Status.ABORTED:
         return sample
     if not sample.tokens:
         sample.tokens, sample.response, sample.response_length, sample.loss_mask = [0, 0], "", 1, [0]
         sample.rollout_log_probs = None if logprobs == "omit" else [0.0]
+        if experts is not None:
+            layers, chosen = experts
+            sample.rollout_routed_experts = [[list(range(chosen))] * layers]
     if sample.reward is None:
-        sample.reward = 0.0
+        sample.reward = {reward_key: 0.0} if reward_key else 0.0
     sample.remove_sample = True
     return sample
+
+
+def begun_again(sample: Any) -> None:
+    """Take the reward that `completed` gave from a sample that slime runs again, as its fully-async rollouts do."""
+    if sample.status is type(sample).Status.ABORTED:
+        sample.reward = None
 
 
 def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:

@@ -11,7 +11,7 @@ from strands import Agent
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, let_go, named, roll_out
-from tito_core.export.slime import Branches, completed, fan_out, fill
+from tito_core.export.slime import Branches, begun_again, completed, fan_out, fill
 from tito_core.ledger.ledger import Ledger
 from tito_core.policy import Policy
 from tito_core.store import from_record, to_record
@@ -69,6 +69,7 @@ def generate_with(
         partial = bool(getattr(args, "partial_rollout", False)) and not evaluation
         chosen = _branches(branches, partial, evaluation)
         _expect_messages(args, sample, evaluation)
+        begun_again(sample)
         shared = policy or await _connected(args)
         before = (sample.metadata or {}).pop(PARTIAL, None) if partial else None
         model = shared.model(
@@ -89,11 +90,16 @@ def generate_with(
         wish: LogprobPolicy = "omit" if evaluation else logprobs
         temperature = float(sampling_params.get("temperature", 1.0))
         options = {"decode": _decode(shared), "temperature": temperature, "logprobs": wish}
+        needs: dict[str, Any] = {
+            "logprobs": wish,
+            "reward_key": _reward_key(args, evaluation),
+            "experts": _experts(args),
+        }
         if chosen == "list":
-            return [completed(one, logprobs=wish) for one in fan_out(sample, model.ledger, **options)]
+            return [completed(one, **needs) for one in fan_out(sample, model.ledger, **options)]
         done = fill(sample, model.ledger, branches=chosen, **options)
         if not partial:
-            return completed(done, logprobs=wish)
+            return completed(done, **needs)
         _keep(done, agent, model.ledger)
         _mask_earlier(args, done, model.ledger, earlier)
         return done
@@ -163,9 +169,20 @@ def _ledger(policy: Policy, sample: Any) -> Ledger:
 
 
 def _wanted(args: Any) -> dict[str, Any] | None:
+    experts = _experts(args)
+    return None if experts is None else {"routed_experts": experts}
+
+
+def _experts(args: Any) -> tuple[int, int] | None:
+    """Give the layers and the experts a token that slime replays, or None where it replays none."""
     if not getattr(args, "use_rollout_routing_replay", False):
         return None
-    return {"routed_experts": (int(args.num_layers), int(args.moe_router_topk))}
+    return int(args.num_layers), int(args.moe_router_topk)
+
+
+def _reward_key(args: Any, evaluation: bool) -> str | None:
+    of_training: str | None = getattr(args, "reward_key", None)
+    return (getattr(args, "eval_reward_key", None) or of_training) if evaluation else of_training
 
 
 def _decode(policy: Policy) -> Callable[[Any], str]:
