@@ -104,8 +104,8 @@ def main() -> None:
     console.print(
         f"Strands' own loop takes {found['strands_2k_ms_per_turn']:.2f} ms of a turn at 2k and "
         f"{found['strands_32k_ms_per_turn']:.2f} at 32k: a model that took no time would be {_times(found)} times "
-        f"strands-sglang. The event loop was late by at most {found['loop_lag_p99_ms']:.0f} ms (p99). A waiting rollout "
-        f"holds {memory['held'] / 1e3:.0f} kB, of which {memory['tokens'] / 1e3:.0f} tokens and "
+        f"strands-sglang. The event loop was late by at most {found['loop_lag_p99_ms']:.0f} ms (p99). A rollout that "
+        f"waits holds {memory['held'] / 1e3:.0f} kB, of which {memory['tokens'] / 1e3:.0f} tokens and "
         f"{memory['body'] / 1e3:.0f} the kept body."
     )
 
