@@ -8,7 +8,9 @@ process be bound to one), the server has another. Keys:
 
 - `agent_2k_ratio`, `agent_32k_ratio`, `stream_2k_ratio`, `stream_32k_ratio`: our turns a second of CPU over
   strands-sglang's (0.6.2; 0.4.3 where there is no Python 3.12), by way and context; null where it cannot be installed.
-- `strands_ms_per_turn`: CPU of Strands' own loop around a model that takes none.
+- `strands_ms_per_turn`: CPU of Strands' own loop around a model that takes none, at 2k; `strands_32k_ms_per_turn`: at
+  32k, since Strands writes the whole history anew for each turn's trace. `agent_ratios_of_no_time`: by context, the
+  ratio that a model would have that took no time at all.
 - `loop_lag_p99_ms`: how late the event loop was with a timer of 5 ms, of our runs the worst.
 - `idle_rollout_bytes`: memory of a rollout that waits, its agent included, besides its tokens and its kept body, which
   `memory` tells (`tokens`, `body`, all of it `held`).
@@ -51,12 +53,14 @@ def measure(rollouts: int) -> dict[str, Any]:
                     asked = {"what": "crowd", "way": way, "context": at, "rollouts": rollouts, "turns": TURNS}
                     runs[name][f"{way}_{at}"] = one.ask(**asked)
         memory = clients["ours"].ask(what="memory", context="2k", rollouts=max(20, rollouts // 10), turns=TURNS)
-        strands = clients["ours"].ask(what="strands", rollouts=rollouts // 5, turns=TURNS)
+        alone = {at: clients["ours"].ask(what="strands", context=at, rollouts=rollouts, turns=TURNS) for at in AT}
         for one in clients.values():
             one.close()
     return {
         **{f"{run}_ratio": ratio(runs, run) for run in runs["ours"]},
-        "strands_ms_per_turn": strands,
+        **{f"strands_{at}_ms_per_turn": 1e3 / run["turns_per_cpu_s"] for at, run in alone.items()},
+        "strands_ms_per_turn": 1e3 / alone["2k"]["turns_per_cpu_s"],
+        "agent_ratios_of_no_time": {at: ceiling(runs, at, run) for at, run in alone.items()},
         "loop_lag_p99_ms": max(run["lag_p99_ms"] for run in runs["ours"].values()),
         "idle_rollout_bytes": memory["idle"],
         "rollouts": rollouts,
@@ -69,6 +73,13 @@ def ratio(runs: dict[str, Any], run: str) -> float | None:
     """Give our turns a second of CPU over theirs."""
     theirs = runs["strands_sglang"].get(run)
     found: float | None = theirs and runs["ours"][run]["turns_per_cpu_s"] / theirs["turns_per_cpu_s"]
+    return found
+
+
+def ceiling(runs: dict[str, Any], at: str, alone: dict[str, float]) -> float | None:
+    """Give the ratio through `Agent` that a model of ours would have that took no time at all."""
+    theirs = runs["strands_sglang"].get(f"agent_{at}")
+    found: float | None = theirs and alone["turns_per_cpu_s"] / theirs["turns_per_cpu_s"]
     return found
 
 
@@ -91,10 +102,16 @@ def main() -> None:
     console.print(table)
     memory = found["memory"]
     console.print(
-        f"Strands' own loop {found['strands_ms_per_turn']:.2f} ms a turn; event loop late by at most "
-        f"{found['loop_lag_p99_ms']:.0f} ms (p99); a waiting rollout {memory['held'] / 1e3:.0f} kB, of which "
-        f"{memory['tokens'] / 1e3:.0f} tokens and {memory['body'] / 1e3:.0f} the kept body."
+        f"Strands' own loop takes {found['strands_2k_ms_per_turn']:.2f} ms of a turn at 2k and "
+        f"{found['strands_32k_ms_per_turn']:.2f} at 32k: a model that took no time would be {_times(found)} times "
+        f"strands-sglang. The event loop was late by at most {found['loop_lag_p99_ms']:.0f} ms (p99). A rollout that "
+        f"waits holds {memory['held'] / 1e3:.0f} kB, of which {memory['tokens'] / 1e3:.0f} tokens and "
+        f"{memory['body'] / 1e3:.0f} the kept body."
     )
+
+
+def _times(found: dict[str, Any]) -> str:
+    return " and ".join("-" if most is None else f"{most:.2f}" for most in found["agent_ratios_of_no_time"].values())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-import time
 import tracemalloc
 from typing import Any
 
@@ -67,8 +66,8 @@ class Seeds:
         return model, self.messages
 
 
-async def strands_ms(rollouts: int, turns: int) -> float:
-    """Give the CPU milliseconds that Strands takes of a turn around a model that takes none."""
+def canned(tokens: int) -> Seeded:
+    """Make a rollout whose model takes no time, with so many tokens of context."""
     call = {"toolUseId": "call_1", "name": "look"}
     events: list[Any] = [
         {"messageStart": {"role": "assistant"}},
@@ -80,14 +79,8 @@ async def strands_ms(rollouts: int, turns: int) -> float:
         {"contentBlockStop": {}},
         {"messageStop": {"stopReason": "tool_use"}},
     ]
-    history = opening(2000)
-    answer = message_of(events)
-    history += [answer, result(answer)]
-    agents = [agent_of((Canned(events), history), turns) for _ in range(rollouts + 1)]
-    await through_agent(agents.pop(), turns)
-    began = time.process_time()
-    await asyncio.gather(*(through_agent(agent, turns) for agent in agents))
-    return (time.process_time() - began) * 1e3 / rollouts / turns
+    history, answer = opening(tokens), message_of(events)
+    return Canned(events), [*history, answer, result(answer)]
 
 
 async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
@@ -106,7 +99,8 @@ async def memory(seeds: Seeds, rollouts: int, turns: int) -> dict[str, float]:
     # The first turn's columns are shared with the one that was asked.
     tokens = sum(len(turn.draft.columns.buffer) for turn in list(ledger)[1:])
     kept = model.policy.prompts.text(ledger, len(ledger) - 1, ledger[0].draft.prompt_ids[:0])
-    body = len(kept.body({"n": 1}, "input_ids"))
+    sent = kept.body({"n": 1}, "input_ids")
+    body = len(sent) if isinstance(sent, bytes) else sum(map(len, sent))
     return {"held": held, "tokens": tokens, "body": body, "idle": held - tokens - body}
 
 
@@ -117,7 +111,8 @@ async def main(port: str) -> None:
 
     async def answer(asked: Any) -> Any:
         if asked["what"] == "strands":
-            return await strands_ms(asked["rollouts"], asked["turns"])
+            seeded = canned(CONTEXTS[asked["context"]])
+            return await crowd(lambda: seeded, "agent", asked["rollouts"], asked["turns"])
         seeds = await Seeds.of(policy, CONTEXTS[asked["context"]])
         if asked["what"] == "memory":
             return await memory(seeds, asked["rollouts"], asked["turns"])

@@ -64,6 +64,8 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
             console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
     elif outcome.error is not None:
         console.print(outcome.error, style="bold red", markup=False, highlight=False)
+    elif outcome.interrupted:
+        console.print("No law was broken by then.", style="bold yellow")
     else:
         console.print("Every law that applies holds.", style="bold green")
 
@@ -95,7 +97,8 @@ table { border-collapse: collapse; width: 100% } td, th { text-align: left; padd
 tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
 .not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
 </style>
-<h1>{{ "Every law that applies holds" if found.sound else "Not conformant" }}</h1>
+<h1>{% if found.sound %}Every law that applies holds{% else %}
+{{- "Not conformant" if found.broken else "Not finished" }}{% endif %}</h1>
 <p>{{ found.backend }} {{ found.server.version or "of unknown version" }}, {{ found.server.model }}:
 {{ found.conversations }} conversations, {{ found.turns }} turns in {{ found.seconds }} s; profile {{ found.profile }},
 seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +91,40 @@ def test_a_defect_is_told_with_the_smallest_conversation_which_can_be_played_aga
         again = conformance(server, tokenizer_folder, tmp_path, "--replay", "conformance/conversation.json")
         assert again.returncode == 1, again.stdout + again.stderr
         assert broken.partition(":")[0] in again.stdout
+
+
+@pytest.mark.parametrize("wire", ["vllm", "sglang"])
+@pytest.mark.parametrize("after", [1, 40])
+def test_an_interrupt_ends_it_cleanly_with_what_is_known(
+    wire: str, after: int, tokenizer_folder: str, tmp_path: Path
+) -> None:
+    with served(wire) as server:
+        said = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
+        command = [sys.executable, "-c", "from tito_core.cli import main; main()", "conformance", *said]
+        running = subprocess.Popen(
+            [*command, "--profile", "deep"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+        )
+        while sum(len(each.answers) for each in server.engine.exchanges) < 10 + after:  # past what connecting asks
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        out, errors = running.communicate(timeout=60)
+        deadline = time.monotonic() + 10
+        while server.engine.running:
+            assert time.monotonic() < deadline, "a request was left running"
+            time.sleep(0.01)
+    assert running.returncode == 2, out + errors
+    assert "Interrupted: this is what is known so far." in out
+    assert "No law was broken by then." in out
+    assert "Traceback" not in errors
+    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
+    assert (found["interrupted"], found["sound"], found["broken"], found["error"]) == (True, False, None, None)
+    assert "<h1>Not finished</h1>" in (tmp_path / "out" / "conformance.html").read_text()
 
 
 def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> None:
