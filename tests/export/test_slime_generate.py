@@ -80,17 +80,17 @@ async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("branches", ["list", "last"])
+@pytest.mark.parametrize(("branches", "partial"), [("list", False), ("last", False), ("last", True)])
 @pytest.mark.parametrize("evaluation", [False, True])
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_training(
-    turns: int, evaluation: bool, branches: Any
+    turns: int, evaluation: bool, branches: Any, partial: bool
 ) -> None:
     """Of an aborted sample slime asks no reward, and makes a tensor of all rewards; each response has a token."""
     aborted = [None] * turns + [Fault(edit=ended_by_the_server)]
     engine = engine_of("sglang", says, fault=lambda number, request: aborted[min(number, turns)])
     policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
-    args = arguments("http://nowhere:1", "unused")
+    args = arguments("http://nowhere:1", "unused", partial_rollout=partial)
     own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
     run = generate_with(unrewarded, branches=branches, policy=policy)
     done = await run(args, own, {**PARAMETERS}, evaluation=evaluation)

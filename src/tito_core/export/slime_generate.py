@@ -98,11 +98,10 @@ def generate_with(
         if chosen == "list":
             return [completed(one, **needs) for one in fan_out(sample, model.ledger, **options)]
         done = fill(sample, model.ledger, branches=chosen, **options)
-        if not partial:
-            return completed(done, **needs)
-        _keep(done, agent, model.ledger)
-        _mask_earlier(args, done, model.ledger, earlier)
-        return done
+        if partial:
+            _keep(done, agent, model.ledger)
+            _mask_earlier(args, done, model.ledger, earlier)
+        return completed(done, **needs)  # also of partial rollouts: not every abort is slime's own, which runs it again
 
     return run
 
