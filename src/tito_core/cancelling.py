@@ -13,10 +13,19 @@ _Waiting = dict[asyncio.Future[None], threading.Event]
 _waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
 
-async def done_or_set(task: asyncio.Task[Any], signal: threading.Event | None) -> None:
-    """Wait until a task is done, or a signal set. It takes a loop of thousands of them one timer, not one each."""
+async def done_or_set(
+    task: asyncio.Task[Any], signal: threading.Event | None, waiter: asyncio.Future[None] | None = None
+) -> None:
+    """Wait until a task is done, or a signal set. It takes a loop of thousands of them one timer, not one each.
+
+    Args:
+        task: The work.
+        signal: An agent's, or None.
+        waiter: What is waited for. A task that wakes it as its last act saves a round of the event loop, which goes by
+            between a task's end and what is called at its end.
+    """
     loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
+    waiter = loop.create_future() if waiter is None else waiter
 
     def wake(_: object) -> None:
         if not waiter.done():

@@ -59,6 +59,8 @@ async def _in_time(
     backend: Backend, request: TokenRequest, chosen: Settings, on_chunk: OnChunk | None
 ) -> TokenResponse:
     timeout_s = chosen.turn_timeout_s
+    if timeout_s is None:
+        return await generate_whole(backend, request, chosen.aborts, on_chunk)
     try:
         async with asyncio.timeout(timeout_s) as limit:
             return await generate_whole(backend, request, chosen.aborts, on_chunk)
@@ -74,12 +76,20 @@ async def _in_time(
 
 
 async def _watched(work: Coroutine[Any, Any, T], cancel: threading.Event | None) -> T:
-    task = asyncio.ensure_future(work)
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    task = asyncio.ensure_future(_waking(waiter, work))
     async with _Owned(task):
-        await done_or_set(task, cancel)
+        await done_or_set(task, cancel, waiter)
         if not task.done():
             raise CancelledBySignal
         return task.result()
+
+
+async def _waking(waiter: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
+    done = await work
+    if not waiter.done():
+        waiter.set_result(None)
+    return done
 
 
 class _Owned:

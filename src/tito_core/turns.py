@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -100,7 +100,7 @@ def prepare(
     request = TokenRequest(
         input_ids,
         policy.sampling(shaped).within(room),
-        uuid.uuid4().hex,
+        secrets.token_hex(16),
         ledger.uuid,
         policy.prompts.text(ledger, place.parent, delta.ids).standing_for(input_ids),
         wanted,
