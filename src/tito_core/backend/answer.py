@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
-_INT32_MAX = 2**31 - 1
+_FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
 NOTHING = msgspec.Raw(b"null")
 """What a field holds that an engine left out, or sent as null."""
 
@@ -125,8 +126,9 @@ class Checks:
         return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
 
     def _finish(self, said: Reported) -> Finish:
-        if said.finish in tuple(Finish):
-            return Finish(said.finish)
+        found = _FINISHES.get(said.finish or "")
+        if found is not None:
+            return found
         raise self.violation(
             f"Law 4: the server finished with reason {said.finish!r}; a generation ends in 'stop' or 'length', or in "
             "'abort'."
@@ -163,33 +165,41 @@ class Checks:
             raise self.violation("Law 4: the server gave no output ids, not even a stop token.")
         if len(ids) > limit:
             raise self.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
-        low, high = min(ids, default=0), max(ids, default=0)
-        if low < 0 or high > _INT32_MAX:
-            wrong = low if low < 0 else high
-            raise self.violation(f"Law 2: output id {wrong} is no token.")
+        packed = self._token_ids(ids)
         if len(said.logprob_ids) != len(ids):
             raise self.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(said.logprob_ids)} ids.")
         self._same_ids("output id {} at offset {} has the logprob of {}", ids, said.logprob_ids)
-        if None in logprobs:
-            offset = list(logprobs).index(None)
-            raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).")
-        return np.asarray(ids, np.int32), self._logprobs(logprobs)
+        return packed, self._logprobs(logprobs, ids)
+
+    def _token_ids(self, ids: Sequence[int]) -> TokenIds:
+        try:
+            packed = np.array(array("i", ids), np.int32)  # which refuses what int32 cannot hold, as no NumPy 1 does
+        except OverflowError:
+            packed = None
+        if packed is None or (len(packed) and np.minimum.reduce(packed) < 0):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise self.violation(f"Law 2: output id {wrong} is no token.")
+        return packed
 
     def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
-        if tuple(expected) == tuple(found):  # the usual case, in no time
+        if expected == found or tuple(expected) == tuple(found):  # the usual case, in no time
             return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
                 raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
 
-    def _logprobs(self, values: Sequence[float | None]) -> Logprobs:
-        exact = np.asarray(values, np.float64)
-        # What float32 cannot hold becomes infinite, and that is refused below.
+    def _logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
+        """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
+        exact = np.asarray(values, np.float64)  # in which None is NaN, that is refused below
+        # What float32 cannot hold becomes infinite, and that is refused too.
         with np.errstate(over="ignore"):
             logprobs = exact.astype(np.float32)
         try:
             check_logprobs(logprobs)
         except LawViolationError as error:
+            if ids and None in values:
+                offset = list(values).index(None)
+                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).") from None
             raise self.violation(str(error)) from error
         return logprobs
 

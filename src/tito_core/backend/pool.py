@@ -32,27 +32,42 @@ class Pool(AiohttpTransport):
         """See `httpx.AsyncBaseTransport`."""
         if not isinstance(self.client, aiohttp.ClientSession):
             self.client = self.get_client()
-        try:
-            data: bytes | httpx.AsyncByteStream | httpx.SyncByteStream | None = request.content or None
-        except httpx.RequestNotRead:
-            data = request.stream
         timeout = request.extensions.get("timeout", {})
         response = await self.client.request(
             request.method,
             str(request.url),
-            headers=[(name.decode(), value.decode()) for name, value in request.headers.raw],
-            data=data,
+            headers=[(name.decode(), value.decode()) for name, value in (*request.headers.raw, *_OURS)],
+            data=_data(request),
             allow_redirects=False,
-            timeout=aiohttp.ClientTimeout(sock_connect=timeout.get("connect"), sock_read=timeout.get("read")),
+            timeout=_timeout(timeout.get("connect"), timeout.get("read")),
         )
         return httpx.Response(response.status, headers=response.raw_headers, stream=Body(response))
 
 
+class Whole(httpx.ByteStream):
+    """A request's body in one piece.
+
+    Attributes:
+        body: It.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self.body = body
+
+
 class Body(httpx.AsyncByteStream):
-    """An answer's body, as it arrives or whole."""
+    """An answer's body, as it arrives or whole.
+
+    Attributes:
+        kind: Its content type as the server names it; empty where it does not.
+        plain: Whether it comes as it is, neither compressed nor encoded in another way.
+    """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self.kind = response.headers.get("Content-Type", "")
+        self.plain = "Content-Encoding" not in response.headers
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._response.content.iter_any():
@@ -66,6 +81,24 @@ class Body(httpx.AsyncByteStream):
         """Let go of the connection, which is kept where all of it was read."""
         self._response.release()
         await self._response.wait_for_close()
+
+
+def _data(request: httpx.Request) -> bytes | httpx.AsyncByteStream | httpx.SyncByteStream | None:
+    if isinstance(request.stream, Whole):
+        return request.stream.body
+    try:
+        return request.content or None
+    except httpx.RequestNotRead:
+        return request.stream
+
+
+_OURS = ((b"Accept", b"*/*"), (b"Accept-Encoding", b"identity"))
+"""A compressed answer costs both sides more than its bytes."""
+
+
+@functools.lru_cache(maxsize=64)
+def _timeout(connect: float | None, read: float | None) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(sock_connect=connect, sock_read=read)
 
 
 @functools.cache
@@ -84,5 +117,4 @@ def _session(socket: str | None, limit: int) -> aiohttp.ClientSession:
         connector=connector,
         auto_decompress=False,  # httpx does that
         cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("Accept", "Accept-Encoding"),  # a compressed answer costs both sides more than its bytes
     )

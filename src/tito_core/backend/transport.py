@@ -22,7 +22,7 @@ from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Body, Pool, tls
+from tito_core.backend.pool import Body, Pool, Whole, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class EngineHttp:
                         return await read(response)
                     await response.aread()
                 finally:
-                    await response.aclose()
+                    await _close(response)
         except TimeoutError:
             raise EngineTimeoutError(
                 f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
@@ -162,15 +162,16 @@ class EngineHttp:
 
     def _made(self, request: HttpRequest, method: str, url: httpx.URL) -> httpx.Request:
         headers = self._headers(request)
-        body = in_pieces(request.body)
-        content: bytes | AsyncIterator[bytes]
-        if isinstance(body, bytes):
-            content = body
-        else:
-            content = _each(body, as_views=self._takes_views)
-            headers["Content-Length"] = str(sum(map(len, body)))
         timeout = {"connect": self.connect_timeout_s, "read": None, "write": None, "pool": None}
-        return httpx.Request(method, url, headers=headers, content=content or None, extensions={"timeout": timeout})
+        made = functools.partial(httpx.Request, method, url, headers=headers, extensions={"timeout": timeout})
+        body = in_pieces(request.body)
+        if not body:
+            return made()
+        if isinstance(body, bytes):  # a stream is taken as it is; with `content`, httpx parses every header twice
+            headers |= {"Host": url.netloc.decode("ascii"), "Content-Length": str(len(body))}
+            return made(stream=Whole(body))
+        headers["Content-Length"] = str(sum(map(len, body)))
+        return made(content=_each(body, as_views=self._takes_views))
 
     def _headers(self, request: HttpRequest) -> dict[str, str]:
         headers = {"Content-Type": "application/json", **request.headers}
@@ -195,10 +196,14 @@ class EngineHttp:
 
 
 async def _whole(response: httpx.Response) -> HttpAnswer:
-    kind = response.headers.get("content-type", "")
-    if isinstance(response.stream, Body) and "content-encoding" not in response.headers:
-        return HttpAnswer(await response.stream.whole(), kind)
-    return HttpAnswer(await response.aread(), kind)
+    if isinstance(response.stream, Body) and response.stream.plain:
+        return HttpAnswer(await response.stream.whole(), response.stream.kind)
+    return HttpAnswer(await response.aread(), response.headers.get("content-type", ""))
+
+
+async def _close(response: httpx.Response) -> None:
+    """Let go of the connection, which of ours needs none of what httpx does around it."""
+    await (response.stream if isinstance(response.stream, Body) else response).aclose()
 
 
 async def _each(pieces: Pieces, *, as_views: bool) -> AsyncIterator[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.errors import BadRequestError, ContextLengthError
 from tito_core.backend.sampling import SamplingParams
@@ -36,7 +37,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
         )
     highest = _INT32_MAX if vocab_size is None else vocab_size - 1
-    if ids.min() < 0 or ids.max() > highest:
+    if not _all_below(ids, highest):
         wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
@@ -45,6 +46,13 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             backend=backend,
         )
     return ids.astype(np.int32, copy=False)
+
+
+def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
+    """Tell whether all are from 0 to `highest`; of int32 in one pass, since unsigned, what is negative is larger."""
+    if ids.dtype == np.int32:
+        return bool(np.maximum.reduce(ids.view(np.uint32)) <= highest)
+    return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) <= highest)
 
 
 def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend: str) -> None:

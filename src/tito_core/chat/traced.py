@@ -56,9 +56,16 @@ class Traced(str):
         return self
 
     def __add__(self, other: str) -> str:
+        if type(other) is str:  # a template's own, most often
+            text = str.__add__(self, other)
+            return Traced.of(text, self.spans) if self.spans else text
         return concat((self, other)) if isinstance(other, str) else NotImplemented
 
     def __radd__(self, other: str) -> str:
+        if type(other) is str:
+            text, by = str.__add__(other, self), len(other)
+            moved = [(start + by, stop + by, source) for start, stop, source in self.spans]
+            return Traced.of(text, moved) if moved else text
         return concat((other, self)) if isinstance(other, str) else NotImplemented
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
@@ -170,7 +177,7 @@ class Traced(str):
 def concat(pieces: Iterable[str]) -> str:
     """Join pieces and shift their spans; a plain `str` when none carries content."""
     items = list(pieces)
-    if len(items) == 1 and type(items[0]) is str:
+    if len(items) == 1 and (type(items[0]) is str or (type(items[0]) is Traced and items[0].spans)):
         return items[0]
     at = 0
     spans: list[Span] = []
