@@ -45,7 +45,7 @@ class _ByteLevel:
         return bool(piece) and (piece[0] & 0xC0) != 0x80
 
     def __call__(self, ids: Sequence[int]) -> tuple[str, list[int]]:
-        pieces = [self._bytes[token] for token in ids]
+        pieces = list(map(self._bytes.__getitem__, ids))
         joined = b"".join(pieces)
         try:
             text = joined.decode()

@@ -103,7 +103,9 @@ class TurnParser:
         """
         if self.reasoning is None:
             return False
-        header = max((i + 1 for i, token in enumerate(prompt_tail) if token in self.markup.special), default=0)
+        header = len(prompt_tail)
+        while header and prompt_tail[header - 1] not in self.markup.special:
+            header -= 1
         after = tuple(prompt_tail[header:])
         known = self._openings.get(after)
         if known is None:
