@@ -22,19 +22,16 @@ class CancelledBySignal(Exception):
     """The agent's cancel signal was set while the engine was working."""
 
 
-async def answer(
+async def whole(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, chosen: Settings
-) -> AsyncGenerator[TokenChunk | TokenResponse]:
+) -> TokenResponse:
     """Generate a turn's answer; whatever way it is lost, the engine is told to stop.
 
     Args:
         backend: The engine's.
         request: What is asked.
         cancel: The agent's cancel signal, or None.
-        chosen: Whether it streams, how long it may take with everything, and what becomes of aborts.
-
-    Yields:
-        Chunks as they come, if it streams, and last the whole response.
+        chosen: How long it may take with everything, and what becomes of aborts.
 
     Raises:
         CancelledBySignal: The signal was set first.
@@ -43,9 +40,15 @@ async def answer(
     """
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
-    if not chosen.streams:
-        yield await _watched(_in_time(backend, request, chosen, None), cancel)
-        return
+    return await _watched(_in_time(backend, request, chosen, None), cancel)
+
+
+async def streamed(
+    backend: Backend, request: TokenRequest, cancel: threading.Event | None, chosen: Settings
+) -> AsyncGenerator[TokenChunk | TokenResponse]:
+    """Generate a turn's answer, as `whole` does, and yield its chunks as they come, and last the whole response."""
+    if cancel is not None and cancel.is_set():
+        raise CancelledBySignal
     came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
     task = asyncio.ensure_future(_watched(_in_time(backend, request, chosen, came.put_nowait), cancel))
     task.add_done_callback(lambda _: came.put_nowait(None))

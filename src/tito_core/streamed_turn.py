@@ -17,7 +17,6 @@ from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.history import as_shown, remember
-from tito_core.ledger.invariants import check_draft
 from tito_core.malformed import MalformedCallError
 from tito_core.policy import Policy
 from tito_core.recording import Recording
@@ -59,12 +58,15 @@ async def one_turn(
             echoes_every_turn=chosen.echoes_every_turn,
         )
         showing = Showing(policy.parser, turns.tail(prepared.request.input_ids))
-        coming = generating.answer(policy.backend, prepared.request, cancel_signal, chosen)
-        async with aclosing(coming):
-            async for came in coming:
-                for event in showing.events(came) if isinstance(came, TokenChunk) else ():
-                    yield event
-        assert isinstance(came, TokenResponse)  # which comes last
+        came: TokenChunk | TokenResponse
+        if chosen.streams:
+            async with aclosing(generating.streamed(policy.backend, prepared.request, cancel_signal, chosen)) as coming:
+                async for came in coming:
+                    for event in showing.events(came) if isinstance(came, TokenChunk) else ():
+                        yield event
+            assert isinstance(came, TokenResponse)  # which comes last
+        else:
+            came = await generating.whole(policy.backend, prepared.request, cancel_signal, chosen)
         response = turns.named(policy, prepared.request, came)
         await in_turn()
     except generating.CancelledBySignal:
@@ -76,7 +78,7 @@ async def one_turn(
     with ledger.call_ids.of_a_turn() as next_call_id:
         runs_calls = chosen.runs_calls or asked.forces_call
         read = turns.read(policy, prepared, response, next_call_id, chosen.malformed_calls, runs_calls)
-        check_draft(read.draft, path_length=ledger.path_length(read.draft.parent), turn=len(ledger))
+        ledger.check(read.draft)
         refused = read.malformed if chosen.malformed_calls == "raise" else ()
         reason = stop_reason(read.message, response)
         for event in () if refused else events(read.message, reason, response, read.arguments, showing.blocks):

@@ -34,6 +34,12 @@ class LoopTransports:
         self._ending: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, httpx.AsyncBaseTransport]] = {}
 
+    @property
+    def held(self) -> httpx.AsyncBaseTransport | None:
+        """The running loop's pool, or None where `current` has yet to make it."""
+        held = self._held.get(asyncio.get_running_loop())
+        return None if held is None else held[1]
+
     async def current(self) -> httpx.AsyncBaseTransport:
         """Give the running loop's pool.
 

@@ -119,7 +119,7 @@ class EngineHttp:
         Raises:
             BackendError: The subclass tells what happened.
         """
-        pool = await self._pools.current()
+        pool = self._pools.held or await self._pools.current()
         url, shown = self._url(request.path), self.base_url + request.path
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles

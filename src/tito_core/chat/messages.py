@@ -208,4 +208,6 @@ def _result_texts(result: ToolResult) -> list[str]:
 
 def _joined(texts: Sequence[str], source: int) -> str:
     """Join blocks by newlines, each traced; the newline counts as content, being no text of the template."""
+    if len(texts) == 1 and texts[0]:
+        return Traced.content(texts[0], source)
     return join(Traced.content("\n", source), [Traced.content(text, source) for text in texts])
