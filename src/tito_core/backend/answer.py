@@ -213,10 +213,11 @@ class Checks:
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
             )
         last = None if finish == Finish.ABORT else -1  # what was aborted did not end
-        before = output_ids[sampling.min_new_tokens : last].tolist()
+        before = output_ids[sampling.min_new_tokens : last]
         # With `ignore_eos`, SGLang lets stop ids pass.
-        if not sampling.ignore_eos and not (stops := frozenset(sampling.stop_token_ids)).isdisjoint(before):
-            at = sampling.min_new_tokens + next(i for i, token in enumerate(before) if token in stops)
+        passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if (before == stop).any()]
+        if passed:
+            at = sampling.min_new_tokens + int(np.argmax(np.isin(before, passed)))
             raise self.violation(
                 f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."

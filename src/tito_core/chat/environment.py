@@ -19,11 +19,30 @@ from tito_core.chat.formatting import braces, percent
 from tito_core.chat.traced import Traced, as_text, concat, mark_result
 
 
+_MAPPING_ATTRIBUTES = frozenset(dir(dict))
+
+
 class _Generator(CodeGenerator):
     """Compiles output and `a ~ b` to calls that keep the traces, where Jinja makes plain strings."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write("environment.text(")
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
+        """Look into a message without a call of ours, which is most of what templates do."""
+        owner, item = node.node, repr(node.attr)
+        if not isinstance(owner, nodes.Name) or owner.name == "loop" or node.attr in _MAPPING_ATTRIBUTES:
+            super().visit_Getattr(node, frame)
+            return
+        self.write("(")
+        self.visit(owner, frame)
+        self.write(f"[{item}] if type(")
+        self.visit(owner, frame)
+        self.write(f") is dict and {item} in ")
+        self.visit(owner, frame)
+        self.write(" else environment.getattr(")
+        self.visit(owner, frame)
+        self.write(f", {item}))")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("concat((")
@@ -50,7 +69,6 @@ class _Generation(Extension):
         return caller()
 
 
-_MAPPING_ATTRIBUTES = frozenset(dir(dict))
 _HARMLESS = (str, Namespace, LoopContext)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, pass_environment
@@ -52,8 +53,16 @@ def _tojson(
 ) -> str:
     # transformers replaces Jinja's tojson, which escapes HTML, by json.dumps with these defaults.
     # All of it is content when any string in it is: the brackets stand for the content's own shape.
-    dumped = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return mark(dumped, value)
+    apart = None if separators is None else tuple(separators)
+    return mark(_encoder(ensure_ascii, indent, apart, sort_keys).encode(value), value)
+
+
+@lru_cache(maxsize=64)
+def _encoder(
+    ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool
+) -> json.JSONEncoder:
+    """Make what `json.dumps` makes anew at each call."""
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 @pass_environment

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 from tito_core.ledger.strict import strict
@@ -33,7 +32,7 @@ class Sharing:
             server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
         )
         sampling = Sampling(deepcopy(parameters), index) if known is None else known
-        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids)
+        return draft.placed(sampling, engine, call_ids)
 
     def keep(self, turn: Turn) -> None:
         """Let later turns share what this one is the first to have."""

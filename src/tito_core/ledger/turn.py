@@ -267,6 +267,27 @@ class Draft(DraftViews):
     extras: Mapping[str, Column] = field(default_factory=lambda: _NO_EXTRAS)
     media: tuple[MediaSpan, ...] = ()
 
+    def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
+        """Give it with what a ledger puts in place; at each commit, so without `replace`, which takes three times it."""
+        return Draft(
+            self.columns,
+            self.prompt_length,
+            self.finish,
+            self.fingerprint,
+            sampling,
+            self.max_new_tokens,
+            engine,
+            self.parent,
+            self.stop,
+            self.constrained,
+            self.calls,
+            call_ids,
+            self.reasoning_closed,
+            self.branch,
+            self.extras,
+            self.media,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:

@@ -46,7 +46,7 @@ def json_value(text: str, what: str = "call", name: str | None = None) -> Any:
             than `DEEPEST` levels.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+        value = _STRICT.decode(text)
     except ValueError as error:
         raise Malformed(f"The {what} is not valid JSON: {error}.", name) from None
     except RecursionError:
@@ -151,6 +151,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {key!r} appears twice")
     return result
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
 
 
 def _too_deep(value: Any) -> bool:

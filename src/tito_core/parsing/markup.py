@@ -95,7 +95,8 @@ class Markup:
     def marks(self, decoded: DecodedIds) -> list[Mark]:
         """Find every tag, in order of characters."""
         tokens, starts, ids = self.tokens, decoded.starts, decoded.ids
-        tags = compress(enumerate(ids), map(tokens.__contains__, ids))  # few of many, found without Python's own steps
+        # Few of many, found without steps of Python's own.
+        tags = compress(enumerate(ids), map(tokens.__contains__, ids)) if tokens else ()
         found = [Mark(starts[i], starts[i] + len(tokens[token]), tokens[token]) for i, token in tags]
         if self._spelled is not None:
             spelled = self._spelled.finditer(decoded.text)
