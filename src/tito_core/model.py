@@ -257,8 +257,14 @@ class TITOModel(Model):
         system_prompt: str | None = None,
         system_prompt_content: list[SystemContentBlock] | None = None,
     ) -> int:
-        """Count the tokens of a history with the policy's own template and tokenizer."""
+        """Count the tokens of a history with the policy's own template and tokenizer.
+
+        Messages alone, without a system prompt and tools (not even an empty list of them), are counted as what they add
+        to a longer history: so does Strands ask before every turn but the first, of what is new.
+        """
         system = settings.system_text(system_prompt, system_prompt_content)
+        if system is None and tool_specs is None:
+            return self.policy.template.added_tokens(messages)
         return self.policy.template.count_tokens(messages, system, tool_specs)
 
     async def structured_output(

@@ -154,7 +154,7 @@ class VLLMModel(LateModel):
         system_prompt_content: list[SystemContentBlock] | None = None,
     ) -> int:
         """Count the tokens of a history, with the tools that the policy is shown."""
-        shown = None if self._disable_tools else tool_specs
+        shown = [] if self._disable_tools and tool_specs is not None else tool_specs
         return await super().count_tokens(messages, shown, system_prompt, system_prompt_content)
 
     def _settings_of(self, params: Mapping[str, Any]) -> Settings:

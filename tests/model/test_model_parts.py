@@ -128,7 +128,8 @@ async def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None
     asked: Any = [{"role": "user", "content": [{"text": "Well?"}]}]
     tool: Any = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object"}}}
     template = model.policy.template
-    assert await model.count_tokens(asked) == template.count_tokens(asked, None, None)
+    assert await model.count_tokens(asked, []) == template.count_tokens(asked, None, None)
+    assert await model.count_tokens(asked) == template.added_tokens(asked) < template.count_tokens(asked, None, None)
     assert await model.count_tokens(asked, [tool], "Be brief.") == template.count_tokens(asked, "Be brief.", [tool])
     blocks: Any = [{"text": "Be"}, {"text": "brief."}]
     assert await model.count_tokens(asked, system_prompt_content=blocks) == template.count_tokens(

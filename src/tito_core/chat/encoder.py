@@ -111,6 +111,10 @@ class ContentSafeEncoder:
         joined, of_each = bytearray().join(ids), bytearray().join(kinds)
         return EncodedText(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
 
+    def count(self, content: str) -> int:
+        """Count the tokens of content by itself."""
+        return self._encoded(str.__str__(content))[1]
+
     def controls(self, text: Traced) -> list[Control]:
         """List the added tokens the scaffold wrote: (start, stop, id) in characters, with the blanks they swallow."""
         return list(self._controls(text, 0))

@@ -18,7 +18,6 @@ from tito_core.chat.filters import traced_filters
 from tito_core.chat.formatting import braces, percent
 from tito_core.chat.traced import Traced, as_text, concat, mark_result
 
-
 _MAPPING_ATTRIBUTES = frozenset(dir(dict))
 
 

@@ -58,9 +58,7 @@ def _tojson(
 
 
 @lru_cache(maxsize=64)
-def _encoder(
-    ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool
-) -> json.JSONEncoder:
+def _encoder(ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool) -> json.JSONEncoder:
     """Make what `json.dumps` makes anew at each call."""
     return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -15,6 +15,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose
+from tito_core.chat.counting import Counting
 from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
@@ -54,6 +55,7 @@ class ChatTemplate:
     stop_ids: tuple[int, ...]
     fingerprint: str
     certificate: Certificate
+    _counting: Counting
     _source: DeltaSource
     _renderer: RendererSource | None = None
 
@@ -110,7 +112,8 @@ class ChatTemplate:
         # The probe's text shows what else a template writes, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta)
+        counting = Counting.of(rendering, encoder)
+        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta)
         if renderer is None:
             return made
         source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
@@ -206,6 +209,15 @@ class ChatTemplate:
         """Count the tokens that a history would take as a first prompt, without the generation prompt."""
         text = self.rendering.of_messages(messages, system_prompt, tool_specs, generation_prompt=False)
         return len(self.encoder.encode(text).ids)
+
+    def added_tokens(self, messages: Messages) -> int:
+        """Count about what messages add to a prompt that has others before them, without the generation prompt.
+
+        Questions and tool results are counted by their text and what the template writes around such a message, which
+        costs much less than `count_tokens`, and leaves out what it writes before all messages; others as there.
+        """
+        added = self._counting.added(messages)
+        return self.count_tokens(messages, None, None) if added is None else added
 
     @property
     def arguments(self) -> Mapping[str, Any]:

@@ -268,7 +268,7 @@ class Draft(DraftViews):
     media: tuple[MediaSpan, ...] = ()
 
     def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
-        """Give it with what a ledger puts in place; at each commit, so without `replace`, which takes three times it."""
+        """Give it with what a ledger puts in place, at each commit: `replace` takes three times as long."""
         return Draft(
             self.columns,
             self.prompt_length,

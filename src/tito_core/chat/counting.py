@@ -1,0 +1,84 @@
+"""What messages add to a prompt, counted from their own text: Strands asks for it before every turn.
+
+To render them takes as long as the turn's own delta, and would count what a template writes before all messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from strands.types.content import Messages
+
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.form import Form, TemplateMessage
+from tito_core.chat.messages import template_messages
+from tito_core.chat.probes import asked, called, returned, said
+from tito_core.chat.rendering import Rendering, TemplateError
+
+_AGAIN = "tool, again"
+"""The role of a result right after another, which templates write together."""
+_ASKED, _LOOK, _SEEN = asked("."), ("look", {"at": "it"}), [{"text": "."}]
+_ROUNDS: Mapping[str, tuple[Messages, Messages]] = {
+    "user": ([_ASKED, said(".")], [_ASKED]),
+    "tool": ([_ASKED, called(_LOOK)], [returned(_SEEN)]),
+    _AGAIN: ([_ASKED, called(_LOOK, _LOOK)], [returned(_SEEN, _SEEN)]),
+}
+"""By role of a template's message: a history, and what comes after it with one more message of that role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Counts messages for one template. Build it with `Counting.of`; immutable.
+
+    Attributes:
+        around: Tokens that the template writes around a message's text, by role; without those that it refuses.
+    """
+
+    encoder: ContentSafeEncoder
+    form: Form
+    around: Mapping[str, int]
+
+    @classmethod
+    def of(cls, rendering: Rendering, encoder: ContentSafeEncoder) -> Counting:
+        """Learn what a template writes around a question and around a tool's result."""
+        around: dict[str, int] = {}
+        learned = cls(encoder, rendering.form, around)
+        for role, (before, more) in _ROUNDS.items():
+            try:
+                shorter, longer = (
+                    len(encoder.encode(rendering.of_messages(history, generation_prompt=False)).ids)
+                    for history in (before, [*before, *more])
+                )
+            except TemplateError:
+                continue
+            around[role] = 0  # so that the others, and its text, are counted
+            around[role] = longer - shorter - (learned.added(more) or 0)
+        return learned
+
+    def added(self, messages: Messages) -> int | None:
+        """Count about what questions and results add to a prompt, without the generation prompt.
+
+        Each message's text is counted by itself: where it would merge with what the template writes around it, or the
+        template strips its blanks, the count is off by as much.
+
+        Returns:
+            The count; None where there are other messages.
+
+        Raises:
+            UnsupportedContentError: A block that cannot become text.
+        """
+        count, before = 0, ""
+        for message in template_messages(messages, form=self.form):
+            role = message["role"]
+            around = self.around.get(_AGAIN if role == before == "tool" else role)
+            if around is None:
+                return None
+            count += around + self.encoder.count(_text(message))
+            before = role
+        return count
+
+
+def _text(message: TemplateMessage) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

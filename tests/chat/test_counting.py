@@ -1,0 +1,86 @@
+"""What messages add to a prompt, counted without rendering it: as near as their seams allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.byte_level import CHATML_TOOLS, byte_level
+from support.conversations import LOOK, answer, asked, calls, results
+from support.templates import NAMES, template_of
+from tito_core.chat.messages import UnsupportedContentError
+from tito_core.chat.template import ChatTemplate
+
+PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+TEXTS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
+
+
+def added(template: ChatTemplate, before: list[Any], more: list[Any]) -> int:
+    """Count what messages add, by rendering the history without and with them."""
+    return template.count_tokens([*before, *more], None, [LOOK]) - template.count_tokens(before, None, [LOOK])
+
+
+def _calls(count: int) -> Any:
+    return calls(*[("look", {"at": "it"})] * count)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=TEXTS)
+def test_a_question_counts_for_what_it_adds(name: str, text: str) -> None:
+    template = template_of(name)
+    assert template.added_tokens([asked(text)]) == added(template, [asked("a"), answer("b")], [asked(text)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=3))
+def test_results_count_for_what_they_add(name: str, texts: list[str]) -> None:
+    template = template_of(name)
+    exact = added(template, [asked("a"), _calls(len(texts))], [results(*texts)])
+    # The first of several results and the later ones may be written differently, and texts may merge with newlines.
+    assert abs(template.added_tokens([results(*texts)]) - exact) <= 3 * len(texts)
+
+
+@given(TEXTS)
+def test_a_question_after_results_counts_with_them(text: str) -> None:
+    template = template_of("byte level")
+    results_alone, asked_alone = template.added_tokens([results("4")]), template.added_tokens([asked(text)])
+    both: Any = {"role": "user", "content": [*results("4")["content"], *asked(text)["content"]]}
+    assert template.added_tokens([both]) == results_alone + asked_alone
+    assert template.added_tokens([results("4"), asked(text)]) == results_alone + asked_alone
+
+
+def test_nothing_adds_nothing() -> None:
+    assert template_of("byte level").added_tokens([]) == 0
+
+
+def test_a_history_with_answers_is_rendered() -> None:
+    template = template_of("byte level")
+    history = [asked("a"), answer("b"), asked("c")]
+    assert template.added_tokens(history) == template.count_tokens(history, None, None)
+
+
+def test_a_role_that_the_template_refuses_is_rendered_to_hear_why() -> None:
+    template = ChatTemplate.of(
+        byte_level(
+            template=PLAIN.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{")
+        )
+    )
+    assert template.added_tokens([asked("a b")]) == added(template, [asked("a"), answer("b")], [asked("a b")])
+    with pytest.raises(ValueError, match="no tools"):
+        template.added_tokens([results("4")])
+
+
+def test_content_in_parts_counts_by_its_texts() -> None:
+    parts = CHATML_TOOLS.replace("message.content", "message.content[0].text")
+    template = ChatTemplate.of(byte_level(template=parts))
+    assert template.rendering.form.parts
+    assert template.added_tokens([asked("two words")]) == template_of("byte level").added_tokens([asked("two words")])
+
+
+def test_what_cannot_become_text_cannot_be_counted() -> None:
+    image: Any = {"role": "user", "content": [{"image": {"format": "png", "source": {"bytes": b""}}}]}
+    with pytest.raises(UnsupportedContentError, match="image"):
+        template_of("byte level").added_tokens([image])
