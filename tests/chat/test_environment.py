@@ -59,10 +59,15 @@ EXACT = [
     "{{ s._x is defined }}{{ s.nothing is defined }}{{ s.x }}{% set n = namespace(x=s, y='x') %}{{ n.x }}{{ n.y }}",
     "{% for c in [s] %}{{ loop.nothing is defined }}{{ loop.length }}{{ loop.previtem is defined }}{% endfor %}",
     "{{ joiner(s)() }}{{ cycler(s, o).next() }}{{ dict(x=s).x }}",
+    "{% set d = {'k': s, 'items': o} %}{{ d.k }}{{ d.items is string }}{{ d.z is defined }}{{ d.z }}",
+    "{% set d = {'_k': s} %}{{ d._k }}{{ d._z is defined }}",
+    "{% for d in [{'k': s}, {}, [s], s, 7, none] %}{{ d.k }}{{ d.k is defined }}{% endfor %}",
+    "{% set loop = {'k': s} %}{{ loop.k }}{{ m.k.n }}{{ m.k.z is defined }}{{ (m.k).n }}{{ m['k'].n }}",
 ]
 CAUTIOUS = [
     "{{ (s ~ '\n' ~ o)|indent }}{{ s|indent(2, first=true) }}",
     "{{ s|tojson }}{{ {'x': s}|tojson(indent=2) }}{{ [s]|tojson(separators=(',', ':'), sort_keys=true) }}",
+    "{{ [s, o]|tojson(separators=[',', ':']) }}{{ [s, o]|tojson(separators=[', ', ': ']) }}{{ [s]|tojson(true) }}",
     "{{ {'x': s, 'y': [o]} }}{{ [s] }}{{ (s, o) }}{{ {'x': s}.values() }}{{ {'x': s}.items() }}",
     "{{ {'x': s}|string }}{{ 'x' ~ [s] }}{{ [[s], 'x']|join }}{{ [s]|trim }}{{ [s]|upper }}",
     "{{ s|title }}{{ s|capitalize }}{{ s|center(20) }}{{ s|wordwrap(3) }}{{ s|truncate(4, true) }}",
@@ -88,7 +93,7 @@ def test_followed_exactly(source: str) -> None:
     @settings(deadline=None, max_examples=15)
     @given(strings, strings, strings)
     def check(s: str, o: str, p: str) -> None:
-        found, expected = both(source, {"s": s, "o": o, "p": p})
+        found, expected = both(source, {"s": s, "o": o, "p": p, "m": {"k": {"n": o}}})
         assert plain(found) == expected
         check_exact(found)
 
@@ -109,7 +114,16 @@ def test_nothing_is_lost(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ s + 1 }}", "{{ 'x' + [s] }}", "{{ s.index('?') }}", "{{ '%d' % s }}", "{{ s.join([1]) }}", "{{ s() }}"],
+    [
+        "{{ s + 1 }}",
+        "{{ 'x' + [s] }}",
+        "{{ s.index('?') }}",
+        "{{ '%d' % s }}",
+        "{{ s.join([1]) }}",
+        "{{ s() }}",
+        "{{ nobody.x }}",
+        "{{ s.x.y }}",
+    ],
 )
 def test_errors_are_those_of_plain_strings(source: str) -> None:
     with pytest.raises(Exception) as expected:

@@ -217,3 +217,17 @@ def test_what_a_function_made_of_content_is_content_in_every_string_of_its_resul
 
 def test_a_result_that_kept_some_of_its_trace_is_content_throughout() -> None:
     assert origins(mark_result(concat(["x", Traced.content("a", 4), "y"]), ())) == [4, 4, 4]
+
+
+@given(strings, strings, st.text(max_size=4))
+def test_added_is_what_is_joined(s: str, o: str, between: str) -> None:
+    for left, right in ((s, o), (s, between), (between, o), (s, Traced.of(between, ())), (Traced.of(between, ()), o)):
+        added, joined = left + right, concat((left, right))
+        assert (type(added), plain(added)) == (type(joined), plain(joined))
+        assert getattr(added, "spans", ()) == getattr(joined, "spans", ())
+
+
+def test_one_piece_is_joined_to_itself() -> None:
+    content = Traced.content("x", 1)
+    assert concat([content]) is content
+    assert type(concat([Traced.of("x", ())])) is str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tito_core.ledger import (
     Reason,
     Sampling,
     check_ledger,
+    invariants,
 )
 from tito_core.store import SchemaError, from_record, to_record
 
@@ -255,3 +257,47 @@ def test_a_record_without_a_part_is_refused(part: str) -> None:
     del record[part]
     with pytest.raises(SchemaError, match="cannot be read" if part == "header" else f"no list of {part}"):
         from_record(record)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "an id": {"output_ids": np.array([7, -7], np.int32)},
+    "a provenance": {"prompt_provenance": np.array([3], np.uint8)},
+    "a logprob": {"logprobs": np.array([-1, 0.5], np.float32)},
+    "the prompt's length": {"prompt_length": 99},
+    "a call": {"calls": (CallRecord("look", "ok", 0, 9),)},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("checked_before", [False, True])
+def test_what_is_wrong_is_refused_whatever_was_checked_before(wrong: str, checked_before: bool) -> None:
+    ledger = Ledger()
+    if checked_before:
+        ledger.check(make_draft(None, 0, [1], [2, 3]))
+    draft = make_draft(None, 0, [1], [2, 3], **WRONG[wrong])
+    for refuse in (ledger.check, ledger.commit, ledger.commit):
+        with pytest.raises(LawViolationError):
+            refuse(draft)
+    assert len(ledger) == 0
+
+
+def test_facts_are_checked_of_values_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Any] = []
+    check = invariants.check_values
+    monkeypatch.setattr(
+        invariants, "check_values", lambda draft, *, turn: (looked_at.append(draft), check(draft, turn=turn))
+    )
+    ledger = Ledger()
+    draft = make_draft(None, 0, [1], [2, 3])
+    ledger.check(draft)
+    with pytest.raises(LawViolationError, match="the engine reported a prompt of 9 tokens"):
+        ledger.commit(replace(draft, prompt_length=9))
+    ledger.commit(draft)
+    assert looked_at == [draft]
+    ledger.commit(make_draft(0, 3, [1], [2, 3]))
+    assert len(looked_at) == 2
+
+
+def test_a_draft_that_follows_nothing_of_the_ledger_cannot_be_checked() -> None:
+    with pytest.raises(IndexError):
+        Ledger().check(make_draft(0, 3, [1], [2]))

@@ -1,0 +1,113 @@
+"""What goes over a real socket with each request, read byte by byte: each header once, and the body whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import numpy as np
+import pytest
+
+from tito_core.backend.id_text import IdText
+from tito_core.backend.transport import EngineHttp, HttpRequest
+
+LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
+BODIES = {"none": b"", "one piece": b'{"a": 1}', "pieces": LONG}
+
+
+class Listener:
+    """Keeps what it is sent, and answers each request alike."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self.heads: list[list[str]] = []
+        self.bodies: list[bytes] = []
+        self.port = 0
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            except asyncio.IncompleteReadError:
+                writer.close()
+                return
+            self.heads.append(head.strip().split("\r\n"))
+            length = [line.split(": ")[1] for line in self.heads[-1] if line.lower().startswith("content-length")]
+            self.bodies.append(await reader.readexactly(int(length[0]) if length else 0))
+            writer.write(self.answer)
+
+
+@asynccontextmanager
+async def listening(answer: bytes) -> AsyncIterator[Listener]:
+    listener = Listener(answer)
+    server = await asyncio.start_server(listener.talk, "127.0.0.1", 0, limit=2**22)
+    listener.port = server.sockets[0].getsockname()[1]
+    async with server:
+        yield listener
+
+
+def answer(body: bytes, *headers: str) -> bytes:
+    lines = ["HTTP/1.1 200 OK", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("name", BODIES)
+async def test_each_header_is_sent_once_with_the_whole_body(name: str, method: str) -> None:
+    body = BODIES[name]
+    async with listening(answer(b"{}", "Content-Type: application/json; charset=utf-8")) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}", api_key="sk-1")
+        for _ in range(2):
+            answered = await http.send_once(HttpRequest("/x", body, {"X-Session-ID": "s"}), method=method)
+            assert (answered.body, answered.content_type) == (b"{}", "application/json; charset=utf-8")
+        await http.aclose()
+    whole = body if isinstance(body, bytes) else b"".join(body)
+    assert listener.bodies == [whole, whole]
+    assert name != "pieces" or not isinstance(body, bytes)
+    for first, *lines in listener.heads:
+        assert first == f"{method} /x HTTP/1.1"
+        sent = {line.split(": ")[0].lower(): line.split(": ")[1] for line in lines}
+        assert len(sent) == len(lines)
+        expected = {
+            "host": f"127.0.0.1:{listener.port}",
+            "content-type": "application/json",
+            "authorization": "Bearer sk-1",
+            "x-session-id": "s",
+            "accept": "*/*",
+            "accept-encoding": "identity",
+        }
+        if whole or method == "POST":
+            expected["content-length"] = str(len(whole))
+        assert {name: value for name, value in sent.items() if name != "user-agent"} == expected
+
+
+async def test_an_answer_that_comes_compressed_all_the_same_is_read() -> None:
+    packed = gzip.compress(b'{"a": 1}')
+    async with listening(answer(packed, "Content-Encoding: gzip", "Content-Type: application/json")) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        for _ in range(2):
+            answered = await http.send(HttpRequest("/x", b"{}"))
+            assert (answered.body, answered.content_type) == (b'{"a": 1}', "application/json")
+        await http.aclose()
+    assert len(listener.bodies) == 2
+
+
+async def test_a_transport_of_the_users_gets_the_same_request() -> None:
+    seen: list[httpx.Request] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={})
+
+    http = EngineHttp("vllm", "http://h:8000/root", http_transport=lambda: httpx.MockTransport(take))
+    for body in BODIES.values():
+        await http.send(HttpRequest("/x", body))
+    await http.aclose()
+    wholes = [body if isinstance(body, bytes) else b"".join(body) for body in BODIES.values()]
+    assert [request.content for request in seen] == wholes
+    assert [request.headers["content-length"] for request in seen] == [str(len(whole)) for whole in wholes]
+    assert {request.headers["host"] for request in seen} == {"h:8000"}
+    assert {str(request.url) for request in seen} == {"http://h:8000/root/x"}
