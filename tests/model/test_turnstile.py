@@ -7,10 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, Says, model_of
 from tito_core import turns, turnstile
-from tito_core.turnstile import ROUND, in_turn
+from tito_core.turnstile import LONGEST_S, ROUND, in_turn
 
 TASKS = 15 * ROUND
 
@@ -52,6 +54,42 @@ async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not turnstile._rounds
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, ROUND)), max_size=30))
+def test_rounds_that_take_long_do_fewer_pieces_and_short_ones_more_again(rounds: list[tuple[float, int]]) -> None:
+    present, now = turnstile._Round(5.0), 5.0
+    for took, gone in rounds:
+        before = present.most
+        now += took
+        took = now - present.began
+        present.gone = min(gone, before)
+        pieces = present.gone
+        present.end(now)
+        assert 1 <= present.most <= ROUND
+        assert (present.gone, present.began) == (0, now)
+        if took <= LONGEST_S:
+            assert present.most == min(before + 1, ROUND)
+        else:
+            assert present.most == 1 or present.most / pieces * took <= LONGEST_S * (1 + 1e-9)
+    for _ in range(ROUND):
+        present.end(now)
+    assert present.most == ROUND
+
+
+async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, now, rounds = asyncio.get_running_loop(), [7.0], Rounds()
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+
+    async def one() -> None:
+        await in_turn()
+        rounds.note()
+        now[0] += 10 * LONGEST_S
+
+    await rounds.during(asyncio.gather(*(one() for _ in range(TASKS))))
+    assert sum(rounds.done.values()) == TASKS
+    assert list(rounds.done.values())[0] == ROUND
+    assert set(list(rounds.done.values())[2:]) == {1}
 
 
 async def test_who_is_alone_does_not_wait() -> None:
