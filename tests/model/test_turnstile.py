@@ -88,7 +88,7 @@ async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
     await rounds.during(asyncio.gather(*(one() for _ in range(TASKS))))
     assert sum(rounds.done.values()) == TASKS
-    assert list(rounds.done.values())[0] == ROUND
+    assert next(iter(rounds.done.values())) == ROUND
     assert set(list(rounds.done.values())[2:]) == {1}
 
 
