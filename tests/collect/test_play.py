@@ -367,7 +367,8 @@ async def test_a_collection_with_failures_on_every_side_is_whole_in_the_end(kind
         for turn in ledger:
             answer = answers[turn.draft.engine.request_id]
             assert answer.output_ids == tuple(turn.draft.output_ids.tolist())
-    await asyncio.gather(*(rescore(ledger, on.backend) for ledger in list(collected(tmp_path))[:1]))
+    patient = backend_of(engine, kind)  # every seventh request still fails, and this one may be the seventh
+    await asyncio.gather(*(rescore(ledger, patient) for ledger in list(collected(tmp_path))[:1]))
 
 
 def test_an_agent_is_named_by_module_and_function() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tito_core import cancelling
 from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
 from tito_core.backend.protocol import TokenChunk, TokenResponse
-from tito_core.generating import CancelledBySignal, answer
+from tito_core.generating import CancelledBySignal, streamed, whole
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
 
@@ -53,6 +53,15 @@ class Engine:
 REQUEST: Any = SimpleNamespace(sampling=SamplingParams(max_new_tokens=1), request_id="r")
 
 
+async def answer(engine: Any, request: Any, cancel: threading.Event | None, chosen: Settings) -> AsyncIterator[Any]:
+    """Give what comes, as a turn asks for it."""
+    if not chosen.streams:
+        yield await whole(engine, request, cancel, chosen)
+        return
+    async for came in streamed(engine, request, cancel, chosen):
+        yield came
+
+
 async def all_of(coming: AsyncIterator[Any]) -> list[Any]:
     return [came async for came in coming]
 
@@ -60,7 +69,7 @@ async def all_of(coming: AsyncIterator[Any]) -> list[Any]:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_comes_last_after_its_chunks(stream: bool) -> None:
     engine = Engine()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, threading.Event(), Settings.of(stream=stream))))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, threading.Event(), Settings.of(stream=stream))))
     await asyncio.sleep(0.01)
     chunks = [TokenChunk(ids(n)) for n in range(2)]
     if stream:
@@ -77,14 +86,14 @@ async def test_an_answer_comes_last_after_its_chunks(stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_signal_ends_it_at_once_or_before_it_begins(stream: bool) -> None:
     engine, signal = Engine(), threading.Event()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream))))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream))))
     await asyncio.sleep(0.01)
     signal.set()
     with pytest.raises(CancelledBySignal):
         await asyncio.wait_for(task, 5)
     assert engine.ended == ["aborted"], "and it was waited for"
     with pytest.raises(CancelledBySignal):
-        await all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream)))  # type: ignore[arg-type]
+        await all_of(answer(engine, REQUEST, signal, Settings.of(stream=stream)))
     assert engine.ended == ["aborted"], "nothing was sent"
 
 
@@ -93,7 +102,7 @@ async def test_an_answer_that_takes_too_long_is_given_up(stream: bool) -> None:
     engine = Engine()
     chosen = Settings.of(stream=stream, turn_timeout_s=0.05)
     with pytest.raises(EngineTimeoutError) as caught:
-        await all_of(answer(engine, REQUEST, None, chosen))  # type: ignore[arg-type]
+        await all_of(answer(engine, REQUEST, None, chosen))
     assert str(caught.value) == (
         "fake did not answer the turn within turn_timeout_s=0.05, whatever took the time (an answer, a pause, retries, "
         "resumed parts). The turn was given up, and the server told to abort it."
@@ -109,13 +118,13 @@ async def test_an_error_of_the_engines_comes_out_as_it_is(stream: bool) -> None:
         engine.fails = error
         engine.gate.set()
         with pytest.raises(type(error)) as caught:
-            await all_of(answer(engine, REQUEST, None, Settings.of(stream=stream, turn_timeout_s=5)))  # type: ignore[arg-type]
+            await all_of(answer(engine, REQUEST, None, Settings.of(stream=stream, turn_timeout_s=5)))
         assert caught.value is error
 
 
 async def test_who_stops_listening_leaves_nothing_running() -> None:
     engine = Engine()
-    coming = answer(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
+    coming = streamed(engine, REQUEST, None, Settings.of(stream=True))  # type: ignore[arg-type]
     first = asyncio.ensure_future(anext(coming))
     await asyncio.sleep(0.01)
     engine.watcher(TokenChunk(ids(1)))
@@ -127,7 +136,7 @@ async def test_who_stops_listening_leaves_nothing_running() -> None:
 
 async def test_who_is_cancelled_waits_for_the_abort() -> None:
     engine = Engine()
-    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, None, Settings.of())))  # type: ignore[arg-type]
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, None, Settings.of())))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
