@@ -8,9 +8,12 @@ import pytest
 
 from parsing.families import FAMILIES, NAMES, ids_of
 from parsing.test_arbitrary_ids import CASES, SEED, TOOLS, Source, parsed, split
+from tito_core.ledger.turn import Finish
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
+from tito_core.parsing.formats.gpt_oss import HarmonyParser
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.turn import TurnParser
+from tito_core.view import _expect_begun, assistant_message
 
 PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
 SAID = ("Hm.", "\n", " ", "\n\n", "é漢🙂", "<", "<to", "a <b> c", "{", "[x", "f", "function", "thought\n", "th", "</")
@@ -72,7 +75,60 @@ def test_what_is_shown_is_a_beginning_of_what_is_said(name: str) -> None:
             each = shown(parser, [[token] for token in ids], tail)
             told += any(expect_beginning(each, turn))
             assert texts(shown(parser, split(ids, chance), tail)) == texts(each)
-        assert told > CASES / 6, "too little was shown to show anything"
+    assert told > CASES / 6, "too little was shown to show anything"
+
+
+def harmony(by_token: bool = True) -> HarmonyParser:
+    parser = get_tool_parser("gpt_oss", FAMILIES["gpt_oss"].tokenizer(by_token))
+    assert isinstance(parser, HarmonyParser)
+    return parser
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+def test_what_is_shown_of_harmony_is_a_beginning_of_its_reasoning(by_token: bool) -> None:
+    family, parser = FAMILIES["gpt_oss"], harmony(by_token)
+    chance = random.Random(f"preview gpt_oss {by_token} {SEED}")
+    source = Source(family, by_token, chance)
+    told = 0
+    for number in range(CASES):
+        ids = source.case(number) if number % 3 == 0 else spoken(source, chance)
+        if number % 2:  # messages that are whole, and whatever was drawn after or between them
+            for word in chance.choices(("Hm.", "\n", "é🙂"), k=3):
+                whole = f"<|channel|>analysis<|message|>{word}<|end|><|start|>assistant"
+                at = 0 if chance.random() < 0.7 else chance.randrange(len(ids) + 1)
+                ids[at:at] = ids_of(family, whole, by_token)
+        tail = ids_of(family, "<|start|>assistant", by_token) if chance.random() < 0.8 else chance.choice(source.markup)
+        turn = parsed(parser, [ids], tail, chance.random() < 0.5)
+        for chunks in ([[token] for token in ids], split(ids, chance), [ids]):
+            preview = parser.preview(tail)
+            pieces = [piece for chunk in chunks for piece in preview.feed(chunk)]
+            thought, text = texts(pieces)
+            assert turn.reasoning.startswith(thought)
+            assert not text
+            assert not thought or thought.strip()
+            assert all(piece.text for piece in pieces)
+            told += bool(thought)
+            message = assistant_message(turn, Finish.STOP, lambda: "call_1", "feedback", True)
+            _expect_begun(message["content"], [Piece("reasoning", thought)] if thought else [])  # else it raises
+    assert told > CASES / 2 if by_token else told == 0, "text that spells a tag may yet be none"
+
+
+def test_harmonys_reasoning_is_shown_as_soon_as_its_message_is_closed() -> None:
+    family, parser = FAMILIES["gpt_oss"], harmony()
+    preview = parser.preview(ids_of(family, "<|start|>assistant"))
+    feed = lambda said: [piece for token in ids_of(family, said) for piece in preview.feed([token])]  # noqa: E731
+    assert feed("<|channel|>analysis<|message|>Hm.") == []
+    assert feed("<|end|>") == [("reasoning", "Hm.")]
+    assert feed("<|start|>assistant<|channel|>commentary<|message|>So.<|end|>") == []
+    assert feed("<|start|>assistant<|channel|>analysis<|message|>\nAh.\n<|end|>") == [("reasoning", "\nAh.")]
+    assert feed("<|start|>assistant<|channel|>final<|message|>Yes.<|return|>") == []
+
+
+def test_a_blank_thought_and_a_call_are_not_shown() -> None:
+    family, parser = FAMILIES["gpt_oss"], harmony()
+    preview = parser.preview(ids_of(family, "<|start|>assistant"))
+    said = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
+    assert preview.feed(ids_of(family, said)) == []
 
 
 @pytest.mark.parametrize("name", PREVIEWED)

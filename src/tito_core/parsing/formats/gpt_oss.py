@@ -21,6 +21,7 @@ from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.preview import Piece
 from tito_core.parsing.registry import register_tool_parser
 from tito_core.parsing.said import Malformed, Said, is_sound_name
 from tito_core.parsing.turn import without_stop
@@ -49,6 +50,10 @@ class HarmonyParser:
         start = self.markup.token_of(START)
         begun = max((i + 1 for i, token in enumerate(prompt_tail) if token == start), default=len(prompt_tail))
         return HarmonySession(self.markup, list(prompt_tail[begun:]))
+
+    def preview(self, prompt_tail: Sequence[int] = ()) -> HarmonyPreview:
+        """Begin to show a completion as it comes; `prompt_tail` as for `start`."""
+        return HarmonyPreview(self, prompt_tail)
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
         """Refuse: a call ends in a stop token, which engines' grammars cannot demand."""
@@ -81,6 +86,33 @@ class HarmonySession:
             replace(call, start=max(0, call.start - begun), stop=max(1, call.stop - begun)) for call in turn.calls
         )
         return replace(turn, calls=calls)
+
+
+class HarmonyPreview:
+    """Shows reasoning as it comes, message by message: what closes one tells whether it was any, or a call.
+
+    Text is not shown, since a policy may go back to reasoning after it.
+    """
+
+    def __init__(self, parser: HarmonyParser, prompt_tail: Sequence[int]) -> None:
+        self._parser = parser
+        self._prompt_tail = prompt_tail
+        self._end = parser.markup.token_of(END)
+        self._ids: list[int] = []
+        self._shown = 0
+
+    def feed(self, ids: Sequence[int]) -> list[Piece]:
+        """Take the next sampled ids; give what they make certain."""
+        self._ids += ids
+        if self._end is None or self._end not in ids:
+            return []
+        session = self._parser.start(self._prompt_tail)
+        session.feed(self._ids[: len(self._ids) - self._ids[::-1].index(self._end)])
+        reasoning = session.finish(truncated=True).reasoning
+        if not reasoning.strip():
+            return []
+        new, self._shown = reasoning[self._shown :], len(reasoning)
+        return [Piece("reasoning", new)] if new else []
 
 
 class _Messages:
