@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ async def whole(
     """
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
-    return await _watched(_in_time(backend, request, chosen, None), cancel)
+    return await _watched(partial(_in_time, backend, request, chosen, None), cancel)
 
 
 async def streamed(
@@ -50,7 +51,7 @@ async def streamed(
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
     came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
-    task = asyncio.ensure_future(_watched(_in_time(backend, request, chosen, came.put_nowait), cancel))
+    task = asyncio.ensure_future(_watched(partial(_in_time, backend, request, chosen, came.put_nowait), cancel))
     task.add_done_callback(lambda _: came.put_nowait(None))
     async with _Owned(task):
         while (chunk := await came.get()) is not None:
@@ -78,7 +79,7 @@ async def _in_time(
         ) from None
 
 
-async def _watched(work: Coroutine[Any, Any, T], cancel: threading.Event | None) -> T:
+async def _watched(work: Callable[[], Awaitable[T]], cancel: threading.Event | None) -> T:
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     task = asyncio.ensure_future(_waking(waiter, work))
     async with _Owned(task):
@@ -88,8 +89,8 @@ async def _watched(work: Coroutine[Any, Any, T], cancel: threading.Event | None)
         return task.result()
 
 
-async def _waking(waiter: asyncio.Future[None], work: Coroutine[Any, Any, T]) -> T:
-    done = await work
+async def _waking(waiter: asyncio.Future[None], work: Callable[[], Awaitable[T]]) -> T:
+    done = await work()  # not a coroutine made before, which nobody awaits where an ending loop cancels this at once
     if not waiter.done():
         waiter.set_result(None)
     return done

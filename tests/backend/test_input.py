@@ -71,6 +71,12 @@ def test_exactly_ids_below_the_vocabulary_pass(ids: list[int], vocab_size: int) 
                 check_input_ids(given_ids, vocab_size, backend="vllm")
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_no_id_below_zero_passes_for_a_server_that_names_too_large_a_vocabulary(dtype: Any) -> None:
+    with pytest.raises(BadRequestError, match="token -1 at offset 1 is outside the vocabulary"):
+        check_input_ids(np.array([1, -1], dtype), 2**32, backend="vllm")
+
+
 @pytest.mark.parametrize("token", [VOCAB, VOCAB + 1, 2**31 - 1])
 async def test_a_stop_id_past_the_vocabulary_never_leaves(token: int) -> None:
     engine = engine_of("sglang")

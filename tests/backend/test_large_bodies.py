@@ -56,3 +56,18 @@ async def test_a_transport_of_the_users_gets_bytes_and_all_of_them(written: str)
     assert kinds == {bytes}
     assert max(lengths) == PIECE_BYTES
     await http.aclose()
+
+
+@pytest.mark.parametrize("body", [b"", b'{"a": 1}'])
+async def test_a_transport_of_the_users_may_look_at_a_small_body(body: bytes) -> None:
+    seen: list[bytes] = []
+
+    class Looking(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            seen.append(request.content)  # which httpx has not read of a stream
+            return httpx.Response(200, content=b"{}")
+
+    http = EngineHttp("vllm", "http://h", http_transport=Looking)
+    await http.send(HttpRequest("/x", body))
+    assert seen == [body]
+    await http.aclose()

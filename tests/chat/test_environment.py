@@ -152,3 +152,10 @@ def test_private_attributes_stay_out_of_reach() -> None:
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(jinja2.exceptions.SecurityError):
         render(compile_template(source), {"s": Traced.content("x", 1)})
+
+
+def test_an_indent_that_is_no_whole_number_is_an_error_after_one_that_is_too() -> None:
+    for _ in range(2):
+        assert str(render(compile_template("{{ [1]|tojson(indent=2) }}"), {})) == "[\n  1\n]"
+        with pytest.raises(TypeError):
+            render(compile_template("{{ [1]|tojson(indent=2.0) }}"), {})

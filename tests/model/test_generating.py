@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import warnings
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -182,3 +184,21 @@ def test_an_ended_loop_is_forgotten() -> None:
     loop.close()
     asyncio.run(wait())
     assert loop not in cancelling._waiting
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("rounds", range(4))
+def test_a_loop_that_ends_as_a_turn_begins_leaves_nothing_that_nobody_awaits(rounds: int, stream: bool) -> None:
+    engine = Engine()
+
+    async def main() -> None:
+        left = asyncio.ensure_future(all_of(answer(engine, REQUEST, None, Settings.of(stream=stream))))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        assert not left.done()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in told] == []

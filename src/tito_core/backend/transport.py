@@ -167,7 +167,10 @@ class EngineHttp:
         body = in_pieces(request.body)
         if not body:
             return made()
-        if isinstance(body, bytes):  # a stream is taken as it is; with `content`, httpx parses every header twice
+        if isinstance(body, bytes):
+            if not self._takes_views:  # but a user's, which may look at `request.content`
+                return made(content=body)
+            # A stream is taken as it is; with `content`, httpx parses every header twice.
             headers |= {"Host": url.netloc.decode("ascii"), "Content-Length": str(len(body))}
             return made(stream=Whole(body))
         headers["Content-Length"] = str(sum(map(len, body)))

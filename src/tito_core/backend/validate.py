@@ -36,7 +36,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         raise BadRequestError(
             f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
         )
-    highest = _INT32_MAX if vocab_size is None else vocab_size - 1
+    highest = _INT32_MAX if vocab_size is None else min(vocab_size - 1, _INT32_MAX)
     if not _all_below(ids, highest):
         wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"

@@ -57,7 +57,7 @@ def _tojson(
     return mark(_encoder(ensure_ascii, indent, apart, sort_keys).encode(value), value)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)  # an indent of 2.0 is an error, also after one of 2
 def _encoder(ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool) -> json.JSONEncoder:
     """Make what `json.dumps` makes anew at each call."""
     return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
