@@ -18,9 +18,13 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content +
 TEXTS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
 
 
-def added(template: ChatTemplate, before: list[Any], more: list[Any]) -> int:
-    """Count what messages add, by rendering the history without and with them."""
-    return template.count_tokens([*before, *more], None, [LOOK]) - template.count_tokens(before, None, [LOOK])
+def added(template: ChatTemplate, answered: Any, more: list[Any]) -> int:
+    """Count what messages add to a prompt after an answer, by the delta that would be sent."""
+    delta = template.delta(answered, more, template.closer_id, tool_specs=[LOOK], history=[asked("a")])
+    begun = len(template.first_prompt([asked("a")], None, [LOOK]).ids) - template.count_tokens(
+        [asked("a")], None, [LOOK]
+    )
+    return len(delta.ids) - begun
 
 
 def _calls(count: int) -> Any:
@@ -31,14 +35,14 @@ def _calls(count: int) -> Any:
 @given(text=TEXTS)
 def test_a_question_counts_for_what_it_adds(name: str, text: str) -> None:
     template = template_of(name)
-    assert template.added_tokens([asked(text)]) == added(template, [asked("a"), answer("b")], [asked(text)])
+    assert template.added_tokens([asked(text)]) == added(template, answer("b"), [asked(text)])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
 def test_results_count_for_what_they_add(name: str, texts: list[str]) -> None:
     template = template_of(name)
-    exact = added(template, [asked("a"), _calls(len(texts))], [results(*texts)])
+    exact = added(template, _calls(len(texts)), [results(*texts)])
     # The first of several results and the later ones may be written differently, and texts may merge with newlines.
     assert abs(template.added_tokens([results(*texts)]) - exact) <= 3 * len(texts)
 
@@ -68,7 +72,7 @@ def test_a_role_that_the_template_refuses_is_rendered_to_hear_why() -> None:
             template=PLAIN.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{")
         )
     )
-    assert template.added_tokens([asked("a b")]) == added(template, [asked("a"), answer("b")], [asked("a b")])
+    assert template.added_tokens([asked("a b")]) == added(template, answer("b"), [asked("a b")])
     with pytest.raises(ValueError, match="no tools"):
         template.added_tokens([results("4")])
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strands.types.content import Messages
+from strands.types.content import Message, Messages
 
+from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.form import Form, TemplateMessage
 from tito_core.chat.messages import template_messages
-from tito_core.chat.probes import asked, called, returned, said
-from tito_core.chat.rendering import Rendering, TemplateError
+from tito_core.chat.probes import LOOK, asked, called, returned, said
+from tito_core.chat.rendering import TemplateError
 
 _AGAIN = "tool, again"
 """The role of a result right after another, which templates write together."""
 _ASKED, _LOOK, _SEEN = asked("."), ("look", {"at": "it"}), [{"text": "."}]
-_ROUNDS: Mapping[str, tuple[Messages, Messages]] = {
-    "user": ([_ASKED, said(".")], [_ASKED]),
-    "tool": ([_ASKED, called(_LOOK)], [returned(_SEEN)]),
-    _AGAIN: ([_ASKED, called(_LOOK, _LOOK)], [returned(_SEEN, _SEEN)]),
+_ROUNDS: Mapping[str, tuple[Message, Messages]] = {
+    "user": (said("."), [_ASKED]),
+    "tool": (called(_LOOK), [returned(_SEEN)]),
+    _AGAIN: (called(_LOOK, _LOOK), [returned(_SEEN, _SEEN)]),
 }
-"""By role of a template's message: a history, and what comes after it with one more message of that role."""
+"""By role of a template's message: an answer, and what comes after it, with one more message of that role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,22 @@ class Counting:
     around: Mapping[str, int]
 
     @classmethod
-    def of(cls, rendering: Rendering, encoder: ContentSafeEncoder) -> Counting:
-        """Learn what a template writes around a question and around a tool's result."""
+    def of(cls, source: DeltaSource) -> Counting:
+        """Learn from a template's own deltas what it writes around a question and around a tool's result."""
         around: dict[str, int] = {}
-        learned = cls(encoder, rendering.form, around)
-        for role, (before, more) in _ROUNDS.items():
+        learned = cls(source.encoder, source.rendering.form, around)
+        without, begun = (
+            len(source.encoder.encode(source.rendering.of_messages([_ASKED], generation_prompt=prompt)).ids)
+            for prompt in (False, True)
+        )
+        for role, (answer, more) in _ROUNDS.items():
             try:
-                shorter, longer = (
-                    len(encoder.encode(rendering.of_messages(history, generation_prompt=False)).ids)
-                    for history in (before, [*before, *more])
-                )
+                tail = source.tail(answer, more, [LOOK], [_ASKED])
             except TemplateError:
                 continue
+            written = len(source.encoder.encode(tail.text, tail.start, tail.controls).ids)
             around[role] = 0  # so that the others, and its text, are counted
-            around[role] = longer - shorter - (learned.added(more) or 0)
+            around[role] = written - (begun - without) - (learned.added(more) or 0)
         return learned
 
     def added(self, messages: Messages) -> int | None:

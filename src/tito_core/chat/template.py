@@ -112,7 +112,7 @@ class ChatTemplate:
         # The probe's text shows what else a template writes, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
-        counting = Counting.of(rendering, encoder)
+        counting = Counting.of(delta)
         made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta)
         if renderer is None:
             return made
