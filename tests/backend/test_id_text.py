@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
-from tito_core.backend.id_text import ALONE_BYTES, PARTS, PIECE_BYTES, SAME, IdText
+from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME, IdText
 from tito_core.testing import UNAVAILABLE, ScriptedServer
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.lists(ids, max_size=2 * PARTS)
 
 
-LARGE = st.sampled_from([1, 3, ALONE_BYTES // 6, ALONE_BYTES // 5, 2 * PIECE_BYTES // 5, 500_000])
+LARGE = st.sampled_from([1, 3, 5_461, PIECE_BYTES // 6, PIECE_BYTES // 5, 2 * PIECE_BYTES // 5, 500_000])
 """Numbers of ids of five digits: whose text is joined, left alone, or cut."""
 
 
@@ -54,11 +54,11 @@ def test_what_is_large_is_sent_as_it_lies_in_memory_and_nothing_in_large_pieces(
     pieces = (body,) if isinstance(body, bytes) else body
     assert b"".join(pieces) == b'{"n":1,"ids":[' + b",".join([b"12345"] * whole) + b"]}"
     assert max(map(len, pieces)) <= PIECE_BYTES
-    kept = {id(part): 0 for part in text._parts if len(part) >= ALONE_BYTES}
+    kept = {id(part): 0 for part in text._parts if len(part) >= PIECE_BYTES}
     for piece in pieces:
         if isinstance(piece, memoryview):
             kept[id(piece.obj)] += len(piece)
-    assert kept == {id(part): len(part) for part in text._parts if len(part) >= ALONE_BYTES}, "no copy, each byte once"
+    assert kept == {id(part): len(part) for part in text._parts if len(part) >= PIECE_BYTES}, "no copy, each byte once"
 
 
 @pytest.mark.parametrize("kind", WIRES)

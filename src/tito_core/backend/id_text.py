@@ -18,10 +18,9 @@ SAME = msgspec.Raw(f'"{secrets.token_hex(16)}"'.encode())
 """Stands for an echo that was found to be what was sent. No server knows it."""
 PARTS = 64
 """Parts from which on they are joined into one."""
-ALONE_BYTES = 2**15
-"""A part from this size on is sent as it lies in memory: to join it takes the caches from all else that a turn does."""
 PIECE_BYTES = 2**18
-"""A larger one is sent in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
+"""A body up to this size is joined and sent at once. Of a larger one the parts of this size are sent as they lie in
+memory, in pieces, so that the event loop is not held up; aiohttp warns of that from a mebibyte on."""
 
 Pieces = tuple[bytes | memoryview, ...]
 """A body, in the pieces in which it is sent."""
@@ -127,7 +126,7 @@ def _pieces(parts: Iterable[bytes]) -> bytes | Pieces:
     size = 0
     for part in parts:
         size += len(part)
-        if len(part) >= ALONE_BYTES:
+        if len(part) >= PIECE_BYTES:
             found += [b"".join(small), *_cut(part)]
             small, size = [], 0
         elif size > PIECE_BYTES:
