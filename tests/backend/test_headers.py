@@ -102,7 +102,7 @@ async def test_a_transport_of_the_users_gets_the_same_request() -> None:
         seen.append(request)
         return httpx.Response(200, json={})
 
-    http = EngineHttp("vllm", "http://h:8000/root", http_transport=lambda: httpx.MockTransport(take))
+    http = EngineHttp("vllm", "http://h:8000/base", http_transport=lambda: httpx.MockTransport(take))
     for body in BODIES.values():
         await http.send(HttpRequest("/x", body))
     await http.aclose()
@@ -110,4 +110,4 @@ async def test_a_transport_of_the_users_gets_the_same_request() -> None:
     assert [request.content for request in seen] == wholes
     assert [request.headers["content-length"] for request in seen] == [str(len(whole)) for whole in wholes]
     assert {request.headers["host"] for request in seen} == {"h:8000"}
-    assert {str(request.url) for request in seen} == {"http://h:8000/root/x"}
+    assert {str(request.url) for request in seen} == {"http://h:8000/base/x"}
