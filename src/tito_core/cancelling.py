@@ -1,49 +1,47 @@
-"""Waiting for work that an agent's cancel signal may end: one look at all signals of an event loop at a time."""
+"""Work that an agent's cancel signal may end: one look at all signals of an event loop at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from types import TracebackType
 
 CANCEL_POLL_S = 0.05
 """How often agents' cancel signals, `threading.Event`s that nobody can await, are looked at."""
 
-_Waiting = dict[asyncio.Future[None], threading.Event]
+_Waiting = dict[asyncio.Timeout, threading.Event]
 _waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
 
 
-async def done_or_set(
-    task: asyncio.Task[Any], signal: threading.Event | None, waiter: asyncio.Future[None] | None = None
-) -> None:
-    """Wait until a task is done, or a signal set. It takes a loop of thousands of them one timer, not one each.
+class Watched:
+    """Lets a signal end the block of an `asyncio.timeout`, as its time would. Enter it inside that block.
+
+    It takes a loop of thousands of rollouts one timer, not one each, and no task beside the caller's.
 
     Args:
-        task: The work.
+        limit: The block's.
         signal: An agent's, or None.
-        waiter: What is waited for. A task that wakes it as its last act saves a round of the event loop, which goes by
-            between a task's end and what is called at its end.
     """
-    loop = asyncio.get_running_loop()
-    waiter = loop.create_future() if waiter is None else waiter
 
-    def wake(_: object) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
+    __slots__ = ("_limit", "_signal", "_waiting")
 
-    task.add_done_callback(wake)
-    waiting = None if signal is None else _watch(loop)
-    if waiting is not None and signal is not None:
-        waiting[waiter] = signal
-    try:
-        await waiter
-    finally:
-        task.remove_done_callback(wake)
-        if waiting is not None:
-            waiting.pop(waiter, None)
+    def __init__(self, limit: asyncio.Timeout, signal: threading.Event | None) -> None:
+        self._limit = limit
+        self._signal = signal
+        self._waiting: _Waiting = {}
+
+    def __enter__(self) -> None:
+        if self._signal is not None:
+            self._waiting = _of(asyncio.get_running_loop())
+            self._waiting[self._limit] = self._signal
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._waiting.pop(self._limit, None)
 
 
-def _watch(loop: asyncio.AbstractEventLoop) -> _Waiting:
+def _of(loop: asyncio.AbstractEventLoop) -> _Waiting:
     waiting = _waiting.get(loop)
     if waiting is None:
         for ended in [other for other in list(_waiting) if other.is_closed()]:
@@ -55,9 +53,11 @@ def _watch(loop: asyncio.AbstractEventLoop) -> _Waiting:
 
 def _look(loop: asyncio.AbstractEventLoop) -> None:
     waiting = _waiting[loop]
-    for waiter, signal in list(waiting.items()):
-        if signal.is_set() and not waiter.done():
-            waiter.set_result(None)
+    for limit, signal in list(waiting.items()):
+        if signal.is_set():
+            del waiting[limit]
+            if not limit.expired():
+                limit.reschedule(loop.time())
     if waiting:
         loop.call_later(CANCEL_POLL_S, _look, loop)
     else:

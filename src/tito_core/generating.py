@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
-from tito_core.cancelling import done_or_set
+from tito_core.cancelling import Watched
 from tito_core.settings import Settings
-
-T = TypeVar("T")
 
 
 class CancelledBySignal(Exception):
@@ -41,7 +38,7 @@ async def whole(
     """
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
-    return await _watched(partial(_in_time, backend, request, chosen, None), cancel)
+    return await _within(backend, request, cancel, chosen, None)
 
 
 async def streamed(
@@ -51,7 +48,7 @@ async def streamed(
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
     came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
-    task = asyncio.ensure_future(_watched(partial(_in_time, backend, request, chosen, came.put_nowait), cancel))
+    task = asyncio.ensure_future(_within(backend, request, cancel, chosen, came.put_nowait))
     task.add_done_callback(lambda _: came.put_nowait(None))
     async with _Owned(task):
         while (chunk := await came.get()) is not None:
@@ -59,41 +56,32 @@ async def streamed(
         yield task.result()
 
 
-async def _in_time(
-    backend: Backend, request: TokenRequest, chosen: Settings, on_chunk: OnChunk | None
+async def _within(
+    backend: Backend,
+    request: TokenRequest,
+    cancel: threading.Event | None,
+    chosen: Settings,
+    on_chunk: OnChunk | None,
 ) -> TokenResponse:
+    """Generate until the signal is set or the time is up, which both cancel what is under way and wait for its end."""
     timeout_s = chosen.turn_timeout_s
-    if timeout_s is None:
+    if cancel is None and timeout_s is None:
         return await generate_whole(backend, request, chosen.aborts, on_chunk)
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            return await generate_whole(backend, request, chosen.aborts, on_chunk)
+            with Watched(limit, cancel):
+                return await generate_whole(backend, request, chosen.aborts, on_chunk)
     except TimeoutError:
         if not limit.expired():
             raise
+        if timeout_s is None or (cancel is not None and cancel.is_set()):
+            raise CancelledBySignal from None
         raise EngineTimeoutError(
             f"{backend.name} did not answer the turn within turn_timeout_s={timeout_s:g}, whatever took the time "
             "(an answer, a pause, retries, resumed parts). The turn was given up, and the server told to abort it.",
             backend=backend.name,
             request_id=request.request_id,
         ) from None
-
-
-async def _watched(work: Callable[[], Awaitable[T]], cancel: threading.Event | None) -> T:
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task = asyncio.ensure_future(_waking(waiter, work))
-    async with _Owned(task):
-        await done_or_set(task, cancel, waiter)
-        if not task.done():
-            raise CancelledBySignal
-        return task.result()
-
-
-async def _waking(waiter: asyncio.Future[None], work: Callable[[], Awaitable[T]]) -> T:
-    done = await work()  # not a coroutine made before, which nobody awaits where an ending loop cancels this at once
-    if not waiter.done():
-        waiter.set_result(None)
-    return done
 
 
 class _Owned:

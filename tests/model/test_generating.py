@@ -146,38 +146,72 @@ async def test_who_is_cancelled_waits_for_the_abort() -> None:
     assert engine.ended == ["aborted"]
 
 
+async def watched(signal: threading.Event, seconds: float = 5.0) -> bool:
+    """Sleep, and tell whether the signal ended it."""
+    try:
+        async with asyncio.timeout(None) as limit:
+            with cancelling.Watched(limit, signal):
+                await asyncio.sleep(seconds)
+    except TimeoutError:
+        assert limit.expired()
+        return True
+    return False
+
+
 async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
     loop = asyncio.get_running_loop()
-
-    async def long() -> None:
-        await asyncio.sleep(5)
-
-    tasks = [loop.create_task(long()) for _ in range(3)]
-    signals = [threading.Event() for _ in tasks]
-    waits = [
-        asyncio.ensure_future(cancelling.done_or_set(task, signal)) for task, signal in zip(tasks, signals, strict=True)
-    ]
+    signals = [threading.Event() for _ in range(3)]
+    waits = [asyncio.ensure_future(watched(signal, 0.2 if n == 0 else 5.0)) for n, signal in enumerate(signals)]
     await asyncio.sleep(0.02)
     assert len(cancelling._waiting[loop]) == 3
     signals[1].set()
-    await waits[1]
+    assert await waits[1]
     assert [wait.done() for wait in waits] == [False, True, False]
-    tasks[0].cancel()
-    await waits[0]
+    assert not await waits[0]
     waits[2].cancel()
     await asyncio.wait([waits[2]])
+    assert waits[2].cancelled()
     await asyncio.sleep(0.02)
     assert loop not in cancelling._waiting
-    assert all(not task._callbacks for task in tasks if not task.done())  # type: ignore[attr-defined]
-    for task in tasks:
-        task.cancel()
+
+
+async def test_a_signal_that_is_set_while_the_time_is_up_ends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    signal, seen = threading.Event(), 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01) as limit:
+            with cancelling.Watched(limit, signal):
+                try:
+                    await asyncio.sleep(5)
+                except asyncio.CancelledError:
+                    signal.set()
+                    seen += 1
+                    await asyncio.sleep(0.02)  # an abort, which no second cancellation may cut short
+                    raise
+    assert seen == 1
+
+
+async def test_an_answer_that_comes_although_it_was_cancelled_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    signal = threading.Event()
+    signal.set()
+    async with asyncio.timeout(None) as limit:
+        with cancelling.Watched(limit, signal):
+            try:
+                await asyncio.sleep(5)
+            except asyncio.CancelledError:
+                answer = "whole"
+    assert answer == "whole"
+    await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling(), "nothing of it is left on the task"
 
 
 def test_an_ended_loop_is_forgotten() -> None:
     async def wait() -> None:
-        signal = threading.Event()
-        await cancelling.done_or_set(asyncio.ensure_future(asyncio.sleep(0)), signal)
+        await watched(threading.Event(), 0.0)
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(wait())

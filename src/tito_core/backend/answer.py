@@ -190,13 +190,11 @@ class Checks:
 
     def _logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
         """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
-        exact = np.asarray(values, np.float64)  # in which None is NaN, that is refused below
-        # What float32 cannot hold becomes infinite, and that is refused too.
-        with np.errstate(over="ignore"):
-            logprobs = exact.astype(np.float32)
         try:
+            # What float32 cannot hold becomes infinite, which is refused.
+            logprobs = np.array(array("f", values), np.float32)
             check_logprobs(logprobs)
-        except LawViolationError as error:
+        except (TypeError, LawViolationError) as error:
             if ids and None in values:
                 offset = list(values).index(None)
                 raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).") from None

@@ -33,12 +33,18 @@ class IdText:
         length: Number of ids.
     """
 
-    __slots__ = ("_checksum", "_parts", "_stands_for", "length")
+    __slots__ = ("_checksum", "_parts", "_size", "_stands_for", "length")
 
     def __init__(
-        self, parts: tuple[bytes, ...] = (), length: int = 0, checksum: int = 0, stands_for: TokenIds | None = None
+        self,
+        parts: tuple[bytes, ...] = (),
+        size: int = 0,
+        length: int = 0,
+        checksum: int = 0,
+        stands_for: TokenIds | None = None,
     ) -> None:
         self._parts = parts
+        self._size = size  # of all parts and what is between them, in bytes
         self._checksum = checksum
         self._stands_for = stands_for
         self.length = length
@@ -52,9 +58,10 @@ class IdText:
         """Give these ids and more; only what is new is written."""
         if not len(ids):
             return self
-        parts = (*self._parts, msgspec.json.encode(ids.tolist())[1:-1])
+        new = msgspec.json.encode(ids.tolist())[1:-1]
+        parts, size = (*self._parts, new), self._size + 1 + len(new)
         checksum = zlib.crc32(_packed(ids), self._checksum)
-        return IdText(parts if len(parts) < PARTS else (b",".join(parts),), self.length + len(ids), checksum)
+        return IdText(parts if len(parts) < PARTS else (b",".join(parts),), size, self.length + len(ids), checksum)
 
     def is_of(self, ids: TokenIds) -> bool:
         """Tell whether it was written of these ids, by their number and CRC-32: a text that is kept could be another's.
@@ -71,12 +78,15 @@ class IdText:
     def standing_for(self, ids: TokenIds) -> IdText:
         """Give it as the text of this very array, of which somebody knows that it is: a long one is read no more."""
         ids.flags.writeable = False
-        return IdText(self._parts, self.length, self._checksum, ids)
+        return IdText(self._parts, self._size, self.length, self._checksum, ids)
 
     def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
         """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
-        head = msgspec.json.encode(fields)[:-1]
-        return _pieces((head, b',"', name.encode(), b'":[', *self._separated(), b"]}"))
+        head = b'%b,"%b":[' % (msgspec.json.encode(fields)[:-1], name.encode())
+        if self._parts and len(head) + self._size < PIECE_BYTES:
+            first, rest = self._parts[0], self._parts[1:]  # the first is most of it, and is copied once
+            return b"".join((head, first, b"," if rest else b"", b",".join(rest), b"]}"))
+        return _pieces((head, *self._separated(), b"]}"))
 
     def is_echoed_in(self, echo: bytes) -> bool:
         """Tell whether an answer's list is this very text, without decoding it; one with blanks is not."""
