@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
 import numpy as np
 import pytest
+from httpx_aiohttp import AiohttpTransport
 
+from tito_core.backend import BackendError
+from tito_core.backend.carrier import Carrier, OverHttpx
+from tito_core.backend.decoded import decoded
 from tito_core.backend.id_text import IdText
-from tito_core.backend.transport import EngineHttp, HttpRequest
+from tito_core.backend.pool import Pool
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
 BODIES = {"none": b"", "one piece": b'{"a": 1}', "pieces": LONG}
@@ -26,8 +32,10 @@ class Listener:
         self.heads: list[list[str]] = []
         self.bodies: list[bytes] = []
         self.port = 0
+        self.talks: set[asyncio.Task[None] | None] = set()
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.talks.add(asyncio.current_task())
         while True:
             try:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -47,6 +55,7 @@ async def listening(answer: bytes) -> AsyncIterator[Listener]:
     listener.port = server.sockets[0].getsockname()[1]
     async with server:
         yield listener
+        await asyncio.wait_for(asyncio.gather(*filter(None, listener.talks)), 5)  # each ends as its connection does
 
 
 def answer(body: bytes, *headers: str) -> bytes:
@@ -93,6 +102,45 @@ async def test_an_answer_that_comes_compressed_all_the_same_is_read() -> None:
             assert (answered.body, answered.content_type) == (b'{"a": 1}', "application/json")
         await http.aclose()
     assert len(listener.bodies) == 2
+
+
+@pytest.mark.parametrize("carrier", ["aiohttp", "httpx"])
+@pytest.mark.parametrize("packing", ["", "gzip", "deflate"])
+async def test_whatever_carries_an_answer_it_is_read_alike(packing: str, carrier: str) -> None:
+    said = "é" * 5_000
+    body = said.encode("latin-1")
+    packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
+    headers = ["Content-Type: text/plain; charset=latin-1", *([f"Content-Encoding: {packing}"] if packing else ())]
+    async with listening(answer(packed, *headers)) as listener:
+        carries: Carrier = Pool(None, 0, 1.0) if carrier == "aiohttp" else OverHttpx(AiohttpTransport(), 1.0)
+        read: list[bytes | str] = []
+        for part in ("whole", "pieces", "text"):
+            reply = await carries.send("POST", f"http://127.0.0.1:{listener.port}/x", {}, b"{}")
+            assert (reply.status, reply.kind) == (200, "text/plain; charset=latin-1")
+            assert reply.headers["content-type"] == reply.headers["CONTENT-TYPE"] == reply.kind
+            if part == "pieces":
+                read.append(b"".join([piece async for piece in reply.pieces()]))
+            else:
+                read.append(await (reply.whole() if part == "whole" else reply.text()))
+            await reply.aclose()
+        await carries.aclose()
+    assert read == [body, body, said]
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "unheard-of"])
+@pytest.mark.parametrize("status", ["200 OK", "500 Broken"])
+async def test_an_answer_that_cannot_be_unpacked_is_named(packing: str, status: str) -> None:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: 9\r\nContent-Encoding: {packing}\r\n"
+    async with listening((head + "Content-Type: application/json\r\n\r\n\xe9 no json").encode("latin-1")) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        with pytest.raises(BackendError) as caught:
+            await decode(http, await http.send_once(HttpRequest("/x", b"{}")))
+        await http.aclose()
+    assert f"127.0.0.1:{listener.port}" in str(caught.value)
+
+
+async def decode(http: EngineHttp, raw: HttpAnswer) -> object:
+    return decoded(http, raw, dict[str, int])
 
 
 async def test_a_transport_of_the_users_gets_the_same_request() -> None:

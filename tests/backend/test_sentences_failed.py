@@ -20,6 +20,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.carrier import OverHttpx
 from tito_core.backend.decoded import decoded
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.streaming import StreamReader, streaming_to
@@ -198,9 +199,10 @@ async def streamed(body: bytes, content_type: str = "text/event-stream") -> Back
     streaming = streaming_to(lambda _: None, Events)
     assert streaming is not None
     reader = StreamReader(streaming, B, "http://h/generate", "r", lambda text: text.replace("key", "<API key>"))
-    response = httpx.Response(200, headers={"content-type": content_type}, content=body)
+    answer = httpx.Response(200, headers={"content-type": content_type}, content=body)
+    reply = await OverHttpx(httpx.MockTransport(lambda _: answer), 1.0).send("POST", "http://h/generate", {}, b"")
     with pytest.raises(BackendError) as caught:
-        await reader(response)
+        await reader(reply)
     assert (caught.value.backend, caught.value.request_id) == (B, "r")
     return caught.value
 

@@ -178,18 +178,24 @@ async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pyte
 
 async def test_a_signal_that_is_set_while_the_time_is_up_ends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
-    signal, seen = threading.Event(), 0
-    with pytest.raises(TimeoutError):
+    signal = threading.Event()
+    seen: list[str] = []
+
+    async def work() -> None:
         async with asyncio.timeout(0.01) as limit:
             with cancelling.Watched(limit, signal):
                 try:
                     await asyncio.sleep(5)
                 except asyncio.CancelledError:
                     signal.set()
-                    seen += 1
+                    seen.append("cancelled")
                     await asyncio.sleep(0.02)  # an abort, which no second cancellation may cut short
+                    seen.append("aborted")
                     raise
-    assert seen == 1
+
+    with pytest.raises(TimeoutError):
+        await work()
+    assert seen == ["cancelled", "aborted"]
 
 
 async def test_an_answer_that_comes_although_it_was_cancelled_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

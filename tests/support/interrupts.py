@@ -54,6 +54,9 @@ class Steps(Generic[T]):
             try:
                 arrived = None
                 yield waiting
+            except GeneratorExit:  # who drives this is closed itself
+                self.work.close()
+                raise
             except BaseException as error:
                 arrived, self._thrown = self._thrown or error, None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -191,8 +192,8 @@ class Checks:
     def _logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
         """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
         try:
-            # What float32 cannot hold becomes infinite, which is refused.
-            logprobs = np.array(array("f", values), np.float32)
+            # What float32 cannot hold becomes infinite, which is refused; None is a TypeError.
+            logprobs = np.array(array("f", cast(Sequence[float], values)), np.float32)
             check_logprobs(logprobs)
         except (TypeError, LawViolationError) as error:
             if ids and None in values:

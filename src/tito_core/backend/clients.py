@@ -6,41 +6,38 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable
 
-import httpx
+from tito_core.backend.carrier import Carrier
 
-Make = Callable[[], httpx.AsyncBaseTransport]
-Holder = AsyncGenerator[httpx.AsyncBaseTransport]
+Make = Callable[[], Carrier]
+Holder = AsyncGenerator[Carrier]
 
 
 class LoopEndingError(RuntimeError):
     """A request was made in an event loop that is ending."""
 
 
-class LoopTransports:
+class LoopCarriers:
     """Pools by event loop; loops and threads may share it.
 
     A loop closes the suspended async generators that are left when it ends, or that nobody refers to any more, so a
     pool that is held in one is closed with it. (Weak references to loops would not do: a pool holds its loop.)
 
-    An httpx transport is used without a client around it: redirects, proxies, cookies and authentication are what a
-    client adds, which is all unwanted here and more than half of a request's CPU.
-
     Args:
-        make: Makes the transport of one pool.
+        make: Makes one pool, in the event loop that it is for.
     """
 
     def __init__(self, make: Make) -> None:
         self._make = make
         self._ending: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-        self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, httpx.AsyncBaseTransport]] = {}
+        self._held: dict[asyncio.AbstractEventLoop, tuple[Holder, Carrier]] = {}
 
     @property
-    def held(self) -> httpx.AsyncBaseTransport | None:
+    def held(self) -> Carrier | None:
         """The running loop's pool, or None where `current` has yet to make it."""
         held = self._held.get(asyncio.get_running_loop())
         return None if held is None else held[1]
 
-    async def current(self) -> httpx.AsyncBaseTransport:
+    async def current(self) -> Carrier:
         """Give the running loop's pool.
 
         Raises:
@@ -74,12 +71,12 @@ class LoopTransports:
                 self._held.pop(loop, None)
 
 
-async def _hold(make: Make, owner: weakref.ref[LoopTransports], loop: asyncio.AbstractEventLoop) -> Holder:
+async def _hold(make: Make, owner: weakref.ref[LoopCarriers], loop: asyncio.AbstractEventLoop) -> Holder:
     # The owner weakly: in a reference cycle the pool's sockets would be collected before it could be closed.
-    transport = make()
+    carrier = make()
     try:
-        yield transport
+        yield carrier
     finally:
         if (pools := owner()) is not None:
             pools.forget(loop)
-        await transport.aclose()
+        await carrier.aclose()

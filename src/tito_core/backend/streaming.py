@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-import httpx
 import msgspec
 import numpy as np
 
 from tito_core.backend.answer import NOTHING
+from tito_core.backend.carrier import Reply
 from tito_core.backend.errors import BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.protocol import OnChunk, TokenChunk
@@ -87,7 +87,7 @@ class StreamReader(Generic[T]):
     hide: Callable[[str], str]
     shown: bool = False
 
-    async def __call__(self, response: httpx.Response) -> T:
+    async def __call__(self, reply: Reply) -> T:
         """Read a 200 to its end.
 
         Raises:
@@ -95,11 +95,10 @@ class StreamReader(Generic[T]):
             ProtocolViolationError: An event is none of this engine's, or does not go on where the one before ended.
             BackendError: The server ended it with an error of its own.
         """
-        kind = response.headers.get("content-type", "")
-        if "event-stream" not in kind:
-            self._refuse(await response.aread(), f"its content type is {kind!r}, though a stream was asked for")
+        if "event-stream" not in reply.kind:
+            self._refuse(await reply.whole(), f"its content type is {reply.kind!r}, though a stream was asked for")
         events, gathering = EventReader(), self.streaming.gather()
-        async for piece in response.aiter_bytes():
+        async for piece in reply.pieces():
             for event in events.feed(piece):
                 self._show(self._taken(gathering, event))
         if not events.done:

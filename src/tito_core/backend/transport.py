@@ -1,6 +1,6 @@
 """HTTP to an engine: one pooled client per event loop, typed errors, bounded retries.
 
-httpx's API on an aiohttp transport: at high concurrency httpx's own pool costs many times the CPU.
+On aiohttp, since at high concurrency httpx's own pool costs many times the CPU; or over a user's transport of httpx's.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ import asyncio
 import functools
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import aiohttp
 import httpx
 
 from tito_core.backend import address
-from tito_core.backend.clients import LoopTransports
+from tito_core.backend.carrier import Carrier, OverHttpx, Reply
+from tito_core.backend.clients import LoopCarriers
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Body, Pool, Whole, tls
+from tito_core.backend.pool import Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
 
 T = TypeVar("T")
@@ -84,9 +85,13 @@ class EngineHttp:
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._retries = Retries(max_attempts, sleep)
         self._api_key = address.api_key(api_key, backend=backend)
-        self._pools = LoopTransports(http_transport or functools.partial(Pool, where.socket, max_connections))
-        self._takes_views = http_transport is None
-        self._urls: dict[str, httpx.URL] = {}
+        self._carriers = LoopCarriers(self._making(http_transport, max_connections))
+
+    def _making(self, http_transport: HttpTransportFactory | None, max_connections: int) -> Callable[[], Carrier]:
+        timeout_s = self.connect_timeout_s
+        if http_transport is None:
+            return functools.partial(Pool, self._where.socket, max_connections, timeout_s)
+        return lambda: OverHttpx(http_transport(), timeout_s)
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Do work, again while it fails in a way that may pass.
@@ -109,7 +114,7 @@ class EngineHttp:
     async def reading(
         self,
         request: HttpRequest,
-        read: Callable[[httpx.Response], Awaitable[T]],
+        read: Callable[[Reply], Awaitable[T]],
         *,
         method: str = "POST",
         request_id: str | None = None,
@@ -119,17 +124,19 @@ class EngineHttp:
         Raises:
             BackendError: The subclass tells what happened.
         """
-        pool = self._pools.held or await self._pools.current()
-        url, shown = self._url(request.path), self.base_url + request.path
+        carrier = self._carriers.held or await self._carriers.current()
+        shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
+        if not isinstance(body, bytes):
+            headers["Content-Length"] = str(sum(map(len, body)))
         try:
             async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
-                response = await pool.handle_async_request(self._made(request, method, url))
+                reply = await carrier.send(method, self._where.root + request.path, headers, body)
                 try:
-                    if response.status_code == 200:
-                        return await read(response)
-                    await response.aread()
+                    if reply.status == 200:
+                        return await read(reply)
+                    said = await reply.text()
                 finally:
-                    await _close(response)
+                    await reply.aclose()
         except TimeoutError:
             raise EngineTimeoutError(
                 f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
@@ -147,34 +154,12 @@ class EngineHttp:
             ) from failure
         raise error_from_status(
             self.backend,
-            response.status_code,
-            self.hide_key(response.text),
-            response.headers,
+            reply.status,
+            self.hide_key(said),
+            reply.headers,
             url=shown,
             request_id=request_id,
         )
-
-    def _url(self, path: str) -> httpx.URL:
-        url = self._urls.get(path)
-        if url is None:  # few different ones: they are a backend's own
-            url = self._urls[path] = httpx.URL(self._where.root + path)
-        return url
-
-    def _made(self, request: HttpRequest, method: str, url: httpx.URL) -> httpx.Request:
-        headers = self._headers(request)
-        timeout = {"connect": self.connect_timeout_s, "read": None, "write": None, "pool": None}
-        made = functools.partial(httpx.Request, method, url, headers=headers, extensions={"timeout": timeout})
-        body = in_pieces(request.body)
-        if not body:
-            return made()
-        if isinstance(body, bytes):
-            if not self._takes_views:  # but a user's, which may look at `request.content`
-                return made(content=body)
-            # A stream is taken as it is; with `content`, httpx parses every header twice.
-            headers |= {"Host": url.netloc.decode("ascii"), "Content-Length": str(len(body))}
-            return made(stream=Whole(body))
-        headers["Content-Length"] = str(sum(map(len, body)))
-        return made(content=_each(body, as_views=self._takes_views))
 
     def _headers(self, request: HttpRequest) -> dict[str, str]:
         headers = {"Content-Type": "application/json", **request.headers}
@@ -195,21 +180,8 @@ class EngineHttp:
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
-        await self._pools.aclose()
+        await self._carriers.aclose()
 
 
-async def _whole(response: httpx.Response) -> HttpAnswer:
-    if isinstance(response.stream, Body) and response.stream.plain:
-        return HttpAnswer(await response.stream.whole(), response.stream.kind)
-    return HttpAnswer(await response.aread(), response.headers.get("content-type", ""))
-
-
-async def _close(response: httpx.Response) -> None:
-    """Let go of the connection, which of ours needs none of what httpx does around it."""
-    await (response.stream if isinstance(response.stream, Body) else response).aclose()
-
-
-async def _each(pieces: Pieces, *, as_views: bool) -> AsyncIterator[bytes]:
-    """Yield the pieces: views as they are to aiohttp, and bytes, as httpx promises, to whatever else sends them."""
-    for piece in pieces:
-        yield cast(bytes, piece) if as_views else bytes(piece)
+async def _whole(reply: Reply) -> HttpAnswer:
+    return HttpAnswer(await reply.whole(), reply.kind)
