@@ -43,12 +43,11 @@ async def test_an_error_ends_the_rollout_and_not_the_trainer(kind: str) -> None:
 
 @by_kind
 async def test_a_cancelled_task_is_recorded_and_stays_cancelled(kind: str) -> None:
-    def never(request: Any) -> Any:
-        task.cancel()
-        return Says("Yes.")(request)
-
-    model = model_of(kind, never)
+    model = model_of(kind, Says("Yes."), latency=60.0)
     task = asyncio.ensure_future(roll_out(Agent(model=model, callback_handler=None), model, QUESTION))
+    while not model.scripted.running:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert recorded_termination(model.ledger) is Termination.CANCELLED
