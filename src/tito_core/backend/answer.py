@@ -84,7 +84,7 @@ class Checks:
         ids, logprobs = self._output(said, request, at_least=0 if never_ran else 1)
         self._count("completion_tokens", said.completion_tokens, len(ids))
         stop = said.stop if finish == Finish.STOP else None
-        self._end(finish, ids, stop, request)
+        self._end(finish, said.output_ids or (), stop, request)
         return TokenResponse(
             output_ids=ids,
             logprobs=logprobs,
@@ -174,7 +174,9 @@ class Checks:
 
     def _token_ids(self, ids: Sequence[int]) -> TokenIds:
         try:
-            packed = np.array(array("i", ids), np.int32)  # which refuses what int32 cannot hold, as no NumPy 1 does
+            packed = np.frombuffer(
+                array("i", ids), np.int32
+            )  # which refuses what int32 cannot hold, as no NumPy 1 does
         except OverflowError:
             packed = None
         if packed is None or (len(packed) and np.minimum.reduce(packed) < 0):
@@ -193,7 +195,7 @@ class Checks:
         """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
         try:
             # What float32 cannot hold becomes infinite, which is refused; None is a TypeError.
-            logprobs = np.array(array("f", cast(Sequence[float], values)), np.float32)
+            logprobs = np.frombuffer(array("f", cast(Sequence[float], values)), np.float32)
             check_logprobs(logprobs)
         except (TypeError, LawViolationError) as error:
             if ids and None in values:
@@ -202,11 +204,11 @@ class Checks:
             raise self.violation(str(error)) from error
         return logprobs
 
-    def _end(self, finish: Finish, output_ids: TokenIds, stop: int | str | None, request: TokenRequest) -> None:
+    def _end(self, finish: Finish, output_ids: Sequence[int], stop: int | str | None, request: TokenRequest) -> None:
         """Check that a stop token is the last id and the only stop, and that a length finish used its budget."""
         sampling = request.sampling
-        if finish == Finish.STOP and isinstance(stop, int) and int(output_ids[-1]) != stop:
-            raise self.violation(f"Law 4: stop token {stop} ended the output, whose last id is {int(output_ids[-1])}.")
+        if finish == Finish.STOP and isinstance(stop, int) and output_ids[-1] != stop:
+            raise self.violation(f"Law 4: stop token {stop} ended the output, whose last id is {output_ids[-1]}.")
         if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
             raise self.violation(
                 f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
@@ -214,11 +216,11 @@ class Checks:
         last = None if finish == Finish.ABORT else -1  # what was aborted did not end
         before = output_ids[sampling.min_new_tokens : last]
         # With `ignore_eos`, SGLang lets stop ids pass.
-        passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if (before == stop).any()]
+        passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if stop in before]
         if passed:
-            at = sampling.min_new_tokens + int(np.argmax(np.isin(before, passed)))
+            at = sampling.min_new_tokens + min(map(before.index, passed))
             raise self.violation(
-                f"Law 4: stop token {int(output_ids[at])} at output offset {at} did not end the output of "
+                f"Law 4: stop token {output_ids[at]} at output offset {at} did not end the output of "
                 f"{len(output_ids)} tokens."
             )
 

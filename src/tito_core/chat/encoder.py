@@ -206,7 +206,7 @@ class _Content(NamedTuple):
         return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
 
 
-Places = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64] | Sequence[int]
 
 
 def _reaches(offsets: Sequence[tuple[int, int]], length: int) -> tuple[Places, Places]:
@@ -228,11 +228,8 @@ def _kinds(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]
     """
     kinds = bytearray(_SCAFFOLD * len(stops))
     for begin, end in spans:
-        first = int(stops.searchsorted(begin, side="right"))
-        if starts is None:
-            last = min(int(stops.searchsorted(end, side="left")) + 1, len(stops))
-        else:
-            last = int(starts.searchsorted(end, side="left"))
+        first = bisect_right(stops, begin)
+        last = min(bisect_left(stops, end) + 1, len(stops)) if starts is None else bisect_left(starts, end)
         kinds[first:last] = _PROMPT * (last - first)
     return bytes(kinds)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ REMEMBERED = 1 << 16
 """Words that are remembered at once."""
 LONGEST = 32
 """Characters of the longest word that is remembered."""
+FEW_BYTES = 1 << 10
+"""Up to so many, numbers are read in less time than NumPy takes to begin."""
 _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
 """What of a Unicode class is ASCII."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
@@ -28,10 +31,10 @@ _GPT2 = {**_BYTE_LEVEL, "use_regex": True}
 
 
 class Encoded(NamedTuple):
-    """A text's tokens: their ids, int32 in the machine's byte order, and the character after each, int64, (n,)."""
+    """A text's tokens: their ids, int32 in the machine's byte order, and the character after each, (n,)."""
 
     ids: bytes
-    stops: npt.NDArray[np.int64]
+    stops: Sequence[int] | npt.NDArray[np.int64]
 
 
 class _Memo(dict[str, bytes]):
@@ -80,11 +83,9 @@ class Words:
         if short is not None:
             return short
         packed = b"".join(map(self._words.__getitem__, self._pattern.findall(text)))
-        tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
-        stops = tokens[:, 1].cumsum(dtype=np.int64)
-        if len(stops) == 0 or stops[-1] != len(text):
+        found = _few(packed) if len(packed) <= FEW_BYTES else _many(packed)
+        if len(found.stops) == 0 or found.stops[-1] != len(text):
             return None
-        found = Encoded(tokens[:, 0].tobytes(), stops)
         if len(text) <= LONGEST:
             if len(self._texts) >= REMEMBERED:
                 self._texts.clear()
@@ -96,6 +97,18 @@ class Words:
         ((mapped, _),) = _BYTES.pre_tokenize_str(word)
         tokens = self._model.tokenize(mapped)
         return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
+
+
+def _few(packed: bytes) -> Encoded:
+    """Take ids and lengths apart, and add the lengths up."""
+    numbers = memoryview(packed).cast("i")
+    return Encoded(numbers[::2].tobytes(), list(accumulate(numbers[1::2])))
+
+
+def _many(packed: bytes) -> Encoded:
+    """Do what `_few` does."""
+    tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
+    return Encoded(tokens[:, 0].tobytes(), tokens[:, 1].cumsum(dtype=np.int64))
 
 
 _BYTES = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -104,9 +104,10 @@ class Columns(ColumnViews):
             raise LawViolationError(2, f"{len(ids)} delta ids but {len(provenance)} provenances.")
         if len(answer) != len(scores):
             raise LawViolationError(2, f"{len(answer)} output ids but {len(scores)} logprobs.")
-        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which law 4 refuses by name
-            parts = (ids, answer, scores.astype(_LOGPROB, copy=False), provenance)
-        return cls(len(ids), len(answer), b"".join([part.tobytes() for part in parts]))
+        if scores.dtype != _LOGPROB:
+            with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite: law 4 refuses it by name
+                scores = scores.astype(_LOGPROB)
+        return cls(len(ids), len(answer), b"".join([part.tobytes() for part in (ids, answer, scores, provenance)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
