@@ -12,7 +12,7 @@ from typing import Any
 from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
-from tito_core.cancelling import Watched
+from tito_core.cancelling import Watched, cancelling
 from tito_core.settings import Settings
 
 
@@ -50,10 +50,13 @@ async def streamed(
     came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
     task = asyncio.ensure_future(_within(backend, request, cancel, chosen, came.put_nowait))
     task.add_done_callback(lambda _: came.put_nowait(None))
-    async with _Owned(task):
-        while (chunk := await came.get()) is not None:
-            yield chunk
-        yield task.result()
+    try:
+        async with _Owned(task):
+            while (chunk := await came.get()) is not None:
+                yield chunk
+            yield task.result()
+    finally:
+        del task  # whose error knows this frame: what a lost turn held is let go of at once
 
 
 async def _within(
@@ -67,21 +70,35 @@ async def _within(
     timeout_s = chosen.turn_timeout_s
     if cancel is None and timeout_s is None:
         return await generate_whole(backend, request, chosen.aborts, on_chunk)
+    if cancelling():
+        await asyncio.sleep(0)  # a cancellation that has yet to arrive would be taken for the limit's own
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s) as limit:
+        async with limit:
             with Watched(limit, cancel):
                 return await generate_whole(backend, request, chosen.aborts, on_chunk)
-    except TimeoutError:
+    except Exception as error:
         if not limit.expired():
             raise
+        # Whatever a backend makes of being cancelled, this is why it was.
         if timeout_s is None or (cancel is not None and cancel.is_set()):
-            raise CancelledBySignal from None
+            raise CancelledBySignal from _unless_time(error)
         raise EngineTimeoutError(
             f"{backend.name} did not answer the turn within turn_timeout_s={timeout_s:g}, whatever took the time "
             "(an answer, a pause, retries, resumed parts). The turn was given up, and the server told to abort it.",
             backend=backend.name,
             request_id=request.request_id,
-        ) from None
+        ) from _unless_time(error)
+    finally:
+        del limit  # which knows the task, whose error knows this frame
+
+
+def _unless_time(error: Exception) -> Exception | None:
+    """Give the cause of a turn's end that says more than that it did."""
+    if not isinstance(error, TimeoutError):
+        return error
+    error.with_traceback(None)  # where the limit is, too
+    return None
 
 
 class _Owned:

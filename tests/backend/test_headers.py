@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import zlib
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from httpx_aiohttp import AiohttpTransport
 
-from tito_core.backend import BackendError
+from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
 from tito_core.backend.carrier import Carrier, OverHttpx
 from tito_core.backend.decoded import decoded
 from tito_core.backend.id_text import IdText
@@ -39,8 +40,10 @@ class Listener:
         while True:
             try:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            except asyncio.IncompleteReadError:
+            except (asyncio.IncompleteReadError, ConnectionError):
                 writer.close()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
                 return
             self.heads.append(head.strip().split("\r\n"))
             length = [line.split(": ")[1] for line in self.heads[-1] if line.lower().startswith("content-length")]
@@ -54,8 +57,10 @@ async def listening(answer: bytes) -> AsyncIterator[Listener]:
     server = await asyncio.start_server(listener.talk, "127.0.0.1", 0, limit=2**22)
     listener.port = server.sockets[0].getsockname()[1]
     async with server:
-        yield listener
-        await asyncio.wait_for(asyncio.gather(*filter(None, listener.talks)), 5)  # each ends as its connection does
+        try:
+            yield listener
+        finally:
+            await asyncio.wait_for(asyncio.gather(*filter(None, listener.talks)), 5)  # each ends as its connection does
 
 
 def answer(body: bytes, *headers: str) -> bytes:
@@ -127,16 +132,64 @@ async def test_whatever_carries_an_answer_it_is_read_alike(packing: str, carrier
     assert read == [body, body, said]
 
 
-@pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "unheard-of"])
-@pytest.mark.parametrize("status", ["200 OK", "500 Broken"])
-async def test_an_answer_that_cannot_be_unpacked_is_named(packing: str, status: str) -> None:
-    head = f"HTTP/1.1 {status}\r\nContent-Length: 9\r\nContent-Encoding: {packing}\r\n"
+STATUSES = {"401 No": AuthenticationError, "503 Busy": ThrottledError, "500 Broken": ServerError}
+
+
+@pytest.mark.parametrize("packing", ["br", "zstd", "unheard-of", "identity", "", "gzip", "deflate", "gzip, deflate"])
+async def test_of_an_answer_that_is_not_encoded_as_it_says_the_status_still_tells(packing: str) -> None:
+    for status, error in STATUSES.items():
+        head = f"HTTP/1.1 {status}\r\nContent-Length: 4\r\nContent-Encoding: {packing}\r\n\r\n"
+        async with listening((head + "gone").encode()) as listener:  # which no codec can read
+            http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+            with pytest.raises(error, match="gone") as caught:
+                await http.send_once(HttpRequest("/x", b"{}"))
+            await http.aclose()
+        assert caught.value.status == int(status[:3])
+
+
+@pytest.mark.parametrize("packing", ["gzip", "deflate", "br", "zstd", "gzip, deflate"])
+async def test_an_answer_that_cannot_be_unpacked_is_named(packing: str) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: 9\r\nContent-Encoding: {packing}\r\n"
     async with listening((head + "Content-Type: application/json\r\n\r\n\xe9 no json").encode("latin-1")) as listener:
         http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
         with pytest.raises(BackendError) as caught:
             await decode(http, await http.send_once(HttpRequest("/x", b"{}")))
         await http.aclose()
     assert f"127.0.0.1:{listener.port}" in str(caught.value)
+
+
+@pytest.mark.parametrize("packing", ["gzip, deflate", "identity, gzip", "gzip, gzip"])
+async def test_an_answer_in_several_encodings_is_read(packing: str) -> None:
+    body = b'{"a": 1}'
+    for one in packing.split(", "):
+        body = {"gzip": gzip.compress, "deflate": zlib.compress, "identity": bytes}[one](body)
+    async with listening(answer(body, f"Content-Encoding: {packing}", "Content-Type: application/json")) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        assert (await http.send_once(HttpRequest("/x", b"{}"))).body == b'{"a": 1}'
+        await http.aclose()
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "utf-16", "hex", "idna", "undefined", "no-such", ""])
+async def test_what_a_server_says_is_text_whatever_it_names_as_its_encoding(charset: str) -> None:
+    known = charset in ("latin-1", "utf-16")
+    said = "Zu spät.".encode(charset if known else "utf-8")
+    kind = f"Content-Type: text/plain; charset={charset}"
+    head = f"HTTP/1.1 500 Broken\r\nContent-Length: {len(said)}\r\n{kind}\r\n\r\n"
+    async with listening(head.encode() + said) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        with pytest.raises(ServerError, match="Zu spät"):
+            await http.send_once(HttpRequest("/x", b"{}"))
+        await http.aclose()
+
+
+async def test_a_redirect_to_what_is_no_ascii_can_be_written_down() -> None:
+    head = b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://\xe9\xff/\r\n\r\n"
+    async with listening(head) as listener:
+        http = EngineHttp("vllm", f"http://127.0.0.1:{listener.port}")
+        with pytest.raises(BackendError, match="a redirect to http://éÿ/") as caught:
+            await http.send_once(HttpRequest("/x", b"{}"))
+        await http.aclose()
+    assert str(caught.value).encode()
 
 
 async def decode(http: EngineHttp, raw: HttpAnswer) -> object:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import warnings
+import weakref
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -35,14 +37,17 @@ class Engine:
         self.ended: list[str] = []
         self.watcher: Any = None
         self.fails: BaseException | None = None
+        self.abort_s = 0.01
 
     async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
         self.watcher = on_chunk
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            await asyncio.sleep(0.01)  # what an abort takes
+            await asyncio.shield(asyncio.ensure_future(asyncio.sleep(self.abort_s)))
             self.ended.append("aborted")
+            if self.fails is not None:
+                raise self.fails from None
             raise
         if self.fails is not None:
             raise self.fails
@@ -213,6 +218,118 @@ async def test_an_answer_that_comes_although_it_was_cancelled_is_an_answer(monke
     task = asyncio.current_task()
     assert task is not None
     assert not task.cancelling(), "nothing of it is left on the task"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("first", ["task", "signal", "time"])
+async def test_a_signal_leaves_a_turn_alone_that_is_already_being_given_up(first: str, stream: bool) -> None:
+    engine, signal = Engine(), threading.Event()
+    engine.abort_s = 4 * cancelling.CANCEL_POLL_S
+    chosen = Settings.of(stream=stream)
+
+    async def turn() -> list[Any]:
+        async with asyncio.timeout(0.02 if first == "time" else None):
+            return await all_of(answer(engine, REQUEST, signal, chosen))
+
+    task = asyncio.ensure_future(turn())
+    await asyncio.sleep(0.01)
+    if first == "time":
+        await asyncio.sleep(0.02)
+    elif first == "task":
+        task.cancel()
+    signal.set()
+    if first == "signal":
+        task.cancel()
+    with pytest.raises(TimeoutError if first == "time" else asyncio.CancelledError):
+        await task
+    assert engine.ended == ["aborted"], "and it was waited for"
+
+
+async def test_a_signal_that_came_too_early_is_seen_again() -> None:
+    signal, rounds = threading.Event(), 0
+
+    async def work() -> None:
+        nonlocal rounds
+        async with asyncio.timeout(None) as limit:
+            with cancelling.Watched(limit, signal):
+                while True:
+                    rounds += 1
+                    try:
+                        async with asyncio.timeout(0.01):
+                            await asyncio.sleep(5)
+                    except TimeoutError:
+                        signal.set()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(work(), 5)
+    assert rounds > 1
+    assert not cancelling.cancelling()
+
+
+@pytest.mark.parametrize("by", ["signal", "time"])
+async def test_a_cancellation_that_has_yet_to_arrive_is_not_taken_for_another(by: str) -> None:
+    engine, signal = Engine(), threading.Event()
+    chosen = Settings.of(turn_timeout_s=0.1 if by == "time" else None)
+
+    async def turn() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()  # as a hook of the agent's may
+        await whole(engine, REQUEST, signal, chosen)  # type: ignore[arg-type]
+
+    task = asyncio.ensure_future(turn())
+    asyncio.get_running_loop().call_later(0.01, signal.set)
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert engine.ended == [], "nothing was sent"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("by", ["signal", "time"])
+@pytest.mark.parametrize("error", [RuntimeError("late"), TimeoutError("its own"), EngineConnectionError("gone")])
+async def test_whatever_a_backend_makes_of_being_cancelled_the_turn_says_why(
+    error: Exception, by: str, stream: bool
+) -> None:
+    engine, signal = Engine(), threading.Event()
+    engine.fails = error
+    chosen = Settings.of(stream=stream, turn_timeout_s=0.05 if by == "time" else None)
+    task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, chosen)))
+    await asyncio.sleep(0.01)
+    if by == "signal":
+        signal.set()
+    with pytest.raises(CancelledBySignal if by == "signal" else EngineTimeoutError) as caught:
+        await task
+    assert caught.value.__cause__ is (None if isinstance(error, TimeoutError) else error)
+    assert engine.ended == ["aborted"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["task", "signal", "time", "error"])
+async def test_what_a_lost_turn_held_is_let_go_of_at_once(how: str, stream: bool) -> None:
+    engine, signal = Engine(), threading.Event()
+    if how == "error":
+        engine.fails = EngineConnectionError("gone")
+        engine.gate.set()
+    chosen = Settings.of(stream=stream, turn_timeout_s=0.05 if how == "time" else None)
+    gc.collect()
+    gc.disable()
+    try:
+        task = asyncio.ensure_future(all_of(answer(engine, REQUEST, signal, chosen)))
+        await asyncio.sleep(0.01)
+        if how == "task":
+            task.cancel()
+        elif how == "signal":
+            signal.set()
+        await asyncio.wait({task})
+        with contextlib.suppress(BaseException):
+            task.result()
+        held = weakref.ref(engine)
+        engine.fails = None
+        del task, engine
+        await asyncio.sleep(0)
+        assert held() is None, "a cycle of references holds it"
+    finally:
+        gc.enable()
 
 
 def test_an_ended_loop_is_forgotten() -> None:

@@ -198,9 +198,10 @@ class Checks:
             logprobs = np.frombuffer(array("f", cast(Sequence[float], values)), np.float32)
             check_logprobs(logprobs)
         except (TypeError, LawViolationError) as error:
-            if ids and None in values:
+            if None in values:
                 offset = list(values).index(None)
-                raise self.violation(f"Law 4: output token {offset} has no logprob (id {ids[offset]}).") from None
+                of = f" (id {ids[offset]})" if ids else ""
+                raise self.violation(f"Law 4: output token {offset} has no logprob{of}.") from None
             raise self.violation(str(error)) from error
         return logprobs
 

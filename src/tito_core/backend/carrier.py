@@ -32,7 +32,7 @@ class Reply(Protocol):
         """Read the body as it comes, decompressed."""
 
     async def text(self) -> str:
-        """Read the body to its end, as text; what is none becomes replacement characters."""
+        """Read the body to its end, as text; see `text_of`."""
 
     async def aclose(self) -> None:
         """Let go of the connection, which is kept where all of the body was read."""
@@ -103,7 +103,15 @@ class _OfHttpx:
 
     async def text(self) -> str:
         await self._response.aread()
-        return self._response.text
+        return text_of(self._response)
 
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+def text_of(response: httpx.Response) -> str:
+    """Give a body as text by the encoding that it names, else as UTF-8; what is no text becomes U+FFFD."""
+    try:
+        return response.content.decode(response.charset_encoding or "utf-8", "replace")
+    except (LookupError, UnicodeError):  # it names what encodes no text, or not so
+        return response.content.decode("utf-8", "replace")
