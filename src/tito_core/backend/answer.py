@@ -173,10 +173,8 @@ class Checks:
         return packed, self._logprobs(logprobs, ids)
 
     def _token_ids(self, ids: Sequence[int]) -> TokenIds:
-        try:
-            packed = np.frombuffer(
-                array("i", ids), np.int32
-            )  # which refuses what int32 cannot hold, as no NumPy 1 does
+        try:  # an array refuses what int32 cannot hold, as no NumPy 1 does
+            packed = np.frombuffer(array("i", ids), np.int32)
         except OverflowError:
             packed = None
         if packed is None or (len(packed) and np.minimum.reduce(packed) < 0):
