@@ -106,7 +106,7 @@ def _few(packed: bytes) -> Encoded:
 
 
 def _many(packed: bytes) -> Encoded:
-    """Do what `_few` does."""
+    """Do what `_few` does where NumPy is faster."""
     tokens = np.frombuffer(packed, np.int32).reshape(-1, 2)
     return Encoded(tokens[:, 0].tobytes(), tokens[:, 1].cumsum(dtype=np.int64))
 
