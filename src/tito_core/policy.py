@@ -16,7 +16,7 @@ from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.semantics import measure
+from tito_core.backend.semantics import measure, of_all
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -116,8 +116,8 @@ class Policy:
         logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
         probe = bound.template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         asked = await engine.connect()
-        info = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
-        return cls(engine, info, *bound, file)
+        found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
+        return cls(engine, of_all(found), *bound, file)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
         """Make the Strands model of one rollout.

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from support.backends import PROMPT
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, ProtocolViolationError, SamplingParams
 from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.semantics import measure, semantics_of
+from tito_core.backend.semantics import measure, of_all, semantics_of
+from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -24,7 +26,10 @@ INFO = EngineInfo("fake", "m", None, "1")
 
 
 class Asked:
-    """A backend that says given logprobs, and scores given ones; it writes down what it is asked."""
+    """A backend that says given logprobs, and scores given ones; it writes down what it is asked.
+
+    At T = 1 it says and scores the pair `even`; by default all but certain tokens, which tell nothing.
+    """
 
     name = "fake"
 
@@ -34,8 +39,10 @@ class Asked:
         scored: Sequence[float],
         top: tuple[Sequence[float], Sequence[float]] | None = None,
         refuses: Sequence[Exception | None] = (),
+        even: tuple[Sequence[float], Sequence[float]] | None = None,
     ) -> None:
         self.said, self.scored, self.top, self.refuses = said, scored, top, list(refuses)
+        self.even = ([-0.1] * len(said), [-0.1] * len(said)) if even is None else even
         self.requests: list[TokenRequest] = []
         self.sequences: list[list[int]] = []
 
@@ -43,21 +50,23 @@ class Asked:
         self.requests.append(request)
         if self.refuses and (error := self.refuses.pop(0)) is not None:
             raise error
-        ids = np.arange(len(self.said), dtype=np.int32)
+        said = self.even[0] if request.sampling.temperature == 1.0 else self.said
+        ids = np.arange(len(said), dtype=np.int32)
         columns: dict[str, Column] = {}
         if self.top is not None:
             pair = self.top[0 if request.sampling.top_k == 2 else 1]
             table = np.log(np.array([pair] * len(ids), np.float64)).astype(np.float32)
             columns = {"top_ids": Column.of(5, np.zeros(table.shape, np.int32)), "top_logprobs": Column.of(5, table)}
         spans = (VersionSpan(0, len(ids), None),)
-        logprobs = np.array(self.said, np.float32)
+        logprobs = np.array(said, np.float32)
         return TokenResponse(
             ids, logprobs, Finish.LENGTH, None, 5, None, 0.1, request.request_id, spans, columns=columns
         )
 
     async def score(self, token_ids: Sequence[int]) -> Any:
         self.sequences.append(list(token_ids))
-        return np.array([np.nan, *[-9.0] * (len(PROMPT) - 1), *self.scored], np.float32)
+        scored = self.even[1] if self.requests[-1].sampling.temperature == 1.0 else self.scored
+        return np.array([np.nan, *[-9.0] * (len(PROMPT) - 1), *scored], np.float32)
 
 
 def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
@@ -65,8 +74,8 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
 
 
 def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the_free_one() -> None:
-    backend = Asked([-1.0] * 32, [-1.0] * 32)
-    found(backend)
+    backend = Asked([-1.0] * 32, [-2.0] * 32)
+    assert found(backend).processed_logprobs is True
     cut, free = backend.requests
     for request, top_k in ((cut, 2), (free, -1)):
         assert request.sampling == SamplingParams(
@@ -87,7 +96,7 @@ def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the
 
 
 def test_a_short_context_is_filled_and_one_too_short_is_left_alone() -> None:
-    backend = Asked([-1.0] * 8, [-1.0] * 8)
+    backend = Asked([-1.0] * 8, [-2.0] * 8)
     found(backend, EngineInfo("fake", "m", 14, "1"))
     assert [request.sampling.max_new_tokens for request in backend.requests] == [8, 8]
     short = EngineInfo("fake", "m", 13, "1")
@@ -173,6 +182,105 @@ def test_a_policy_of_a_wide_spread_is_decided_also_in_bfloat16(noise: float) -> 
     assert found(Asked((raw / 2 - 1).tolist(), scored.tolist())).processed_logprobs is True
 
 
+def test_what_is_left_open_is_asked_again_at_another_temperature_without_what_can_be_wanted() -> None:
+    backend = Asked([-1.1] * 32, [-1.0] * 32, even=([-1.0] * 31, [-1.0] * 31))
+    assert found(backend).processed_logprobs is True
+    _, free, even = backend.requests
+    assert even.sampling == free.sampling.model_copy(update={"temperature": 1.0})
+    assert (even.wanted, even.lenient) == (NOTHING_WANTED, False)
+    assert even.request_id not in ("", free.request_id)
+    assert backend.sequences == [[*PROMPT, *range(32)], [*PROMPT, *range(31)]]
+
+
+@pytest.mark.parametrize(
+    ("apart", "spread", "noise", "processed"),
+    [
+        (0.1, 0.4, 0.0, True),
+        (0.1, 0.4, 0.012, True),
+        (0.1, 0.4, 0.013, None),
+        (0.1, 0.4, 0.04, None),
+        (0.009, 0.02, 0.0, True),
+        (0.007, 0.02, 0.0, None),
+        (0.0015, 0.02, 0.0, False),
+        (0.0015, 0.015, 0.0, None),
+        (0.015, 0.18, 0.01, False),
+        (0.015, 0.15, 0.01, None),
+        (0.03, 0.5, 0.016, False),
+        (0.0, 0.0, 0.0, None),
+    ],
+)
+def test_what_is_left_open_is_told_by_how_exact_a_servers_numbers_are(
+    apart: float, spread: float, noise: float, processed: bool | None
+) -> None:
+    """`spread` as a standard deviation, of numbers of which half lie at each end."""
+    scored = [-5.0 - spread * 0.675, -5.0 + spread * 0.675] * 8
+    even = ([value + noise for value in scored], scored)
+    assert found(Asked([value - apart for value in scored], scored, even=even)).processed_logprobs is processed
+
+
+class Policy(Asked):
+    """Samples from logits, by a place's own, and says raw or processed logprobs, as exact as `noise` is small."""
+
+    def __init__(self, logits: NDArray[np.float64], processes: bool, noise: float, draws: np.random.Generator) -> None:
+        super().__init__([], [])
+        self.logits, self.processes, self.noise, self.draws = logits, processes, noise, draws
+
+    async def generate(self, request: TokenRequest, on_chunk: Any = None) -> TokenResponse:
+        heat = request.sampling.temperature
+        raw, processed = self.of(self.logits), self.of(self.logits / heat)
+        sampled = np.argmax(processed + self.draws.gumbel(size=processed.shape), axis=1)
+        exact = (processed if self.processes else raw)[np.arange(32), sampled]
+        self.said = (exact + self.blur()).tolist()
+        self.scored = (raw[np.arange(32), sampled] + self.blur()).tolist()
+        self.even = (self.said, self.scored)
+        return await super().generate(request)
+
+    def blur(self) -> NDArray[np.float64]:
+        return self.draws.normal(0, self.noise, 32)
+
+    def of(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        whole: NDArray[np.float64] = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+        return whole
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0.0, 8.0),
+    st.floats(0.0, 0.12),
+    st.sampled_from([40, 1000, 5000]),
+    st.floats(0.0, 1.0),
+)
+def test_no_policy_is_taken_for_the_other_kind_when_it_is_asked_again(
+    seed: int, scale: float, noise: float, vocabulary: int, certain: float
+) -> None:
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(0, scale, (32, vocabulary))
+    logits[draws.random(32) < certain, 7] += 20 * scale
+    for processes in (False, True):
+        assert found(Policy(logits, processes, noise, draws)).processed_logprobs in (processes, None)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32 - 1), st.floats(0.1, 8.0), st.floats(0.0, 1e-4), st.sampled_from([1000, 5000]))
+def test_a_server_of_exact_numbers_is_always_told(seed: int, scale: float, noise: float, vocabulary: int) -> None:
+    """SGLang draws anew at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
+    draws = np.random.default_rng(seed)
+    logits = draws.normal(0, scale, (32, vocabulary))
+    for processes in (False, True):
+        assert found(Policy(logits, processes, noise, draws)).processed_logprobs is processes
+
+
+def test_what_one_of_several_servers_does_not_tell_is_not_known_of_all() -> None:
+    true = replace(INFO, processed_logprobs=True, truncated_logprobs=False)
+    assert of_all([true]) is of_all([true, true]) is true
+    open_ = replace(true, processed_logprobs=None)
+    assert of_all([true, open_, true]) == of_all([open_, true]) == open_
+    cut = replace(true, truncated_logprobs=None)
+    assert of_all([true, true, cut]) == of_all([cut, true]) == cut
+    assert of_all([cut, open_]) == INFO
+
+
 def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:
     """Find out from the probability that two tokens have in the first place and in the others, cut off and freely."""
 
@@ -250,7 +358,7 @@ REFUSED = BadRequestError("no", backend="fake")
 
 def test_what_a_server_refuses_together_is_sampled_without() -> None:
     for error in (REFUSED, ProtocolViolationError("no", backend="fake")):
-        backend = Asked([-1.0] * 8, [-1.0] * 8, refuses=[error, None, error])
+        backend = Asked([-1.0] * 8, [-2.0] * 8, refuses=[error, None, error])
         before = Capabilities(top_logprobs=7, prompt_logprobs=True)
         info = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before))
         assert info.capabilities is before, "nothing is known of what it gives"

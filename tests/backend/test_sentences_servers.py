@@ -97,7 +97,9 @@ async def test_servers_that_are_not_alike() -> None:
 
 async def test_what_was_found_of_each_server_must_be_alike() -> None:
     backend = several(engine_of("vllm"), engine_of("vllm"), engine_of("vllm"))
-    infos = iter([EngineInfo("vllm", "m", None, version) for version in ("1", "1", "2", "1", "1", "1")])
+    infos = iter(
+        [EngineInfo("vllm", "m", None, version) for version in ("1", "1", "2", None, "1", "2", "1", None, "1")]
+    )
 
     async def ask(_: Any) -> EngineInfo:
         return next(infos)
@@ -108,13 +110,15 @@ async def test_what_was_found_of_each_server_must_be_alike() -> None:
     with pytest.raises(BadRequestError) as caught:
         await agreed(backend, ask, facts)
     assert str(caught.value) == (
-        "The vllm servers are not alike: version is '1' on the first of them and '2' on number 3. Start them alike, or "
+        "The vllm servers are not alike: version is '1' on number 1 of them and '2' on number 3. Start them alike, or "
         "leave one out of base_url."
     )
     assert caught.value.backend == "vllm"
-    assert (await agreed(backend, ask, facts)).version == "1"
+    with pytest.raises(BadRequestError, match="version is '1' on number 2 of them and '2' on number 3"):
+        await agreed(backend, ask, facts)
+    assert [info.version for info in await agreed(backend, ask, facts)] == ["1", None, "1"]
     infos = iter([EngineInfo("vllm", "alone", None, "1")])
-    assert (await agreed(backend.members[0], ask, facts)).model == "alone"
+    assert [info.model for info in await agreed(backend.members[0], ask, facts)] == ["alone"]
     await backend.aclose()
 
 

@@ -212,24 +212,27 @@ def replicas_of(members: Sequence[Backend], addresses: Sequence[str], retries: R
 
 async def agreed(
     backend: Backend, ask: Callable[[Backend], Awaitable[T]], facts: Callable[[T], Mapping[str, object]]
-) -> T:
-    """Ask a backend, or each of its servers where it has several, and give the answer whose facts are those of all.
+) -> Sequence[T]:
+    """Ask a backend, or each of its servers where it has several, and give the answers, in which no fact differs.
+
+    A fact that is None was not found out: it differs from none.
 
     Raises:
         BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
     found = await asyncio.gather(*map(ask, members))
-    first = facts(found[0])
-    for number, other in enumerate(map(facts, found), 1):
-        for what, said in first.items():
-            if other[what] != said:
+    known: dict[str, tuple[object, int]] = {}
+    for number, each in enumerate(map(facts, found), 1):
+        for what, said in each.items():
+            first, where = known.setdefault(what, (said, number)) if said is not None else (None, number)
+            if first != said:
                 raise BadRequestError(
-                    f"The {backend.name} servers are not alike: {what} is {said!r} on the first of them and "
-                    f"{other[what]!r} on number {number}. Start them alike, or leave one out of base_url.",
+                    f"The {backend.name} servers are not alike: {what} is {first!r} on number {where} of them and "
+                    f"{said!r} on number {number}. Start them alike, or leave one out of base_url.",
                     backend=backend.name,
                 )
-    return found[0]
+    return found
 
 
 def _admin(member: _Member) -> EngineAdmin:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Semantics
 
 _PROBE = SamplingParams(max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0)
@@ -41,6 +42,10 @@ LEAST_TOKENS = 8
 """With fewer sampled tokens the median says too little."""
 CERTAIN_NATS = 0.5
 """A token less unlikely than this says little: what is all but certain is so at any temperature."""
+EVEN_NATS = 1e-3
+"""Numbers of one quantity are taken to be no nearer than this, in nats: float32's, summed in another order."""
+FAR = 8
+"""So many times further apart than numbers of one quantity are on this server, two numbers are different ones."""
 
 
 async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> EngineInfo:
@@ -61,13 +66,23 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     except BadRequestError as error:  # a vLLM server that returns sampling masks samples of a finite top_k only
         error.with_traceback(None)
         return replace(info, capabilities=_found(info.capabilities, gives))
-    scored = await backend.score([*prompt_ids.tolist(), *free.output_ids.tolist()])
     return replace(
         info,
-        processed_logprobs=_is_processed(free, scored[len(prompt_ids) :]),
+        processed_logprobs=await _processed(backend, probe, free),
         truncated_logprobs=_is_truncated(cut, free),
         capabilities=_found(info.capabilities, gives),
     )
+
+
+def of_all(found: Sequence[EngineInfo]) -> EngineInfo:
+    """Give what was measured of several servers alike; what one of them did not tell is not known of all."""
+    whole = found[0]
+    for other in found[1:]:
+        if other.processed_logprobs is None:
+            whole = replace(whole, processed_logprobs=None)
+        if other.truncated_logprobs is None:
+            whole = replace(whole, truncated_logprobs=None)
+    return whole
 
 
 async def _sampled(
@@ -98,16 +113,58 @@ def _found(before: Capabilities, gives: frozenset[str] | None) -> Capabilities:
     )
 
 
-def _is_processed(free: TokenResponse, raw: Logprobs) -> bool | None:
+async def _processed(backend: Backend, probe: TokenRequest, free: TokenResponse) -> bool | None:
+    """Tell by the raw logprobs of the free sample; where that leaves it open, by how far those of one at T = 1 are.
+
+    At T = 1 both kinds are the same quantity, so what lies between them there is what this server's numbers vary by.
+    """
+    hot = await _compared(backend, probe.input_ids, free)
+    if hot is None:
+        return None
+    found = _is_processed(hot)
+    if found is not None:
+        return found
+    even = probe.sampling.model_copy(update={"temperature": 1.0})
+    request = replace(probe, sampling=even, request_id=uuid.uuid4().hex)
+    warm = await _compared(backend, probe.input_ids, await generate_whole(backend, request))
+    return None if warm is None else _is_beyond(hot, warm)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """How far a sample's logprobs are from the raw ones, in nats, of most and in the median, and how far those spread.
+
+    `spread` is a standard deviation, of the middle half.
+    """
+
+    most: float
+    median: float
+    spread: float
+
+
+async def _compared(backend: Backend, prompt_ids: TokenIds, sample: TokenResponse) -> _Compared | None:
+    """Score a sample again; None where too few of its tokens tell anything."""
+    scored = await backend.score([*prompt_ids.tolist(), *sample.output_ids.tolist()])
+    raw = scored[len(prompt_ids) :]
     telling = raw < -CERTAIN_NATS
     if np.count_nonzero(telling) < LEAST_TOKENS:
         return None
-    apart, (low, high) = np.abs(raw - free.logprobs)[telling], np.quantile(raw[telling], (0.25, 0.75))
-    spread = float(high - low) / QUARTILES
-    if float(np.median(apart)) > max(APART_NATS, SAME_SHARE * spread):
+    apart, (low, high) = np.abs(raw - sample.logprobs)[telling], np.quantile(raw[telling], (0.25, 0.75))
+    return _Compared(float(np.quantile(apart, MOST)), float(np.median(apart)), float(high - low) / QUARTILES)
+
+
+def _is_processed(hot: _Compared) -> bool | None:
+    if hot.median > max(APART_NATS, SAME_SHARE * hot.spread):
         return True
-    same = float(np.quantile(apart, MOST)) < max(SAME_NATS, SAME_SHARE * spread)
-    return False if same and spread > APART_NATS else None
+    same = hot.most < max(SAME_NATS, SAME_SHARE * hot.spread)
+    return False if same and hot.spread > APART_NATS else None
+
+
+def _is_beyond(hot: _Compared, even: _Compared) -> bool | None:
+    noise = max(even.most, EVEN_NATS)
+    if hot.median > FAR * noise:
+        return True
+    return False if hot.most < 2 * noise and hot.spread > 2 * FAR * noise else None
 
 
 def _is_truncated(cut: TokenResponse, free: TokenResponse) -> bool | None:
