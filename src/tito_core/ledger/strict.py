@@ -29,10 +29,10 @@ def strict(value: Any) -> Any:
     Strings are kept by reference, so comparing one with itself costs a pointer comparison, whatever its length.
     Dict, list and string comparison stay the interpreter's own, which is what makes long histories cheap.
     """
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, dict):  # most of what is in one are strings, and a call would be most of what they cost
+        return {key: item if type(item) is str else strict(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [strict(item) for item in value]
+        return [item if type(item) is str else strict(item) for item in value]
     if isinstance(value, tuple):  # which equals no list, so it stays one
         return tuple([strict(item) for item in value])
     if isinstance(value, float | int):
