@@ -9,6 +9,8 @@ from tito_conformance.laws import Tally
 from tito_conformance.rendering import apart
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger import Draft, Turn
+from tito_core.ledger.turn import Finish
+from tito_core.parsing.parsed import CallStatus
 
 if TYPE_CHECKING:
     from tito_conformance.player import Player
@@ -32,14 +34,17 @@ def rendered(player: Player, life: Life, turn: Turn) -> None:
         return
     where = f"turn {turn.index}: the prompt's new part {spelled[-200:]!r}"
     closer = player.connected.policy.template.closer_id
-    if before is not None and _in_reasoning(before):
-        tags = renderer.reasoning(renderer.spell([closer]))
+    if before is not None and (what := _cut_off_in(before)) is not None:
+        spell_closer = renderer.spell([closer])
+        tags = renderer.reasoning(spell_closer) if what == "reasoning" else renderer.call(spell_closer)
         if tags is None:
-            tally.skip("rendering", "The template does not show how it closes the reasoning that was cut off.")
+            tally.skip("rendering", f"The template does not show how it closes {what} that was cut off.")
             return
-        _still_open(before.output_ids.tolist(), [renderer.ids(tag) for tag in tags[:2]], where, tally)
-        tally.hold("rendering", spelled.startswith(tags[2]), f"{where} does not close the reasoning with {tags[2]!r}.")
-        spelled = spelled.removeprefix(tags[2])  # of earlier answers the template may show no reasoning at all
+        if tags[2]:
+            ids_of_tags = [renderer.ids(tag) for tag in tags[:2]]
+            _still_open(before.output_ids.tolist(), ids_of_tags, f"{where} closes {what}", tally)
+        tally.hold("rendering", spelled.startswith(tags[2]), f"{where} does not close {what} with {tags[2]!r}.")
+        spelled = spelled.removeprefix(tags[2])  # what is closed stands in the answer, where a template may hide it
     end = whole if before is None else whole[-len(spelled) :]
     mine, others = apart(spelled, end)
     tally.hold("rendering", end == spelled, f"{where} says {mine!r} where the template says {others!r}.")
@@ -55,14 +60,23 @@ def rendered(player: Player, life: Life, turn: Turn) -> None:
         tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was cut off.")
 
 
-def _in_reasoning(draft: Draft) -> bool:
-    """Tell whether the ledger says that an answer was cut off in its reasoning."""
-    return (draft.finish.cut_off or isinstance(draft.stop, str)) and not draft.reasoning_closed
+def ended_in_reasoning(draft: Draft) -> bool:
+    """Tell whether a stop token ended an answer in its reasoning; a stop string, which is no token, cuts it off."""
+    return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
-def _still_open(output: list[int], tags: list[list[int]], where: str, tally: Tally) -> None:
+def _cut_off_in(draft: Draft) -> str | None:
+    """Give what the ledger says that an answer was cut off in, where the client has to close that."""
+    if not (draft.finish.cut_off or isinstance(draft.stop, str)):
+        return None
+    if not draft.reasoning_closed:
+        return "reasoning"
+    return "a call" if draft.calls and draft.calls[-1].status == CallStatus.TRUNCATED else None
+
+
+def _still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally) -> None:
     """Look whether it was, where tags are tokens."""
     if all(len(tag) == 1 for tag in tags):
         (begin,), (end,) = tags
         last = next((token for token in reversed(output) if token in (begin, end)), begin)
-        tally.hold("rendering", last == begin, f"{where} closes reasoning that the answer had closed.")
+        tally.hold("rendering", last == begin, f"{closes} that the answer had closed.")

@@ -156,9 +156,11 @@ class Player:
             "lost", len(self.model.ledger) == before + 1, f"an answer made {len(self.model.ledger) - before} turns."
         )
         turn = self.model.ledger[-1]
+        # After a stop that was sampled inside reasoning no template writes on: the history begins anew.
+        fits = {None if deltas.ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
         self.tally.hold(
             "parent",
-            turn.parent in expected if expected else turn.parent is None,
+            turn.parent in fits,
             f"turn {turn.index} follows turn {turn.parent}; its history begins with those of {expected or 'none'}.",
         )
         deltas.rendered(self, life, turn)

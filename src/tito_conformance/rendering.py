@@ -14,6 +14,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys under which templates read reasoning."""
 
 _THOUGHT = "Because of the weather"
+_CALLED = "weather_at"
 
 
 class Renderer:
@@ -71,6 +72,34 @@ class Renderer:
         if not found or not closing.split() or not before.split():
             return None
         return before.split()[-1], closing.split()[0], closing
+
+    def call(self, closer: str) -> tuple[str, str, str] | None:
+        """Read off a rendering the control tokens around a call, and what closes it up to an answer's own closer.
+
+        All three are empty where no control token ends a call; None where the template shows no call.
+        """
+        use = {"toolUseId": "call00000", "name": _CALLED, "input": {"at": "noon"}}
+        asked = {"role": "user", "content": [{"text": "Why?"}]}
+        messages = translated([asked, {"role": "assistant", "content": [{"toolUse": use}]}], None)
+        try:
+            said = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
+        except Exception:  # as above
+            return None
+        before, shown, after = said.partition(_CALLED)
+        whole, ended, _ = after.partition(closer)
+        closing = whole[len(self._before_controls(whole)) :]
+        if not shown:
+            return None
+        if not ended or not closing:
+            return "", "", ""
+        last = max(self.controls, key=before.rfind)
+        first = min((control for control in self.controls if control in closing), key=closing.find)
+        return last, first, closing
+
+    def _before_controls(self, text: str) -> str:
+        """Leave out the control tokens that a text ends with, and the blanks between and before them."""
+        found = next((control for control in self.controls if text.rstrip().endswith(control)), None)
+        return text if found is None else self._before_controls(text.rstrip().removesuffix(found)).rstrip()
 
     def ids(self, text: str) -> list[int]:
         """Encode a whole rendering as the tokenizer does."""

@@ -173,9 +173,9 @@ class Thinks:
         return Completion(said, finish="length" if len(said) == request.max_new_tokens else None)
 
 
-def thinking(name: str = "qwen3-tiny") -> Target:
-    qwen = tokenizer(name)
-    ids = qwen.encode("Hello. <think>\nHm, hm, hm.\n</think>\n\nHm, hm and hm", add_special_tokens=False)
+def thinking(said: str = "Hello. <think>\nHm, hm, hm.\n</think>\n\nHm, hm and hm") -> Target:
+    qwen = tokenizer("qwen3-tiny")
+    ids = qwen.encode(said, add_special_tokens=False)
     script, stop = Thinks(ids, qwen.eos_token_id, len(qwen)), [qwen.eos_token_id]
     engine = scripted_engine("vllm", script, vocab_size=len(qwen), eos_ids=stop, scale_out=True)
     return Target("vllm", "http://scripted", qwen, transport=lambda: InProcessTransport(engine))
@@ -194,3 +194,30 @@ def test_reasoning_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) 
         outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
     assert outcome.broken is not None
     assert outcome.broken.check.name == "rendering"
+
+
+CALLING = 'Hm. <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 22}}\n</tool_call><tool_call>\n{"name": "add"'
+
+
+@pytest.mark.parametrize("tokens", range(2, 32))
+def test_a_call_that_was_cut_off_is_closed_where_its_tags_are_tokens(tokens: int) -> None:
+    """A policy of random weights begins one in about 200,000 tokens, which is once in 200 runs of the suite."""
+    moves = [Cut(tokens=tokens), Ask(text="Ho"), Cut(tokens=tokens), Ask(text="Hm")]
+    outcome = suite.replay(thinking(CALLING), PROFILES["quick"], moves)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+
+
+@pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 8), (Opened.CALL, 2)])
+def test_a_call_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
+    with mock.patch.object(turns, "opened", return_value=says):
+        outcome = suite.replay(thinking(CALLING), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
+    assert outcome.broken is not None
+    assert outcome.broken.check.name == "rendering"
+
+
+def test_a_stop_in_reasoning_begins_the_history_anew() -> None:
+    outcome = suite.replay(
+        thinking("Hm. <think>\nHm"), PROFILES["quick"], [Ask(text=text) for text in ("Hi", "Ho", "Hm")]
+    )
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    assert outcome.tally.passed["parent"] >= 3

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from support.fake_engine import gone, processes_of
-from tito_core.engine import Cancelled, EngineEnv, StartFailed, start, stop
+from tito_core.engine import Cancelled, EngineEnv, StartFailed, process, start, stop
 from tito_core.engine.process import find_process, is_running, tail
 
 
@@ -57,11 +57,46 @@ def test_a_taken_port_is_said_before_anything_starts(fake_env: EngineEnv, model:
     assert not (cache / "logs").exists()
 
 
+def test_a_free_port_is_one_that_no_process_is_handed_by_chance() -> None:
+    """SGLang listens 20 s after its start; by then its own processes have taken a dozen ports of those handed out."""
+    ports = {process.free_port() for _ in range(50)}
+    assert len(ports) > 40
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(ports) < low
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", ports.pop()))
+
+
+def test_where_every_port_is_taken_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_is_free", lambda port: False)
+    assert process.free_port() not in process.PORTS
+
+
+def test_a_port_that_somebody_else_took_meanwhile_is_another(
+    fake_env: EngineEnv, model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1], process.free_port()]
+        monkeypatch.setattr(process, "free_port", iter(ports).__next__)
+        engine = start(fake_env, model)
+        try:
+            assert engine.port == ports[1]
+        finally:
+            stop(engine)
+    assert processes_of(cache) == []
+
+
+def test_logs_that_another_start_removes_meanwhile_are_no_error(cache: Path) -> None:
+    assert process._written_at(cache / "none.log") == 0.0
+
+
 def test_an_early_end_is_noticed_at_once_with_its_last_lines(fake_env: EngineEnv, model: Path, cache: Path) -> None:
     began = time.monotonic()
     with pytest.raises(StartFailed) as caught:
         start(fake_env, model, server_args=("--fail", "OSError: [Errno 98] Address already in use"))
-    assert time.monotonic() - began < 15  # and not the 30 s that it may take
+    assert time.monotonic() - began < 15  # and not the 30 s that it may take, though it is begun twice
     message = str(caught.value)
     assert "its process ended with status 1 after" in message
     assert "  OSError: [Errno 98] Address already in use" in message

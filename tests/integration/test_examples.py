@@ -118,7 +118,10 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     moved = [update["passes"][1]["ratio"] for update in run.updates if update["norm"] > 0]
     assert moved, "some group differed in reward"
     assert all(low < 0.999 and high > 1.001 for low, _, high in moved)
-    assert run.updates[0]["kl"] < 1e-6 < run.updates[-1]["kl"]
+    # Where no group of the first two differed in reward, the third samples from the very policy that there was.
+    learnt = any(update["norm"] > 0 for update in run.updates[:-1])
+    assert run.updates[0]["kl"] < 1e-6
+    assert (run.updates[-1]["kl"] > 1e-6) is learnt
     curves.keep(run, tmp_path / "page.md")
     assert (tmp_path / "page.svg").read_text().startswith("<?xml")
     assert json.loads((tmp_path / "page.json").read_text())[run.backend]["updates"] == run.updates

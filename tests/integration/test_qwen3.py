@@ -9,6 +9,7 @@ import pytest
 from strands import Agent, tool
 
 from support.real import Served
+from tito_conformance.agents import listen
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.verify import rescore
 
@@ -45,18 +46,15 @@ async def test_what_a_grammar_forces_is_constrained_and_not_trained(served: Serv
 
 
 async def test_random_sampling_is_confirmed_with_ids_that_no_text_gives(served: Served) -> None:
-    model = served.model(max_new_tokens=64)
+    model = served.model(max_new_tokens=64, ignore_eos=True)
     agent = Agent(model=model, tools=[add], callback_handler=None, system_prompt="Be brief. <|im_end|> <think>")
     for question in ("Hello <|im_start|>system", "And </tool_call> now?"):
         messages: Any = [*agent.messages, {"role": "user", "content": [{"text": question}]}]
-        reply = ""
-        async for event in model.stream(messages, system_prompt=agent.system_prompt):
-            reply += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-        agent.messages = [*messages, {"role": "assistant", "content": [{"text": reply}] if reply.strip() else []}]
+        agent.messages = [*messages, (await listen(model.stream(messages, system_prompt=agent.system_prompt))).message]
     check_ledger(model.ledger)
     rescored = await rescore(model.ledger, served.policy.backend)
     assert rescored.quantile(1) <= 1e-4
-    assert len(rescored.differences) >= 100
+    assert len(rescored.differences) == 128
 
 
 async def test_reasoning_that_the_template_strips_begins_a_branch_that_the_engine_confirms(served: Served) -> None:
@@ -71,13 +69,11 @@ async def test_reasoning_that_the_template_strips_begins_a_branch_that_the_engin
     ]
     state: dict[str, Any] = {}
     for question in ("Sure?", "Really?"):
-        reply = ""
-        async for event in model.stream(messages, [add.tool_spec], model_state=state):
-            reply += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-        answer = [{"text": reply}] if reply.strip() else [{"text": "[blank text]"}]
+        answer = await listen(model.stream(messages, [add.tool_spec], model_state=state))
+        content = answer.message["content"] or [{"text": "[blank text]"}]
         messages = [
             *messages,
-            {"role": "assistant", "content": answer},
+            {"role": "assistant", "content": content},
             {"role": "user", "content": [{"text": question}]},
         ]
     first, second = (turn.draft for turn in model.ledger)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.real import mid_answer
 from tito_core import engine
 from tito_core.backend import (
     Aborts,
     EngineAdmin,
+    EngineConnectionError,
     SamplingParams,
     ServerError,
     TokenRequest,
@@ -79,7 +81,7 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
 
     running = asyncio.create_task(backend.generate(asking(1500)))
-    await asyncio.sleep(2.0)
+    await mid_answer(backend)
     await backend.load_weights(str(server.weights), "step-2")
     spans = (await running).versions
     assert [span.version for span in spans] == ["step-1", "step-2"]
@@ -91,7 +93,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
     started_with = await backend.weight_version()
     request = asking(600)
     running = asyncio.create_task(generate_whole(backend, request))
-    await asyncio.sleep(2.0)
+    await mid_answer(backend)
     await backend.pause("abort")
     await asyncio.sleep(1.0)
     assert not running.done(), "a paused server makes a rollout wait"
@@ -116,7 +118,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
 async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
-    await asyncio.sleep(2.0)
+    await mid_answer(backend)
     await backend.pause("abort")
     response = await running
     await backend.resume()
@@ -135,7 +137,7 @@ async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_
     assert not waiting.done()
     await backend.resume()
     if server.kind == "vllm":  # whose engine has died of it
-        with pytest.raises(ServerError):
+        with pytest.raises((ServerError, EngineConnectionError)):  # as it says so, or hangs up
             await waiting
     else:
         assert len((await waiting).output_ids) == 4

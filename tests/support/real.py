@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel, engine
+from tito_core.backend import Backend, SamplingParams, TokenRequest
 from tito_core.engine.spec import EngineSpec, find
 from tito_core.store import LedgerFile
 
@@ -24,6 +28,16 @@ class Served:
 
     def policy_with(self, file: LedgerFile) -> Policy:
         return replace(self.policy, store=file)
+
+
+async def mid_answer(backend: Backend, tokens: int = 32) -> None:
+    """Wait until the engine has sampled about so many tokens of what it is at work on, on a fast machine as on a slow.
+
+    It samples one more answer beside, of that length.
+    """
+    prompt = np.arange(1000, 1008, dtype=np.int32)
+    asked = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+    await backend.generate(TokenRequest(prompt, asked, uuid.uuid4().hex))
 
 
 async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:

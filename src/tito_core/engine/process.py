@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
 import re
 import socket
 import subprocess
@@ -24,12 +26,15 @@ from tito_core.engine.progress import Say, silent
 from tito_core.engine.spec import Launch
 
 HOST = "127.0.0.1"
+PORTS = range(10_000, 21_000)
+"""Ports that neither Linux hands out nor SGLang takes for its processes (from 22,000 on)."""
+TAKEN = r"[Aa]ddress already in use"
 KEPT_LOGS = 20
 MARK = "TITO_ENGINE_MARK"
 """An environment variable, another for each start, that tells a server's processes where their parents are dead."""
 
 HINTS = (
-    (r"[Aa]ddress already in use", "The port is taken: choose another with --port, or none for a free one."),
+    (TAKEN, "The port is taken: choose another with --port, or none for a free one."),
     (r"No space left on device", "Free some disk space, then try again."),
     (r"MemoryError|Cannot allocate memory|DefaultCPUAllocator", "There is too little free memory: close something."),
     (r"unrecognized arguments|invalid choice", "One of the server arguments is not known to this version."),
@@ -80,15 +85,41 @@ def start(
     `timeout_s` the engine's own limit by default. The server ends with this process, unless `detached`.
     Raises StartFailed with the last lines of the log, Cancelled when `cancel` is set; nothing is left running then.
     """
-    spec, say, cancel = env.spec, progress or silent, cancel or threading.Event()
-    chosen = free_port() if port is None else _check_port(spec.name, port)
-    launch = Launch(env.python, model_path, model_name or model_path.name, HOST, chosen, tuple(server_args), dev_mode)
+    begin = functools.partial(
+        _start_on, env, model_path, model_name=model_name, server_args=server_args, dev_mode=dev_mode,
+        timeout_s=timeout_s, detached=detached, say=progress or silent, cancel=cancel or threading.Event(),
+    )  # fmt: skip
+    if port is not None:
+        return begin(_check_port(env.spec.name, port))
+    try:
+        return begin(free_port())
+    except StartFailed as error:
+        if re.search(TAKEN, str(error)) is None:
+            raise
+    return begin(free_port())  # somebody else took it, between our look and the server's
+
+
+def _start_on(
+    env: EngineEnv,
+    model_path: Path,
+    port: int,
+    *,
+    model_name: str | None,
+    server_args: Sequence[str],
+    dev_mode: bool,
+    timeout_s: float | None,
+    detached: bool,
+    say: Say,
+    cancel: threading.Event,
+) -> RunningEngine:
+    spec = env.spec
+    launch = Launch(env.python, model_path, model_name or model_path.name, HOST, port, tuple(server_args), dev_mode)
     log, mark = _new_log(spec.name, launch), uuid.uuid4().hex
     with log.open("wb") as out:
         variables = supervised.environment(env.python, {**spec.env(launch), MARK: mark})
         process = supervised.popen(spec.command(launch), variables, out, detached=detached, grace_s=spec.grace_s)
     engine = RunningEngine(
-        spec.name, f"http://{HOST}:{chosen}", launch.model_name, chosen, log,
+        spec.name, f"http://{HOST}:{port}", launch.model_name, port, log,
         process.pid, psutil.Process(process.pid).create_time(), spec.grace_s, mark, process,
     )  # fmt: skip
     try:
@@ -149,11 +180,26 @@ def find_process(pid: int, created: float) -> psutil.Process | None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    """A TCP port of 127.0.0.1 that nothing listens on now, and that nobody is given who asks for any port.
+
+    SGLang listens on its own only once its processes have taken a dozen ports each of those that the system hands out.
+    """
+    for port in random.SystemRandom().sample(PORTS, 64):
+        if _is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        given: int = probe.getsockname()[1]
+        return given
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def tail(log: Path, lines: int = 30) -> str:
@@ -181,10 +227,17 @@ def _check_port(name: str, port: int) -> int:
 def _new_log(name: str, launch: Launch) -> Path:
     folder = logs_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    for old in sorted(folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)[:-KEPT_LOGS]:
+    for old in sorted(folder.glob(f"{name}-*.log"), key=_written_at)[:-KEPT_LOGS]:
         old.unlink(missing_ok=True)
     model = re.sub(r"[^\w.-]+", "-", launch.model_name)
     return folder / f"{name}-{model}-{launch.port}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+
+
+def _written_at(log: Path) -> float:
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:  # another start was first to remove it
+        return 0.0
 
 
 def _wait_until_ready(
