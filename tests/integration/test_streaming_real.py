@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from strands import Agent
 
 from support.histories import add
-from support.real import Served
+from support.real import Served, mid_answer
 from tito_core.backend import SamplingParams, TokenRequest
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.turn import Finish
@@ -90,18 +92,33 @@ async def test_cancelling_in_mid_stream_frees_the_server(served: Served) -> None
     began = asyncio.Event()
     task = asyncio.create_task(served.policy.backend.generate(request, lambda _: began.set()))
     await asyncio.wait_for(began.wait(), 60)
+    await until_running(served, 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    backend: Any = served.policy.backend
-    path, busy = ("/load", "server_load") if served.kind == "vllm" else ("/v1/loads", "loads")
+    await until_running(served, 0)
+
+
+async def until_running(served: Served, number: int) -> None:
+    """Wait until an engine says that it is at work on so many requests; SGLang says so a little later."""
     for _ in range(50):
-        said = await backend.get(path, dict[str, Any])
-        running = said[busy] if served.kind == "vllm" else sum(load.get("num_running_reqs", 0) for load in said[busy])
-        if not running:
+        found = await running(served)
+        if found == number:
             return
         await asyncio.sleep(0.1)
-    raise AssertionError(f"{running} requests still run")
+    raise AssertionError(f"{found} requests run, expected {number}")
+
+
+async def running(served: Served) -> int:
+    """Count the requests that an engine is at work on."""
+    if served.kind == "sglang":
+        backend: Any = served.policy.backend
+        return sum(load["num_running_reqs"] for load in (await backend.get("/v1/loads", dict[str, Any]))["loads"])
+    await mid_answer(served.policy.backend, 2)  # vLLM counts anew with each step, and idle it makes none
+    async with httpx.AsyncClient(trust_env=False) as client:
+        said = (await client.get(f"{served.url}/metrics")).text
+    (found,) = re.findall(r"^vllm:num_requests_running\{[^}]*\} ([\d.]+)$", said, re.MULTILINE)
+    return int(float(found))
 
 
 async def test_an_abort_in_mid_stream_gives_what_was_shown(served: Served) -> None:

@@ -60,12 +60,19 @@ def other_weights(weights: Path, folder: Path) -> Path:
     return folder
 
 
+async def connected(server: Server) -> Any:
+    """Give a backend that has nothing to ask before it sends."""
+    backend = create_backend(server.kind, server.url, timeout_s=300)
+    await backend.connect()
+    return backend
+
+
 def asking(tokens: int) -> TokenRequest:
     return TokenRequest(PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True), uuid.uuid4().hex)
 
 
 async def test_weights_change_between_and_within_generations(server: Server, tmp_path: Path) -> None:
-    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    backend = await connected(server)
     assert isinstance(backend, EngineAdmin)
     first = await backend.generate(asking(32))
     assert first.versions == (VersionSpan(0, 32, "default"),)
@@ -89,7 +96,7 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
 
 
 async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(server: Server, tmp_path: Path) -> None:
-    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    backend = await connected(server)
     started_with = await backend.weight_version()
     request = asking(600)
     running = asyncio.create_task(generate_whole(backend, request))
@@ -116,7 +123,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
 
 
 async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
-    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
+    backend = await connected(server)
     running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
     await mid_answer(backend)
     await backend.pause("abort")
