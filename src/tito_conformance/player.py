@@ -161,7 +161,8 @@ class Player:
         self.tally.hold(
             "parent",
             turn.parent in fits,
-            f"turn {turn.index} follows turn {turn.parent}; its history begins with those of {expected or 'none'}.",
+            f"turn {turn.index} follows turn {turn.parent}; its history begins with those of {expected or 'none'}, "
+            f"so that it has to follow one of {fits}.",
         )
         deltas.rendered(self, life, turn)
         self.keep(life, answer, turn.index)

@@ -76,7 +76,8 @@ class Renderer:
     def call(self, closer: str) -> tuple[str, str, str] | None:
         """Read off a rendering the control tokens around a call, and what closes it up to an answer's own closer.
 
-        All three are empty where no control token ends a call; None where the template shows no call.
+        All three are empty where no control token ends a call, the first where none begins one; None where the template
+        shows no call.
         """
         use = {"toolUseId": "call00000", "name": _CALLED, "input": {"at": "noon"}}
         asked = {"role": "user", "content": [{"text": "Why?"}]}
@@ -92,7 +93,7 @@ class Renderer:
             return None
         if not ended or not closing:
             return "", "", ""
-        last = max(self.controls, key=before.rfind)
+        last = max((control for control in self.controls if control in before), key=before.rfind, default="")
         first = min((control for control in self.controls if control in closing), key=closing.find)
         return last, first, closing
 
