@@ -97,18 +97,32 @@ async def test_drift_is_counted_and_shown(here: Here, capsys: pytest.CaptureFixt
     assert len(said) == min(changed, drift.SHOWN) + 1
 
 
-async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: Here, tmp_path: Path) -> None:
+TRIES = 3
+"""Of four answers to a question all, or none, are right in every third case; where all are so, nothing moves."""
+
+
+async def trained(here: Here, folder: Path) -> Any:
+    """Train for three updates, put the engine's weights back, and give what was told."""
+    folder.mkdir()
     settings = Settings(updates=3, questions=2, copies=4, held_out=2, layers=2, passes=2)
     before: Any = await here.policy.backend.weight_version()  # type: ignore[attr-defined]
     try:
-        with LearnerProcess(here.python, here.weights, settings.learner(), tmp_path / "learner.log") as learner:
-            training = Training(here.policy, learner, tmp_path, settings)
+        with LearnerProcess(here.python, here.weights, settings.learner(), folder / "learner.log") as learner:
+            training = Training(here.policy, learner, folder, settings)
             with Progress(disable=True) as progress:
                 run = await training.train(progress)
             assert await training.admin.weight_version() == "step-3"
     finally:
         await here.policy.backend.load_weights(str(here.weights), "restored")  # type: ignore[attr-defined]
     assert [update["sampled_by"] for update in run.updates] == [[before], ["step-1"], ["step-2"]]
+    return run
+
+
+async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: Here, tmp_path: Path) -> None:
+    for number in range(TRIES):
+        run = await trained(here, tmp_path / str(number))
+        if any(update["norm"] > 0 for update in run.updates[:-1]):
+            break
     assert run.proof["ours"]["max"] <= 1e-3
     assert [round(edge, 3) for edge in run.proof["ours"]["ratio"]] == [1, 1, 1]
     for update in run.updates:  # the engine samples from what the learner has, after each change of weights too
@@ -118,10 +132,7 @@ async def test_three_updates_are_on_policy_and_move_the_engines_weights(here: He
     moved = [update["passes"][1]["ratio"] for update in run.updates if update["norm"] > 0]
     assert moved, "some group differed in reward"
     assert all(low < 0.999 and high > 1.001 for low, _, high in moved)
-    # Where no group of the first two differed in reward, the third samples from the very policy that there was.
-    learnt = any(update["norm"] > 0 for update in run.updates[:-1])
-    assert run.updates[0]["kl"] < 1e-6
-    assert (run.updates[-1]["kl"] > 1e-6) is learnt
+    assert run.updates[0]["kl"] < 1e-6 < run.updates[-1]["kl"]
     curves.keep(run, tmp_path / "page.md")
     assert (tmp_path / "page.svg").read_text().startswith("<?xml")
     assert json.loads((tmp_path / "page.json").read_text())[run.backend]["updates"] == run.updates
