@@ -22,9 +22,9 @@ from tito_core.verify import merge, rescore
 TOPICS = ["the sea", "an old clock", "winter", "a lost letter"]
 
 
-async def roll_out(policy: Policy, topic: str, tokens: int = 400) -> Ledger:
+async def roll_out(policy: Policy, topic: str) -> Ledger:
     """Tell a long story; a turn that is aborted goes on from its tokens (`on_abort="resume"`, the default)."""
-    model = policy.model(sampling={"temperature": 1.0, "max_new_tokens": tokens, "ignore_eos": True})
+    model = policy.model(sampling={"temperature": 1.0, "max_new_tokens": 400, "ignore_eos": True})
     with contextlib.suppress(MaxTokensReachedException):  # long enough
         await Agent(model=model, callback_handler=None).invoke_async(f"Tell me a long story about {topic}.")
     return model.ledger
@@ -37,12 +37,12 @@ async def update_weights(policy: Policy, folder: str, version: str) -> None:
     await admin.load_weights(folder, version, running="abort")
 
 
-async def main(policy: Policy, folder: str = "") -> list[Ledger]:
+async def main(policy: Policy, folder: str = "", seconds: float = 3.0) -> list[Ledger]:
     """Change the weights under running agents. The "new" ones are the old ones, so that one scoring confirms all."""
     python = install.ensure(engine.find(policy.info.backend)).python
     folder = folder or str(models.ensure("smollm2", python))
     rollouts = [asyncio.ensure_future(roll_out(policy, topic)) for topic in TOPICS]
-    await roll_out(policy, "a stone", tokens=16)  # sampled beside them: once it is told, they are in mid-answer
+    await asyncio.sleep(seconds)
     await update_weights(policy, folder, "step-1")
     ledgers = await asyncio.gather(*rollouts)
     for topic, ledger in zip(TOPICS, ledgers, strict=True):

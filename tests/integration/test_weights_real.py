@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.real import mid_answer
 from tito_core import engine
 from tito_core.backend import (
     Aborts,
@@ -60,19 +59,12 @@ def other_weights(weights: Path, folder: Path) -> Path:
     return folder
 
 
-async def connected(server: Server) -> Any:
-    """Give a backend that has nothing to ask before it sends."""
-    backend = create_backend(server.kind, server.url, timeout_s=300)
-    await backend.connect()
-    return backend
-
-
 def asking(tokens: int) -> TokenRequest:
     return TokenRequest(PROMPT, SamplingParams(max_new_tokens=tokens, ignore_eos=True), uuid.uuid4().hex)
 
 
 async def test_weights_change_between_and_within_generations(server: Server, tmp_path: Path) -> None:
-    backend = await connected(server)
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     assert isinstance(backend, EngineAdmin)
     first = await backend.generate(asking(32))
     assert first.versions == (VersionSpan(0, 32, "default"),)
@@ -88,7 +80,7 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
 
     running = asyncio.create_task(backend.generate(asking(1500)))
-    await mid_answer(backend)
+    await asyncio.sleep(2.0)
     await backend.load_weights(str(server.weights), "step-2")
     spans = (await running).versions
     assert [span.version for span in spans] == ["step-1", "step-2"]
@@ -96,11 +88,11 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
 
 
 async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(server: Server, tmp_path: Path) -> None:
-    backend = await connected(server)
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     started_with = await backend.weight_version()
     request = asking(600)
     running = asyncio.create_task(generate_whole(backend, request))
-    await mid_answer(backend)
+    await asyncio.sleep(2.0)
     await backend.pause("abort")
     await asyncio.sleep(1.0)
     assert not running.done(), "a paused server makes a rollout wait"
@@ -123,9 +115,9 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
 
 
 async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
-    backend = await connected(server)
+    backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
-    await mid_answer(backend)
+    await asyncio.sleep(2.0)
     await backend.pause("abort")
     response = await running
     await backend.resume()
