@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import uuid
@@ -19,6 +20,7 @@ from tito_core.backend import (
     Aborts,
     EngineAdmin,
     EngineConnectionError,
+    GenerationAbortedError,
     SamplingParams,
     ServerError,
     TokenRequest,
@@ -32,6 +34,9 @@ from tito_core.ledger.turn import Finish, VersionSpan
 pytestmark = pytest.mark.engine
 PROMPT = np.arange(1000, 1064, dtype=np.int32)
 """Longer than a page of the key-value cache, so that a stale one would be used again."""
+TRIES = 5
+"""A busy vLLM takes the next call in up to seconds late on a CPU, so an answer may begin, or end, before or after it is
+paused. Then nothing was aborted, and there is nothing to see."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +84,41 @@ async def test_weights_change_between_and_within_generations(server: Server, tmp
     scored = (await backend.score([*PROMPT.tolist(), *after.output_ids.tolist()]))[len(PROMPT) :]
     assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
 
-    running = asyncio.create_task(backend.generate(asking(1500)))
-    await asyncio.sleep(2.0)
-    await backend.load_weights(str(server.weights), "step-2")
-    spans = (await running).versions
-    assert [span.version for span in spans] == ["step-1", "step-2"]
+    for number in range(2, 2 + TRIES):
+        running = asyncio.create_task(backend.generate(asking(1500)))
+        await asyncio.sleep(2.0)
+        await backend.load_weights(str(server.weights), f"step-{number}")
+        spans = (await running).versions
+        if len(spans) > 1:
+            break
+    assert [span.version for span in spans] == [f"step-{number - 1}", f"step-{number}"]
     assert (spans[0].start, spans[0].stop, spans[1].stop) == (0, spans[1].start, 1500)
 
 
 async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(server: Server, tmp_path: Path) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
-    started_with = await backend.weight_version()
-    request = asking(600)
-    running = asyncio.create_task(generate_whole(backend, request))
-    await asyncio.sleep(2.0)
-    await backend.pause("abort")
-    await asyncio.sleep(1.0)
-    assert not running.done(), "a paused server makes a rollout wait"
-    await backend.load_weights(str(other_weights(server.weights, tmp_path / "new")), "resumed")
-    response = await running
-    assert (len(response.output_ids), response.finish) == (600, Finish.LENGTH)
+    new = str(other_weights(server.weights, tmp_path / "new"))
+    for _ in range(TRIES):
+        started_with = await backend.weight_version()
+        request = asking(1500)
+        running = asyncio.create_task(generate_whole(backend, request))
+        await asyncio.sleep(2.0)
+        await backend.pause("abort")
+        await asyncio.sleep(1.0)
+        waited = not running.done()
+        await backend.load_weights(new, "resumed")
+        response = await running
+        assert (len(response.output_ids), response.finish) == (1500, Finish.LENGTH)
+        if response.responses:
+            break
+        await backend.load_weights(str(server.weights), "restored")
+    assert waited, "a paused server makes a rollout wait"
     first, second = response.responses
-    assert (first.start, first.stop, second.stop) == (0, second.start, 600)
+    assert (first.start, first.stop, second.stop) == (0, second.start, 1500)
     assert (first.request_id, second.request_id) == (request.request_id, f"{request.request_id}-part1")
     assert response.versions == (
         VersionSpan(0, first.stop, started_with),
-        VersionSpan(second.start, 600, "resumed"),
+        VersionSpan(second.start, 1500, "resumed"),
     )
     # The new weights scored the whole of it: what they sampled agrees, and what the older ones did differs.
     scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
@@ -116,11 +130,16 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
 
 async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
-    running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
-    await asyncio.sleep(2.0)
-    await backend.pause("abort")
-    response = await running
-    await backend.resume()
+    for _ in range(TRIES):
+        running = asyncio.create_task(generate_whole(backend, asking(1500), Aborts("commit")))
+        await asyncio.sleep(2.0)
+        await backend.pause("abort")
+        await asyncio.wait([running], timeout=5.0)  # one that came only now waits for what comes next
+        await backend.resume()
+        with contextlib.suppress(GenerationAbortedError):  # it had yet to begin
+            response = await running
+            if response.finish == Finish.ABORT:
+                break
     assert response.finish == Finish.ABORT
     assert 0 < len(response.output_ids) == len(response.logprobs) < 1500
     scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
