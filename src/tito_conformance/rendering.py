@@ -63,9 +63,8 @@ class Renderer:
         """
         answer = {"role": "assistant", "content": "", **dict.fromkeys(REASONING, _THOUGHT)}
         messages = [{"role": "user", "content": "Why?"}, answer]
-        try:
-            said = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
-        except Exception:  # as above
+        said = self._said(messages)
+        if said is None:
             return None
         before, _, after = said.partition(_THOUGHT)
         closing, found, _ = after.partition(closer)
@@ -82,9 +81,8 @@ class Renderer:
         use = {"toolUseId": "call00000", "name": _CALLED, "input": {"at": "noon"}}
         asked = {"role": "user", "content": [{"text": "Why?"}]}
         messages = translated([asked, {"role": "assistant", "content": [{"toolUse": use}]}], None)
-        try:
-            said = str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
-        except Exception:  # as above
+        said = self._said(messages)
+        if said is None:
             return None
         before, shown, after = said.partition(_CALLED)
         whole, ended, _ = after.partition(closer)
@@ -96,6 +94,13 @@ class Renderer:
         last = max((control for control in self.controls if control in before), key=before.rfind, default="")
         first = min((control for control in self.controls if control in closing), key=closing.find)
         return last, first, closing
+
+    def _said(self, messages: Sequence[Any]) -> str | None:
+        """Render messages that are translated already, to their end; None where the template refuses them."""
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
+        except Exception:  # as above
+            return None
 
     def _before_controls(self, text: str) -> str:
         """Leave out the control tokens that a text ends with, and the blanks between and before them."""
