@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from support.byte_level import MARKUP, SPECIAL, byte_level, shared, wrapped
 from support.templates import template_of, tokenizer_of
+from tito_core.chat import encoder as encoder_module
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.traced import Traced, concat
 from tito_core.ledger.provenance import Provenance
@@ -202,3 +204,28 @@ SWALLOWING = {
     for side in ("lstrip", "rstrip")
     for tokenizer in [byte_level(**{side: True})]
 }
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5))
+def test_spans_that_touch_are_one(drawn: list[tuple[int, int]]) -> None:
+    at, spans = 0, []
+    for gap, length in drawn:
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    merged = encoder_module._merged(spans)
+    assert {i for a, b in merged for i in range(a, b)} == {i for a, b in spans for i in range(a, b)}
+    assert all(one[1] < other[0] for one, other in pairwise(merged))
+
+
+def test_a_token_without_characters_between_two_pieces_of_content_is_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "abcd"
+    encoder = ContentSafeEncoder(shared())
+    zero_width = (b"\0" * 12, 3, lambda: (None, [2, 2, 4]))
+    monkeypatch.setattr(encoder, "_encoded", lambda _: zero_width)
+    one, several = encoder.stretch(text, [(0, 4)]), encoder.stretch(text, [(0, 2), (2, 4)])
+    assert one == several
+    assert several[1] == bytes([Provenance.PROMPT] * 3)
+    apart = encoder.stretch(text, [(0, 1), (3, 4)])[1]
+    assert apart[0] == apart[2] == Provenance.PROMPT

@@ -61,6 +61,38 @@ CANDIDATES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A turn in the minimal conversation around it, as the template reads it.
+
+    Attributes:
+        opening: Messages before the turn.
+        source: Trace source of the turn's stand-in.
+        stand_in: It.
+        new: Messages after it.
+        tools: The tools that are shown.
+        ending: How the turn ends.
+    """
+
+    opening: list[TemplateMessage]
+    source: int
+    stand_in: TemplateMessage
+    new: list[TemplateMessage]
+    tools: list[dict[str, Any]] | None
+    ending: Ending
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """Give the turn's calls."""
+        calls: list[dict[str, Any]] = self.stand_in.get("tool_calls", [])
+        return calls
+
+    def messages(self, calls: Sequence[Any], new: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """Give them all, with these calls and these new messages."""
+        turn = {**self.stand_in, "tool_calls": calls} if calls else self.stand_in
+        return [*self.opening, turn, *new]
+
+
+@dataclass(frozen=True, slots=True)
 class Tail:
     """A rendering and where in it the next messages begin.
 
@@ -139,9 +171,18 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or the candidate needs what was not given.
         """
+        return self.rendered(self.placed(answered, new, tools, history))
+
+    def placed(
+        self,
+        answered: Message,
+        new: Messages,
+        tools: Sequence[ToolSpec] | None = None,
+        history: Messages | None = None,
+    ) -> Placed:
+        """Put a minimal conversation around the real calls of an answer; arguments and errors as `tail`."""
         self._check_given(tools, history)
         uses = [block for block in answered["content"] if "toolUse" in block]
-        ending = self.calls if uses and self.calls is not None else self.answers
         candidate = self.candidate
         before, opening = candidate.before, self.opening
         if candidate.later is not None and _has_results(history):
@@ -151,11 +192,20 @@ class DeltaSource:
         if uses:
             stand_in = {"role": "assistant", "content": [*said(candidate.remark)["content"], *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
-        messages = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
-        text = self.rendering.of_translated([*opening, *messages], template_tools(shown))
+        first, *others = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
+        ending = self.calls if uses and self.calls is not None else self.answers
+        return Placed(opening, len(before), first, others, template_tools(shown), ending)
+
+    def rendered(self, placed: Placed) -> Tail:
+        """Render messages and find where the answer among them ends.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+        """
+        text = self.rendering.of_translated(placed.messages(placed.calls, placed.new), placed.tools)
         controls = self.encoder.controls(text)
-        end = _end(text, controls, len(before), ending)
-        return Tail(text, len(before), end, [control for control in controls if control[0] >= end], ending)
+        end = _end(text, controls, placed.source, placed.ending)
+        return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
 
     def _check_given(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
         for needed, name in ((self.candidate.tools == "own", "tool_specs"), (self.candidate.later, "history")):

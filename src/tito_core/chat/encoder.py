@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -46,6 +46,16 @@ class EncodedText:
     ids: TokenIds
     provenance: Provenances
 
+    @classmethod
+    def joined(cls, ids: Iterable[bytes], kinds: Iterable[bytes]) -> EncodedText:
+        """Put pieces together, packed: ids as int32, and the provenance of each as a byte."""
+        joined, of_each = bytearray().join(ids), bytearray().join(kinds)
+        return cls(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
+
+    def equals(self, other: EncodedText) -> bool:
+        """Tell whether another has the same tokens with the same provenance."""
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.provenance, other.provenance)
+
 
 class ContentSafeEncoder:
     """Encodes rendered templates.
@@ -56,6 +66,8 @@ class ContentSafeEncoder:
         inert: Whether content cannot become a control token; without it, content is matched as scaffold is.
 
     Attributes:
+        inert: As given.
+        eats_blanks: Ids of control tokens that swallow the blanks beside them.
         added: Ids of the tokenizer's added tokens by their text.
         control_ids: Ids of those that content must not make; the others are ordinary text.
         digest: sha256 of the tokenizer's definition, hex.
@@ -81,9 +93,10 @@ class ContentSafeEncoder:
         self._packed = {index: np.int32(index).tobytes() for index in tokens}
         self._scaffolds: dict[str, Sequence[Control]] = {}
         self._stretches: dict[str, tuple[bytes, bytes]] = {}
-        self._inert = inert
+        self.inert = inert
         self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
         self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
+        self.eats_blanks = self._eats_left | self._eats_right
         self._plain = plain.tokenizer
         self._words = plain.words
         longest_first = sorted(self.added, key=len, reverse=True)
@@ -105,11 +118,10 @@ class ContentSafeEncoder:
             self._encode_stretch(text, at, start, content, ids, kinds)
             ids.append(self._packed[token])
             # The scaffold wrote it, even where it swallows blanks of content.
-            kinds.append(_SCAFFOLD if self._inert or not content.between(start, stop) else _PROMPT)
+            kinds.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
             at = stop
         self._encode_stretch(text, at, len(text), content, ids, kinds)
-        joined, of_each = bytearray().join(ids), bytearray().join(kinds)
-        return EncodedText(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
+        return EncodedText.joined(ids, kinds)
 
     def count(self, content: str) -> int:
         """Count the tokens of content by itself."""
@@ -121,7 +133,7 @@ class ContentSafeEncoder:
 
     def _controls(self, text: Traced, at: int) -> Iterator[Control]:
         plain = str.__str__(text)
-        for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self._inert else ((at, len(text)),):
+        for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self.inert else ((at, len(text)),):
             for first, last, token in self._spelled(plain[gap_start:gap_stop]):
                 start, stop = gap_start + first, gap_start + last
                 if start < at:
@@ -153,20 +165,26 @@ class ContentSafeEncoder:
             return
         stretch = str.__getitem__(text, slice(start, stop))
         inside = content.between(start, stop)
-        if not inside:
-            known = self._scaffold(stretch)
-            ids.append(known[0])
-            kinds.append(known[1])
-            return
-        packed, count, reaches = self._encoded(stretch)
+        spans = [(a - start, b - start) for a, b, _ in inside]
+        packed, of_each = self.stretch(stretch, spans) if spans else self.scaffold(stretch)
         ids.append(packed)
-        if inside[0][0] <= start and inside[0][1] >= stop:
-            kinds.append(_PROMPT * count)
-        else:
-            starts, stops = reaches()
-            kinds.append(_kinds(starts, stops, [(a - start, b - start) for a, b, _ in inside]))
+        kinds.append(of_each)
 
-    def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
+    def stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+        """Give the ids and the provenance of text without control tokens, packed, by where in it content stands."""
+        packed, count, reaches = self._encoded(text)
+        if len(spans) > 1:
+            spans = _merged(spans)
+        if spans[0][0] <= 0 and spans[0][1] >= len(text):
+            return packed, _PROMPT * count
+        starts, stops = reaches()
+        return packed, _kinds(starts, stops, spans)
+
+    def control(self, token: int) -> tuple[bytes, bytes]:
+        """Give the id and the provenance of a control token that the scaffold wrote, packed."""
+        return self._packed[token], _SCAFFOLD
+
+    def scaffold(self, stretch: str) -> tuple[bytes, bytes]:
         """Give the ids and the provenance of a stretch without content; a template writes few different ones."""
         known = self._stretches.get(stretch)
         if known is None:
@@ -219,6 +237,17 @@ def _reaches(offsets: Sequence[tuple[int, int]], length: int) -> tuple[Places, P
         following = np.append(starts, length)[np.searchsorted(starts, starts, side="right")]
         stops = np.maximum(stops, following)
     return starts, stops
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Make one of spans that touch: a token without characters between them is content's too."""
+    merged = [*spans[:1]]
+    for start, stop in spans[1:]:
+        if start == merged[-1][1]:
+            merged[-1] = merged[-1][0], stop
+        else:
+            merged.append((start, stop))
+    return merged
 
 
 def _kinds(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:

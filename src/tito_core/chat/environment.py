@@ -71,7 +71,7 @@ class _Generation(Extension):
 _HARMLESS = (str, Namespace, LoopContext)
 
 
-class _TracingEnvironment(ImmutableSandboxedEnvironment):
+class TracingEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox that transformers uses; what plain `str` would make of content is marked as content."""
 
     code_generator_class = _Generator
@@ -132,7 +132,7 @@ def tracing_environment(now: datetime | None = None) -> Environment:
         now: What `strftime_now` tells for as long as the environment lives; the present by default.
     """
     frozen = now or datetime.now()
-    environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters.update(traced_filters())
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = frozen.strftime

@@ -15,13 +15,13 @@ from tito_core.chat.traced import Traced, as_text, conservative, join, mark
 
 _TAKING = {"attr", "batch", "d", "default", "dictsort", "first", "groupby", "items", "last", "list", "map"}
 _CHOOSING = {"max", "min", "random", "reject", "rejectattr", "select", "selectattr", "slice", "sort", "unique"}
-_SELECTING = _TAKING | _CHOOSING
+SELECTING = _TAKING | _CHOOSING
 """Filters that hand on what they were given, and make no string of their own."""
 
 
 def traced_filters() -> dict[str, Callable[..., Any]]:
     """Give every filter of Jinja's, and transformers' `tojson`, under its name."""
-    return {name: function if name in _SELECTING else _marking(function) for name, function in FILTERS.items()} | {
+    return {name: function if name in SELECTING else _marking(function) for name, function in FILTERS.items()} | {
         "format": _format,
         "join": _join,
         "lower": lambda s: _traced(s).lower(),

@@ -25,6 +25,7 @@ from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
+from tito_core.chat.replay import Replays
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
@@ -57,6 +58,7 @@ class ChatTemplate:
     certificate: Certificate
     _counting: Counting
     _source: DeltaSource
+    _replays: Replays
     _renderer: RendererSource | None = None
 
     @classmethod
@@ -113,7 +115,9 @@ class ChatTemplate:
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
-        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta)
+        made = cls(
+            encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta, Replays(delta)
+        )
         if renderer is None:
             return made
         source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
@@ -167,13 +171,16 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
-        tail = self._source.tail(answered, new, tool_specs, history)
-        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
-        if self._renderer is not None:
+        placed = self._source.placed(answered, new, tool_specs, history)
+        if self._renderer is None:
+            encoded = self._replays.encoded(placed)
+        else:
+            tail = self._source.rendered(placed)
+            encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
             messages = template_messages([answered, *new], form=self.rendering.form)[1:]
             self._renderer.check(tail, encoded, messages, template_tools(tool_specs))
-        missing = tail.ending.missing(last_output_id, opened)
-        if not len(missing) and not tail.ending.openers:
+        missing = placed.ending.missing(last_output_id, opened)
+        if not len(missing) and not placed.ending.openers:
             return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
             return EncodedText(encoded.ids[1:], encoded.provenance[1:])
