@@ -209,7 +209,14 @@ def test_a_shape_tells_all_but_content() -> None:
     for _ in range(20):
         deep = [deep]
     empty = Traced.content("", 0)
-    for unusual in ({empty: "a"}, {1: "a"}, {content: b"a"}, {content: 10**18}, {content: {1: 2}}, {content: deep}):
+    for unusual in (
+        {empty: content},
+        {1: content},
+        {content: b"a"},
+        {content: 10**18},
+        {content: {1: 2}},
+        {content: deep},
+    ):
         with pytest.raises(replay._UnusualError):
             replay._shape([unusual], [])
 

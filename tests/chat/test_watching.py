@@ -146,6 +146,8 @@ FOLLOWED = {
     "{% for k, v in a|items %}{{ v }}{% endfor %}": 0,
     "{{ 'A' if a else 'B' }}{{ 'A' if a is mapping else 'B' }}{{ 'A' if (a|tojson) else 'B' }}": 3,
     "{% generation %}{{ s ~ 'x' }}{% endgeneration %}": 3,
+    "{{ 'A' if s == none or none == a else 'B' }}": 3,
+    "{{ a }}{{ a ~ s }}": 3,
     "{% block b %}{{ s }}{% endblock %}": 0,
 }
 """Snippets, and on how many of the first three contents they are."""
