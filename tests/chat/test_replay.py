@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.types.content import Message, Messages
-from tokenizers import AddedToken
 
 from support import structures, zoo
-from support.byte_level import CHATML_TOOLS, byte_level
+from support.byte_level import CHATML_TOOLS, MARKUP, byte_level
 from support.conversations import HOSTILE, LOOK, answer, asked, calls, results
 from support.rollouts import Features, rollout
 from tito_core.chat import replay
@@ -320,12 +319,12 @@ LEARNT = {
     ),
     "an attribute by content": (
         "",
-        "message.content if header[message.content] is defined else message.content.strip()",
+        "('d' if header[message.content] is defined else 'n') ~ message.content",
         [("look", {}, " a "), ("look", {}, "name")],
     ),
     "an attribute of a number": (
         "",
-        "message.content if 5[message.content] is defined else message.content.strip()",
+        "('d' if 5[message.content] is defined else 'n') ~ message.content",
         [("look", {}, " a "), ("look", {}, "real")],
     ),
     "a method that text has not": (
@@ -367,7 +366,7 @@ LEARNT = {
     "what is no JSON": (
         "",
         "message.content",
-        [("look", ["x"], "a"), ("look", [b"x"], "a"), ("look", {"a": b"x"}, "a")],
+        [("look", {"a": ["x"]}, "a"), ("look", {"a": [b"x"]}, "a"), ("look", {"a": b"x"}, "a")],
     ),
 }
 """What a template may learn in ways of its own: what stands first in it, what it writes of results, and histories."""
@@ -416,9 +415,10 @@ def test_results_in_one_message_and_in_two_are_told_apart() -> None:
     ]
 
 
+_ITEMS = "{%- for k, v in c.function.arguments.items() -%}"
 QUOTING = (
-    "{{- '<tool_call>' -}}{%- for v in c.function.arguments.values() -%}{{- v -}}{%- endfor -%}{{- '</tool_call>' -}}",
-    "{{- c.function.arguments | tojson ~ '<|im_' ~ (c.function.arguments.values() | first) ~ 'end|>' -}}",
+    f"{{{{- '<tool_call>' -}}}}{_ITEMS}{{{{- v -}}}}{{%- endfor -%}}{{{{- '</tool_call>' -}}}}",
+    f"{{{{- c.function.arguments | tojson -}}}}{_ITEMS}{{{{- '<|im_' ~ v ~ 'end|>' -}}}}{{%- endfor -%}}",
     "{{- c.function.arguments | tojson ~ '<|im_' ~ (c.function.arguments | items | first | last) ~ 'end|>' -}}",
 )
 
@@ -436,18 +436,18 @@ def test_what_is_written_of_arguments_may_be_empty(call: str) -> None:
             check(made, replays, made.placed(calls(("look", {"at": value}))[0], [results("a")], (), []))
 
 
+CLOSED = """{%- for message in messages -%}
+{%- if message.role == 'assistant' -%}<|im_start|>{{ message.content }}<|im_end|>
+{%- else -%}{{ '\n' + message.content + '<|im_start|>' }}{%- endif -%}{%- endfor -%}"""
+
+
 def test_a_closing_token_may_swallow_the_blanks_after_it() -> None:
-    tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
-    made = over(
-        tokenizer,
-        CHATML_TOOLS.replace("{{- '<|im_end|>\n' -}}", "{{- '<|im_end|>' -}}").replace(
-            "header(message.role) + message.content", "'\n' + message.content + '<|im_start|>' + message.role"
-        ),
-    )
-    replays = Replays(made)
-    for text in ("b", " b", "\nb", "b"):
-        check(made, replays, made.placed(answer("a"), [asked(text)], (), []))
+    others = ("<|im_start|>", "<|endoftext|>", *MARKUP)
+    made = over(byte_level(control=others, special=("<|im_end|>",), rstrip=True), CLOSED)
+    for order in (("b", " b", "\nb", "b"), (" b", "b")):
+        replays = Replays(made)
+        for text in order:
+            assert check(made, replays, made.placed(answer("a"), [asked(text)], (), []))
 
 
 def test_a_result_of_no_call_has_no_name() -> None:
