@@ -57,7 +57,7 @@ async def one_turn(
             wanted=chosen.wanted,
             echoes_every_turn=chosen.echoes_every_turn,
         )
-        showing = Showing(policy.parser, turns.tail(prepared.request.input_ids))
+        showing = Showing(policy.parser, prepared.tail)
         came: TokenChunk | TokenResponse
         if chosen.streams:
             async with aclosing(generating.streamed(policy.backend, prepared.request, cancel_signal, chosen)) as coming:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
@@ -20,7 +21,7 @@ from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.history import Place, as_shown, find_place, opening_of
-from tito_core.ledger.columns import Columns, TokenIds
+from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
@@ -33,8 +34,7 @@ PROMPT_TAIL = 32
 """Prompt ids in which a parser looks for a reasoning block that the template opened."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, eq=False):
     """A turn that is ready to send.
 
     Attributes:
@@ -42,12 +42,14 @@ class Prepared:
         delta: Its own prompt tokens.
         request: The whole prompt and its parameters.
         tools: The JSON Schema of each tool's arguments, by name.
+        tail: The end of the prompt, in which a parser looks for reasoning that the template opened.
     """
 
     place: Place
     delta: EncodedText
     request: TokenRequest
     tools: Mapping[str, Mapping[str, Any]]
+    tail: list[int]
 
 
 def prepare(
@@ -96,18 +98,19 @@ def prepare(
     left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
     tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
-    shaped = asked.sampling(sampling, policy.parser, tools, tail(input_ids))
+    tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
+    shaped = asked.sampling(sampling, policy.parser, tools, tail)
     request = TokenRequest(
         input_ids,
         policy.sampling(shaped).within(room),
-        secrets.token_hex(16),
+        os.urandom(16).hex(),
         ledger.uuid,
         policy.prompts.text(ledger, place.parent, delta.ids).standing_for(input_ids),
         wanted,
         delta_start=len(input_ids) - len(delta.ids),
         echo=echoes_every_turn or place.parent is None,
     )
-    return Prepared(place, delta, request, tools)
+    return Prepared(place, delta, request, tools, tail)
 
 
 def opened(before: Draft) -> Opened:
@@ -134,7 +137,7 @@ def named(policy: Policy, request: TokenRequest, response: TokenResponse) -> Tok
 
 def parse(policy: Policy, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
     """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
-    session = policy.parser.start(tail(prepared.request.input_ids), prepared.tools)
+    session = policy.parser.start(prepared.tail, prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
     if all(call.name != MALFORMED_CALL for call in parsed.calls):
@@ -147,12 +150,6 @@ def _not_reserved(call: ParsedCall) -> ParsedCall:
         return call
     reason = f"{MALFORMED_CALL} is no tool."
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
-
-
-def tail(input_ids: TokenIds) -> list[int]:
-    """Give the end of a prompt, in which a parser looks for reasoning that the template opened."""
-    ids: list[int] = input_ids[-PROMPT_TAIL:].tolist()
-    return ids
 
 
 def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn) -> Draft:
@@ -184,8 +181,7 @@ def draft(policy: Policy, prepared: Prepared, response: TokenResponse, message: 
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
+class Read(msgspec.Struct, frozen=True, eq=False):
     """An answer, read.
 
     Attributes:

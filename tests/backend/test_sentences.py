@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.backends import EOS
 from support.reported import CHECKS, OUTPUT, raw, refused, reported, request
@@ -68,6 +70,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "sentence"), WRONG)
 def test_what_an_answer_may_not_say(changes: dict[str, Any], sentence: str, kept: bool) -> None:
     refused(sentence, lambda: read(reported(**changes), request(kept=kept)))
+
+
+TOKENS = st.tuples(st.integers(0, 2**31 - 1).filter(lambda token: token != EOS), st.floats(-9998, 0))
+
+
+@given(
+    said=st.lists(TOKENS, max_size=40), wrong=st.one_of(st.integers(max_value=-1), st.integers(2**31)), data=st.data()
+)
+def test_ids_and_logprobs_are_those_that_were_said_and_one_wrong_id_is_found_wherever_it_is(
+    said: list[tuple[int, float]], wrong: int, data: st.DataObject
+) -> None:
+    ids, logprobs = [*(token for token, _ in said), EOS], [*(logprob for _, logprob in said), -1.0]
+    asked = request(max_new_tokens=64)
+
+    def of(output: list[int]) -> Reported:
+        return reported(output_ids=output, logprob_ids=output, logprobs=logprobs, completion_tokens=len(output))
+
+    response = read(of(ids), asked)
+    assert response.output_ids.tolist() == ids
+    assert response.logprobs.tobytes() == np.array(logprobs, np.float32).tobytes()
+    at = data.draw(st.integers(0, len(said)))
+    refused(f"Law 2: output id {wrong} is no token.", lambda: read(of([*ids[:at], wrong, *ids[at + 1 :]]), asked))
 
 
 def test_what_an_answer_still_may_say() -> None:

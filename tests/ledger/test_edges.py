@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.drafts import make_draft
 from tito_core.ledger import Header, LawViolationError, Ledger, Sampling, Semantics
-from tito_core.ledger.invariants import ROUNDING, check_logprobs
+from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 from tito_core.ledger.strict import strict
 from tito_core.ledger.turn import Server
 
@@ -31,6 +31,34 @@ def test_a_logprob_may_exceed_0_by_rounding_and_by_no_more() -> None:
     check_logprobs(np.array([-0.5, JUST_ROUNDING], np.float32))
     with pytest.raises(LawViolationError, match="at output offset 2 is"):
         check_logprobs(np.array([-1.0, JUST_ROUNDING, BEYOND], np.float32))
+
+
+def test_which_float32_are_log_probabilities_is_told_of_each_leading_half() -> None:
+    halves = np.arange(2**16, dtype=np.uint32) << 16
+    for low in (0, 1, 0xFFFF):
+        values = (halves | low).astype(np.uint32).view(np.float32)
+        for value in values:
+            alone = np.array([value], np.float32)
+            if SENTINEL_LOGPROB < value <= ROUNDING:
+                check_logprobs(alone)
+                continue
+            with pytest.raises(LawViolationError, match="at output offset 0 is no log-probability"):
+                check_logprobs(alone)
+
+
+@given(sound=st.lists(st.floats(-9998, 0, width=32)), wrong=st.integers(0, 2**32 - 1), data=st.data())
+def test_one_number_that_is_no_log_probability_is_found_wherever_it_is(
+    sound: list[float], wrong: int, data: st.DataObject
+) -> None:
+    check_logprobs(np.array(sound, np.float32))
+    at = data.draw(st.integers(0, len(sound)))
+    odd = np.array([wrong], np.uint32).view(np.float32)
+    values = np.concatenate([np.array(sound[:at], np.float32), odd, np.array(sound[at:], np.float32)])
+    if SENTINEL_LOGPROB < odd[0] <= ROUNDING:
+        check_logprobs(values)
+        return
+    with pytest.raises(LawViolationError, match=f"at output offset {at} is no log-probability"):
+        check_logprobs(values)
 
 
 def test_constrained_tokens_are_trained_only_on_demand_however_paths_are_asked_for() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -14,9 +13,10 @@ from tito_core.backend.beside import Beside, BesideChecks
 from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.id_text import SAME
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
+from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import check_logprobs, check_versions
+from tito_core.ledger.invariants import SIGN, check_logprobs, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
@@ -24,8 +24,7 @@ NOTHING = msgspec.Raw(b"null")
 """What a field holds that an engine left out, or sent as null."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(msgspec.Struct, frozen=True):
     """What an engine said of one generation, under one set of names and not yet believed.
 
     Attributes:
@@ -54,7 +53,7 @@ class Reported:
     cached_tokens: int | None
     spans: Sequence[tuple[int, int, str | None]] = ()
     message: str | None = None
-    beside: Beside = field(default_factory=Beside)
+    beside: Beside = msgspec.field(default_factory=Beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,7 @@ class Checks:
         self._count("completion_tokens", said.completion_tokens, len(ids))
         stop = said.stop if finish == Finish.STOP else None
         self._end(finish, said.output_ids or (), stop, request)
+        nothing_beside = never_ran or request.wanted is NOTHING_WANTED
         return TokenResponse(
             output_ids=ids,
             logprobs=logprobs,
@@ -96,7 +96,7 @@ class Checks:
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
             message=said.message if finish == Finish.ABORT else None,
-            columns=NO_COLUMNS if never_ran else BesideChecks(self, request, ids, logprobs).columns(said.beside),
+            columns=NO_COLUMNS if nothing_beside else BesideChecks(self, request, ids, logprobs).columns(said.beside),
         )
 
     def scores(self, sent: TokenIds, scored: Sequence[tuple[int | None, float | None]]) -> Logprobs:
@@ -173,14 +173,14 @@ class Checks:
         return packed, self._logprobs(logprobs, ids)
 
     def _token_ids(self, ids: Sequence[int]) -> TokenIds:
-        try:  # an array refuses what int32 cannot hold, as no NumPy 1 does
-            packed = np.frombuffer(array("i", ids), np.int32)
-        except OverflowError:
+        try:  # which refuses what int32 cannot hold, as no NumPy 1 does, and takes half of an array's time
+            packed = struct.pack(f"{len(ids)}i", *ids)
+        except struct.error:
             packed = None
-        if packed is None or (len(packed) and np.minimum.reduce(packed) < 0):
+        if packed is None or not packed[SIGN::4].isascii():
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise self.violation(f"Law 2: output id {wrong} is no token.")
-        return packed
+        return np.frombuffer(packed, np.int32)
 
     def _same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[int | str]) -> None:
         if expected == found or tuple(expected) == tuple(found):  # the usual case, in no time
@@ -192,10 +192,10 @@ class Checks:
     def _logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
         """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
         try:
-            # What float32 cannot hold becomes infinite, which is refused; None is a TypeError.
-            logprobs = np.frombuffer(array("f", cast(Sequence[float], values)), np.float32)
+            # What float32 cannot hold becomes infinite, which is refused; so is None.
+            logprobs = np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)
             check_logprobs(logprobs)
-        except (TypeError, LawViolationError) as error:
+        except (struct.error, LawViolationError) as error:
             if None in values:
                 offset = list(values).index(None)
                 of = f" (id {ids[offset]})" if ids else ""

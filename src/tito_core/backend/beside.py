@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest
-from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
@@ -28,8 +27,7 @@ _INT32_MAX = 2**31 - 1
 _NPY = b"\x93NUMPY"
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(msgspec.Struct, frozen=True):
     """What an engine said beside the output's ids and logprobs, not yet believed. None where it left a thing out.
 
     Attributes:
@@ -68,7 +66,7 @@ class BesideChecks:
             ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
         """
         wanted, found = self.request.wanted, dict[str, Column]()
-        if wanted is NOTHING_WANTED or not len(self.ids):  # aborted before its first token
+        if not len(self.ids):  # aborted before its first token
             return NO_COLUMNS
         if wanted.top_logprobs and self._is_there("top_logprobs", said.top):
             found |= self._top(self._decoded(said), wanted.top_logprobs)

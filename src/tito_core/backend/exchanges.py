@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import msgspec
 
 from tito_core.backend.clients import LoopEndingError
 from tito_core.backend.decoded import decoded
@@ -22,8 +23,7 @@ Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class Answer(msgspec.Struct, Generic[T], frozen=True):
     """A decoded answer, how long it took, and the id under which the engine ran it."""
 
     value: T

@@ -10,11 +10,11 @@ import functools
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import aiohttp
 import httpx
+import msgspec
 
 from tito_core.backend import address
 from tito_core.backend.carrier import Carrier, OverHttpx, Reply
@@ -30,17 +30,15 @@ T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct, frozen=True):
     """What one try sends: a body in one piece, or one piece after the other."""
 
     path: str
     body: bytes | Pieces = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
+class HttpAnswer(msgspec.Struct, frozen=True):
     """The body of a 200, and what it says that it is."""
 
     body: bytes

@@ -5,6 +5,7 @@ Each raises `LawViolationError` with one sentence that names the law, turn, offs
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,10 @@ SENTINEL_LOGPROB = -9999.0
 """What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`); never a measurement."""
 ROUNDING = 1e-4
 """How far above 0 float32 rounding may put the logprob of a certain token, in nats."""
+SIGN = 3 if sys.byteorder == "little" else 0
+"""Which byte of an int32 or float32 in memory has the sign."""
+_SOUND = bytes([0, *range(0x80, 0xC6)])
+"""Leading bytes of the float32 that are log-probabilities for certain: 0 to 2.4e-38, and -0 down to -8191.9995."""
 _OF_PROMPTS = bytes(range(Provenance.INSERTED + 1))
 PIECE = 16
 """Turns of a path whose columns are put together and checked at once."""
@@ -270,8 +275,11 @@ def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
 
 
 def _sound_logprobs(values: Logprobs) -> bool:
-    """Tell whether all are log-probabilities; NaN makes both bounds NaN, which fails both comparisons."""
-    if not len(values):
+    """Tell whether all are log-probabilities; NaN makes both bounds NaN, which fails both comparisons.
+
+    Of a turn's few tokens the leading bytes usually tell, in less time than NumPy takes to begin.
+    """
+    if not values.tobytes()[SIGN::4].translate(None, _SOUND):
         return True
     return bool(np.minimum.reduce(values) > SENTINEL_LOGPROB and np.maximum.reduce(values) <= ROUNDING)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
 from typing import Any, ParamSpec
+
+import msgspec
 
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
@@ -18,8 +19,7 @@ Tools = Mapping[str, JsonSchema]
 """The JSON Schema of each tool's arguments, by the tool's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """Where a call stands, in characters.
 
     Attributes:
