@@ -15,7 +15,8 @@ takes the context in is not timed. Keys, each by context (2k, 32k, 128k), in mil
   chat completions): peers, each in an environment of its own under the user's cache, made at the first run; null where
   that cannot be.
 
-`samples_ms` holds every sample, `bounds` what the figures are held to.
+`samples_ms` holds every sample, `bounds` what the figures are held to. Clients are started anew several times, since
+where a process happens to lie in memory makes it up to a tenth faster or slower for as long as it lives.
 """
 
 from __future__ import annotations
@@ -24,40 +25,49 @@ import argparse
 import json
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
 from bench import PEERS, Client, canned_server, peer_python, tokenizer_folder
 from rich.console import Console
 from rich.table import Table
 
-ROUNDS = {True: {"2k": 6, "32k": 4, "128k": 2}, False: {"2k": 20, "32k": 12, "128k": 8}}
-"""By whether it is quick: how often each client takes its turn at a context, a rollout of ten timed turns each."""
+PASSES = {True: 2, False: 5}
+"""By whether it is quick: how often the clients are started anew."""
+ROUNDS = {True: {"2k": 3, "32k": 2, "128k": 1}, False: {"2k": 5, "32k": 3, "128k": 2}}
+"""How often each client takes its turn at a context in one pass, a rollout of ten timed turns each."""
 ROLLOUTS = 1
 FLOORS = ("floor", "floor_echo", "floor_paced", "floor_echo_paced")
 ROWS = ("ours", "ours_echo", "ours_vllm", "ours_vllm_echo", *FLOORS, *PEERS)
 
 
-def measure(rounds: dict[str, int], peers: bool) -> dict[str, dict[str, list[float]] | None]:
-    """Let the clients take turns, and give the samples."""
+def measure(passes: int, rounds: dict[str, int], peers: bool) -> dict[str, dict[str, list[float]] | None]:
+    """Let the clients take turns, started anew for each pass, and give the samples."""
     pythons = {name: peer_python(name) if peers else None for name in PEERS}
+    samples: dict[str, Any] = {row: {at: [] for at in rounds} for row in ROWS if pythons.get(row, True) is not None}
     with canned_server() as port:
-        ours, floor = Client(sys.executable, "ours.py", str(port)), Client(sys.executable, "floor.py", str(port))
-        clients = {row: floor if row.startswith("floor") else ours for row in ROWS if row not in PEERS}
-        for name, python in pythons.items():
-            script = "strands_vllm_turns.py" if name == "strands_vllm" else "strands_sglang_turns.py"
-            if python is not None:
-                clients[name] = Client(python, script, str(port), tokenizer_folder())
-        samples: dict[str, Any] = {row: {at: [] for at in rounds} if row in clients else None for row in ROWS}
-        for row, one in clients.items():
-            one.ask(name=row, context="2k", rollouts=2)  # what is done once is done
-        for at, count in rounds.items():
-            for _ in range(count):
-                for row, one in clients.items():
-                    # A peer that takes a tenth of a second a turn has said enough after one.
-                    samples[row][at] += one.ask(name=row, context=at, rollouts=1 if row == "strands_vllm" else ROLLOUTS)
-        for one in set(clients.values()):
-            one.close()
-    return samples
+        for _ in range(passes):
+            one_pass(port, pythons, rounds, samples)
+    return {row: samples.get(row) for row in ROWS}
+
+
+def one_pass(port: int, pythons: dict[str, Path | None], rounds: dict[str, int], samples: dict[str, Any]) -> None:
+    """Start every client, let them take turns, and add to the samples."""
+    ours, floor = Client(sys.executable, "ours.py", str(port)), Client(sys.executable, "floor.py", str(port))
+    clients = {row: floor if row.startswith("floor") else ours for row in ROWS if row not in PEERS}
+    for name, python in pythons.items():
+        script = "strands_vllm_turns.py" if name == "strands_vllm" else "strands_sglang_turns.py"
+        if python is not None:
+            clients[name] = Client(python, script, str(port), tokenizer_folder())
+    for row, one in clients.items():
+        one.ask(name=row, context="2k", rollouts=2)  # what is done once is done
+    for at, count in rounds.items():
+        for _ in range(count):
+            for row, one in clients.items():
+                # A peer that takes a tenth of a second a turn has said enough after one.
+                samples[row][at] += one.ask(name=row, context=at, rollouts=1 if row == "strands_vllm" else ROLLOUTS)
+    for one in set(clients.values()):
+        one.close()
 
 
 def bounds(medians: dict[str, dict[str, float] | None]) -> dict[str, tuple[float, float]]:
@@ -82,7 +92,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rollouts: under a minute")
     parser.add_argument("--no-peers", action="store_true", help="leave peers out")
     arguments = parser.parse_args()
-    samples = measure(ROUNDS[arguments.quick], not arguments.no_peers)
+    samples = measure(PASSES[arguments.quick], ROUNDS[arguments.quick], not arguments.no_peers)
     medians = {
         name: None if of is None else {at: statistics.median(values) for at, values in of.items()}
         for name, of in samples.items()
