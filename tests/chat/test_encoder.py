@@ -224,8 +224,8 @@ def test_a_token_without_characters_between_two_pieces_of_content_is_content(
     encoder = ContentSafeEncoder(shared())
     zero_width = (b"\0" * 12, 3, lambda: (None, [2, 2, 4]))
     monkeypatch.setattr(encoder, "_encoded", lambda _: zero_width)
-    one, several = encoder.stretch(text, [(0, 4)]), encoder.stretch(text, [(0, 2), (2, 4)])
+    one, several = encoder._stretch(text, [(0, 4)]), encoder._stretch(text, [(0, 2), (2, 4)])
     assert one == several
     assert several[1] == bytes([Provenance.PROMPT] * 3)
-    apart = encoder.stretch(text, [(0, 1), (3, 4)])[1]
+    apart = encoder._stretch(text, [(0, 1), (3, 4)])[1]
     assert apart[0] == apart[2] == Provenance.PROMPT

@@ -52,10 +52,6 @@ class EncodedText:
         joined, of_each = bytearray().join(ids), bytearray().join(kinds)
         return cls(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
 
-    def equals(self, other: EncodedText) -> bool:
-        """Tell whether another has the same tokens with the same provenance."""
-        return np.array_equal(self.ids, other.ids) and np.array_equal(self.provenance, other.provenance)
-
 
 class ContentSafeEncoder:
     """Encodes rendered templates.
@@ -67,7 +63,6 @@ class ContentSafeEncoder:
 
     Attributes:
         inert: As given.
-        eats_blanks: Ids of control tokens that swallow the blanks beside them.
         added: Ids of the tokenizer's added tokens by their text.
         control_ids: Ids of those that content must not make; the others are ordinary text.
         digest: sha256 of the tokenizer's definition, hex.
@@ -96,7 +91,6 @@ class ContentSafeEncoder:
         self.inert = inert
         self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
         self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
-        self.eats_blanks = self._eats_left | self._eats_right
         self._plain = plain.tokenizer
         self._words = plain.words
         longest_first = sorted(self.added, key=len, reverse=True)
@@ -166,11 +160,11 @@ class ContentSafeEncoder:
         stretch = str.__getitem__(text, slice(start, stop))
         inside = content.between(start, stop)
         spans = [(a - start, b - start) for a, b, _ in inside]
-        packed, of_each = self.stretch(stretch, spans) if spans else self.scaffold(stretch)
+        packed, of_each = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
         ids.append(packed)
         kinds.append(of_each)
 
-    def stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
+    def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
         """Give the ids and the provenance of text without control tokens, packed, by where in it content stands."""
         packed, count, reaches = self._encoded(text)
         if len(spans) > 1:
@@ -180,11 +174,7 @@ class ContentSafeEncoder:
         starts, stops = reaches()
         return packed, _kinds(starts, stops, spans)
 
-    def control(self, token: int) -> tuple[bytes, bytes]:
-        """Give the id and the provenance of a control token that the scaffold wrote, packed."""
-        return self._packed[token], _SCAFFOLD
-
-    def scaffold(self, stretch: str) -> tuple[bytes, bytes]:
+    def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
         """Give the ids and the provenance of a stretch without content; a template writes few different ones."""
         known = self._stretches.get(stretch)
         if known is None:

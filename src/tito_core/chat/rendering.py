@@ -15,9 +15,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.environment import compile_template, render
 from tito_core.chat.form import Form, TemplateMessage, find_form
 from tito_core.chat.messages import template_messages, template_tools
-from tito_core.chat.opaque import Leaf, Watch
 from tito_core.chat.traced import UNKNOWN, Traced, sources
-from tito_core.chat.watching import watch_render
 
 
 class TemplateError(ValueError):
@@ -82,34 +80,22 @@ class Rendering:
             raise TemplateError(f"The chat template refused messages with roles {_roles(messages)}: {why}.") from error
         shown = {origin for _, _, origin in text.spans}
         for position, message in enumerate(messages):
-            if not is_shown(message, shown):
+            if not _is_shown(message, shown):
                 raise TemplateError(
                     f"The chat template leaves out message {position} of those with roles {_roles(messages)}: use one "
                     f"that renders the role {message['role']!r}."
                 )
         return text
 
-    def watched(
-        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] | None, watch: Watch
-    ) -> tuple[str | Leaf, ...] | None:
-        """Render template messages with opaque content; see `watch_render`."""
-        return watch_render(self.compiled, _values(self.variables, tools, True, messages), watch)
 
-
-def is_shown(message: TemplateMessage, shown: set[int], *, blank: bool = False) -> bool:
-    """Tell whether a rendering shows anything of a message that says something.
-
-    Args:
-        message: The message.
-        shown: Trace sources of the rendering.
-        blank: Whether blanks say something.
-    """
+def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
+    """Tell whether a rendering shows anything of a message that says something."""
     # Of an answer's text a template may show nothing, where it strips reasoning.
     told = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
     name = told[0]["function"]["name"] if message["role"] == "assistant" and told else told
     if isinstance(name, Traced) and name.spans and name.spans[0][2] in shown:  # the usual case, in no time
         return True
-    if isinstance(told, str) and not blank:
+    if isinstance(told, str):
         told = told.strip()
     return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
 

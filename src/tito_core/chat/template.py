@@ -25,7 +25,6 @@ from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.replay import Replays
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
@@ -58,7 +57,6 @@ class ChatTemplate:
     certificate: Certificate
     _counting: Counting
     _source: DeltaSource
-    _replays: Replays
     _renderer: RendererSource | None = None
 
     @classmethod
@@ -115,9 +113,7 @@ class ChatTemplate:
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
-        made = cls(
-            encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta, Replays(delta)
-        )
+        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta)
         if renderer is None:
             return made
         source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
@@ -172,11 +168,9 @@ class ChatTemplate:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
         placed = self._source.placed(answered, new, tool_specs, history)
-        if self._renderer is None:
-            encoded = self._replays.encoded(placed)
-        else:
-            tail = self._source.rendered(placed)
-            encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        tail = self._source.rendered(placed)
+        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        if self._renderer is not None:
             messages = template_messages([answered, *new], form=self.rendering.form)[1:]
             self._renderer.check(tail, encoded, messages, template_tools(tool_specs))
         missing = placed.ending.missing(last_output_id, opened)
