@@ -34,6 +34,7 @@ class Certificate:
         rewrites: Where the template writes its own past in another way than it was sampled or prompted.
         thinking: What it does with the reasoning of earlier answers.
         tools: Whether results of tools were among the probes that passed.
+        needs_tools: Whether the template works only where tools are given.
         content_tokens: Whether content may become control tokens ("as-template") or not.
         renderer: Which renderer of another package gives the deltas, held to the candidate's; empty for none.
     """
@@ -49,6 +50,7 @@ class Certificate:
     tools: bool
     content_tokens: ContentTokens = "inert"
     renderer: str = ""
+    needs_tools: bool = False
 
     def lines(self) -> Iterator[str]:
         """Yield the certificate as `tito template check` prints it."""
@@ -58,7 +60,8 @@ class Certificate:
         if self.renderer:
             yield f"renderer   {self.renderer}, equal on every probe, compared on every turn"
         yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
-        yield f"tools      {'yes' if self.tools else 'no: the template shows none'}"
+        only = ", and it works only with tools" if self.needs_tools else ""
+        yield f"tools      {f'yes{only}' if self.tools else 'no: the template shows none'}"
         for probe, reason in self.refused:
             yield f"refuses    {probe}: {reason}"
         for rewrite in self.rewrites:

@@ -1,64 +1,54 @@
-"""Certification: try candidates on the probes, and choose the first that equals the template's own rendering."""
+"""Certification: try candidates on the probes, and choose the first that the referee finds right on all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tito_core.chat.cutting import content_spans, content_start, cut
-from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource, Tail
+from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import Opened
 from tito_core.chat.probes import Case, cases
+from tito_core.chat.referee import Referee, RefusedError
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.traced import Traced
+from tito_core.chat.verdict import Difference, Judge, Turn
 
-AROUND = 60
-"""Characters shown around the first difference."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A probe on which a candidate's delta is not what the template writes."""
-
-    candidate: str
-    case: str
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        at = next((i for i, (a, b) in enumerate(zip(self.expected, self.found, strict=False)) if a != b), None)
-        at = min(len(self.expected), len(self.found)) if at is None else at
-        window = slice(max(0, at - AROUND), at + AROUND)
-        return (
-            f"on the probe {self.case!r}, rendering {self.candidate} differs at character {at}:\n"
-            f"  template: {self.expected[window]!r}\n"
-            f"  delta:    {self.found[window]!r}"
-        )
+JudgeOf = Callable[[Sequence[int]], Judge]
+"""Makes the judge of deltas, given the ids at which the engine is to stop."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """What the probes said of one candidate.
+    """What the probes showed of one candidate.
 
     Attributes:
-        moved: Probes in which the template moves what was sampled to a later place.
+        passed: Those on which its delta is the template's own.
+        refused: Those that the template refuses, or shows in part only, each with the reason.
+        moved: Those in which the template writes text besides calls in another place than it was sampled in.
+        difference: The first that is wrong, and how.
     """
 
     source: DeltaSource
     passed: list[Case] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
-    difference: Difference | None = None
+    difference: tuple[str, Difference] | None = None
 
     @property
     def tools(self) -> bool:
-        """Tell whether results of tools are right."""
-        return any(case.calls and not case.beside for case in self.passed)
+        """Whether results of tools are right."""
+        return any(case.calls and not case.remark for case in self.passed)
+
+    @property
+    def needs_tools(self) -> bool:
+        """Whether the template works only where tools are given."""
+        return bool(self.passed) and all(case.tools for case in self.passed)
 
 
-def choose(rendering: Rendering, encoder: ContentSafeEncoder, candidates: Sequence[Candidate] = CANDIDATES) -> Trial:
-    """Give the first candidate that is right on all probes which the template takes.
+def choose(
+    rendering: Rendering, encoder: ContentSafeEncoder, judge: JudgeOf, candidates: Sequence[Candidate] = CANDIDATES
+) -> Trial:
+    """Return the first candidate that is right on all probes that the template takes.
 
     Raises:
         TemplateError: None is; the message shows the first difference of the one that came furthest.
@@ -67,101 +57,65 @@ def choose(rendering: Rendering, encoder: ContentSafeEncoder, candidates: Sequen
     refusal: TemplateError | None = None
     for candidate in candidates:
         try:
-            trial = attempt(DeltaSource.of(rendering, encoder, candidate), cases())
+            trial = attempt(DeltaSource.of(rendering, encoder, candidate), judge, cases())
         except TemplateError as error:
             refusal = refusal or error
             continue
         if trial.difference is None:
             return trial
         trials.append(trial)
-    if not trials:
+    furthest = max(trials, key=lambda trial: len(trial.passed), default=None)
+    if furthest is None or furthest.difference is None:
         raise refusal or TemplateError("There is no candidate to try.")
-    furthest = max(trials, key=lambda trial: len(trial.passed))
+    probe, difference = furthest.difference
     raise TemplateError(
         "The chat template writes a message in another way in another place, so a turn's prompt cannot extend the "
-        f"turn before it: {furthest.difference}\n"
+        f"turn before it: on the probe {probe!r}, rendering {furthest.source.candidate.name} differs {difference}\n"
         "Use a template that only adds to what it wrote, such as the training variant of this one."
     )
 
 
-def attempt(source: DeltaSource, probes: Iterable[Case]) -> Trial:
+def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> Trial:
     """Try one candidate on probes, up to the first difference.
 
     Raises:
-        TemplateError: The template refuses the very first probe, which is a question and an answer.
+        TemplateError: The template refuses all probes.
     """
-    trial = Trial(source)
+    trial, judge = Trial(source), judge_of(source.stops)
     for case in probes:
-        history = [*case.before, case.answered, *case.new]
+        turn = Turn(case.before, case.answered, case.new, case.system, case.tools, case.opened is None)
         try:
-            whole = source.rendering.of_messages(history, case.system, case.tools)
-        except TemplateError as error:
-            if not trial.passed and not case.calls:
-                raise
+            difference = judge.difference(turn, lambda last, case=case: _ids(source, case, last))  # type: ignore[misc]
+        except (RefusedError, TemplateError) as error:
             trial.refused.append((case.name, str(error)))
             continue
-        try:
-            tail = source.tail(case.answered, case.new, case.tools or (), case.before)
-        except TemplateError as error:
-            if case.beside and not trial.tools:  # it shows the text and not the calls beside it
-                trial.refused.append((case.name, str(error)))
-                continue
-            trial.difference = Difference(source.candidate.name, case.name, str.__str__(whole), f"refused: {error}")
-            return trial
-        if _equal(whole, tail, len(case.before)) if case.opened is None else _closed(source, whole, tail, case):
+        if difference is None:
             trial.passed.append(case)
-        elif case.beside and _moves(whole, len(case.before), case.beside):
+        elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide
             trial.moved.append(case.name)
         else:
-            trial.difference = _difference(source, case, whole, tail)
+            trial.difference = case.name, difference
             return trial
+    if not trial.passed:
+        raise TemplateError(trial.refused[0][1] if trial.refused else "There is no probe to try.")
     return trial
 
 
-def _equal(whole: Traced, tail: Tail, source: int) -> bool:
-    """Tell whether a whole rendering ends with the tail, right after the end of its own turn `source`."""
-    found = cut(tail.text, tail.start)
-    at = len(whole) - len(found)
-    if at < 0 or str.__ne__(cut(whole, at), found) or _places(cut(whole, at)) != _places(found):
-        return False
-    # Where the turn ended in the minimal conversation (from its content on) it must end in the whole one.
-    turn = content_start(tail.text, tail.source)
-    ended = str.__getitem__(tail.text, slice(turn, tail.start))
-    before = str.__getitem__(whole, slice(0, at))
-    return before.endswith(ended) and any(stop <= at for _, stop, _ in content_spans(whole, source))
+def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:
+    opened = case.opened or Opened.MESSAGE
+    _, encoded = source.delta(case.answered, case.new, last, opened, case.tools or (), case.before)
+    return encoded.ids.tolist()
 
 
-def _closed(source: DeltaSource, whole: Traced, tail: Tail, case: Case) -> bool:
-    """Tell whether a whole rendering ends with the tail, and closes the turn that was cut off as we would."""
-    found = cut(tail.text, tail.start)
-    at = len(whole) - len(found)
-    if at < 0 or str.__ne__(cut(whole, at), found):
-        return False
-    spans = content_spans(whole, len(case.before))
-    if not spans:  # reasoning that the template strips before a question
-        return True
-    closers = tail.ending.closers.get(case.opened or Opened.MESSAGE)
-    written = source.encoder.encode(cut(whole, spans[-1][1], at)).ids
-    return closers is not None and closers.tolist() == written.tolist()
+def judge_of(referee: Referee, encoder: ContentSafeEncoder) -> JudgeOf:
+    """Return what makes judges for a tokenizer: they use the tokenizer itself, not the encoder's stand-in for it."""
+    backend = encoder.tokenizer
+    controls = {index: text for text, index in encoder.added.items()}
 
+    def encode(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
 
-def _places(text: Traced) -> list[tuple[int, int]]:
-    return [(start, stop) for start, stop, _ in text.spans]
+    def decode(ids: list[int]) -> str:
+        return str(backend.decode(ids, skip_special_tokens=False))
 
-
-def _moves(whole: Traced, source: int, beside: str) -> bool:
-    """Tell whether the template writes the text beside calls, which was sampled before them, after one of them."""
-    spans = content_spans(whole, source)
-    places = [i for i, (start, stop, _) in enumerate(spans) if str.__getitem__(whole, slice(start, stop)) == beside]
-    return bool(places) and places[0] > 0
-
-
-def _difference(source: DeltaSource, case: Case, whole: Traced, tail: Tail) -> Difference:
-    """Compare from the end of the turn on, or, where the turn itself ends differently, from its beginning."""
-    plain, shown = str.__str__(whole), str.__str__(tail.text)
-    turn = content_start(tail.text, tail.source)
-    at = plain.rfind(shown[turn : tail.start])
-    if at >= 0:
-        return Difference(source.candidate.name, case.name, plain[at + tail.start - turn :], shown[tail.start :])
-    begin = min((start for start, _, _ in content_spans(whole, len(case.before))), default=0)
-    return Difference(source.candidate.name, case.name, plain[begin:], shown[turn:])
+    return lambda stops: Judge(referee, encode, decode, controls, frozenset(stops), encoder.eos_id)

@@ -15,7 +15,8 @@ from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.form import Form, TemplateMessage
 from tito_core.chat.messages import template_messages
 from tito_core.chat.probes import LOOK, asked, called, returned, said
-from tito_core.chat.rendering import TemplateError
+from tito_core.chat.rendering import Rendering, TemplateError
+from tito_core.chat.traced import Traced
 
 _AGAIN = "tool, again"
 """The role of a result right after another, which templates write together."""
@@ -46,8 +47,7 @@ class Counting:
         around: dict[str, int] = {}
         learned = cls(source.encoder, source.rendering.form, around)
         without, begun = (
-            len(source.encoder.encode(source.rendering.of_messages([_ASKED], generation_prompt=prompt)).ids)
-            for prompt in (False, True)
+            len(source.encoder.encode(_rendered(source.rendering, prompt)).ids) for prompt in (False, True)
         )
         for role, (answer, more) in _ROUNDS.items():
             try:
@@ -80,6 +80,10 @@ class Counting:
             count += around + self.encoder.count(_text(message))
             before = role
         return count
+
+
+def _rendered(rendering: Rendering, prompt: bool) -> Traced:
+    return rendering.of_messages([_ASKED], tool_specs=rendering.usual_tools, generation_prompt=prompt)
 
 
 def _text(message: TemplateMessage) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.cutting import content_start, find_run
-from tito_core.chat.encoder import ContentSafeEncoder, Control
-from tito_core.chat.ending import Ending
+from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
+from tito_core.chat.ending import Ending, Opened
 from tito_core.chat.form import TemplateMessage
-from tito_core.chat.learning import THOUGHT, Sample, learn_answers, learn_calls, share_closers
+from tito_core.chat.learning import (
+    THOUGHT,
+    Sample,
+    inner_controls,
+    learn_answers,
+    learn_calls,
+    share_closers,
+    stops_of,
+)
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import LOOK, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
+from tito_core.ledger.provenance import Provenance
 
 _ASKED = asked(".")
 _SAID = said(".")
@@ -34,6 +44,7 @@ class Candidate:
     Attributes:
         before: Messages before the turn.
         later: The same for a turn that comes after tool results, where that makes a difference.
+        alike: Before the turn come messages like the rollout's own, in number and kind, with stand-ins for content.
         system: System prompt.
         tools: No tools, a tool of ours, or those of the rollout.
         remark: Text beside the calls.
@@ -42,6 +53,7 @@ class Candidate:
     name: str
     before: Messages = field(default_factory=lambda: [_ASKED])
     later: Messages | None = None
+    alike: bool = False
     system: str | None = None
     tools: Literal["none", "ours", "own"] = "none"
     remark: str = ""
@@ -56,40 +68,27 @@ CANDIDATES = (
     Candidate("after a round of tools where there was one", later=_ROUND),
     Candidate("after a question, with a remark beside the calls", remark="."),
     Candidate("after a question, with the rollout's tools", tools="own"),
+    Candidate("after messages like the rollout's own", alike=True),
+    Candidate("after messages like the rollout's own, with a tool", alike=True, tools="ours"),
 )
 """In the order of what a delta costs: the first that is right on all probes is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class _Placed:
     """A turn in the minimal conversation around it, as the template reads it.
 
     Attributes:
-        opening: Messages before the turn.
-        source: Trace source of the turn's stand-in.
-        stand_in: It.
-        new: Messages after it.
+        messages: The conversation, the turn's stand-in and the messages after it.
+        source: Trace source of the stand-in.
         tools: The tools that are shown.
         ending: How the turn ends.
     """
 
-    opening: list[TemplateMessage]
+    messages: list[TemplateMessage]
     source: int
-    stand_in: TemplateMessage
-    new: list[TemplateMessage]
     tools: list[dict[str, Any]] | None
     ending: Ending
-
-    @property
-    def calls(self) -> list[dict[str, Any]]:
-        """Give the turn's calls."""
-        calls: list[dict[str, Any]] = self.stand_in.get("tool_calls", [])
-        return calls
-
-    def messages(self, calls: Sequence[Any], new: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Give them all, with these calls and these new messages."""
-        turn = {**self.stand_in, "tool_calls": calls} if calls else self.stand_in
-        return [*self.opening, turn, *new]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,8 @@ class DeltaSource:
     candidate: Candidate
     answers: Ending
     calls: Ending | None
+    stops: tuple[int, ...]
+    """Ids at which an engine must stop, the usual one first."""
     opening: list[TemplateMessage]
     """The candidate's messages before the turn, translated once."""
 
@@ -129,7 +130,7 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses these, or no control token ends its turns.
         """
-        specs = [LOOK] if candidate.tools == "ours" else None
+        specs = [LOOK] if candidate.tools == "ours" else rendering.usual_tools
 
         def shown(turn: Message, *new: Message) -> Traced:
             history = [*candidate.before, turn, *new]
@@ -137,8 +138,12 @@ class DeltaSource:
 
         source = len(candidate.before)
         thoughts = [_or_none(shown, said("", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
+        several = [_or_none(shown, said(".", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
+        inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
         answers = learn_answers(
-            Sample(encoder, shown(_SAID), shown(_SAID, _ASKED), source), [text for text in thoughts if text is not None]
+            Sample(encoder, shown(_SAID), shown(_SAID, _ASKED), source),
+            [text for text in thoughts if text is not None],
+            inner,
         )
         if answers is None:
             raise TemplateError(
@@ -150,8 +155,38 @@ class DeltaSource:
             calls = learn_calls(Sample(encoder, alone, followed, source), answers)
         if calls is not None:
             answers, calls = share_closers(answers, calls)
+        if not answers.stops - inner:
+            # What closes an answer also closes its reasoning (Solar): only the end of sequence ends the turn.
+            if encoder.eos_id is None or encoder.eos_id in inner:
+                raise TemplateError(
+                    "Each control token that ends an answer of this chat template also ends its reasoning, and the "
+                    "tokenizer has no other end of sequence: set the tokenizer's eos_token to what ends its turns."
+                )
+            answers = replace(answers, finals=frozenset({encoder.eos_id}))
+        stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
         opening = template_messages(candidate.before, candidate.system, form=rendering.form)
-        return cls(rendering, encoder, candidate, answers, calls, opening)
+        return cls(rendering, encoder, candidate, answers, calls, stops, opening)
+
+    def delta(
+        self,
+        answered: Message,
+        new: Messages,
+        last_output_id: int | None,
+        opened: Opened = Opened.MESSAGE,
+        tools: Sequence[ToolSpec] | None = None,
+        history: Messages | None = None,
+    ) -> tuple[Tail, EncodedText]:
+        """Return the rendering of a delta and its tokens; see `ChatTemplate.delta`."""
+        tail = self.tail(answered, new, tools, history)
+        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        missing = tail.ending.missing(last_output_id, opened)
+        if not len(missing) and not tail.ending.openers:
+            return tail, encoded
+        if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
+            return tail, EncodedText(encoded.ids[1:], encoded.provenance[1:])
+        inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
+        ids, provenance = np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
+        return tail, EncodedText(ids, provenance)
 
     def tail(
         self,
@@ -171,15 +206,19 @@ class DeltaSource:
         Raises:
             TemplateError: The template refuses the messages, or the candidate needs what was not given.
         """
-        return self.rendered(self.placed(answered, new, tools, history))
+        placed = self._placed(answered, new, tools, history)
+        text = self.rendering.of_translated(placed.messages, placed.tools)
+        controls = self.encoder.controls(text)
+        end = _end(text, controls, placed.source, placed.ending)
+        return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
 
-    def placed(
+    def _placed(
         self,
         answered: Message,
         new: Messages,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
-    ) -> Placed:
+    ) -> _Placed:
         """Put a minimal conversation around the real calls of an answer; arguments and errors as `tail`."""
         self._check_given(tools, history)
         uses = [block for block in answered["content"] if "toolUse" in block]
@@ -187,28 +226,21 @@ class DeltaSource:
         before, opening = candidate.before, self.opening
         if candidate.later is not None and _has_results(history):
             before = candidate.later
+        if candidate.alike:
+            before = [_like(message) for message in history or ()]
+        if before is not candidate.before:
             opening = template_messages(before, candidate.system, form=self.rendering.form)
         stand_in = _SAID
         if uses:
             stand_in = {"role": "assistant", "content": [*said(candidate.remark)["content"], *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
-        first, *others = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
+        turn = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
         ending = self.calls if uses and self.calls is not None else self.answers
-        return Placed(opening, len(before), first, others, template_tools(shown), ending)
-
-    def rendered(self, placed: Placed) -> Tail:
-        """Render messages and find where the answer among them ends.
-
-        Raises:
-            TemplateError: The template refuses the messages.
-        """
-        text = self.rendering.of_translated(placed.messages(placed.calls, placed.new), placed.tools)
-        controls = self.encoder.controls(text)
-        end = _end(text, controls, placed.source, placed.ending)
-        return Tail(text, placed.source, end, [control for control in controls if control[0] >= end], placed.ending)
+        return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
 
     def _check_given(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
-        for needed, name in ((self.candidate.tools == "own", "tool_specs"), (self.candidate.later, "history")):
+        looks_back = self.candidate.alike or self.candidate.later
+        for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(
                     f"The chat template's delta is rendered {self.candidate.name}, so it needs {name}=...: "
@@ -231,6 +263,21 @@ def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> 
         f"The chat template does not end an assistant turn as it ended one before (tokens {list(named)}); "
         "found no place to continue from."
     )
+
+
+def _like(message: Message) -> Message:
+    """Return a message of the same kind: its calls and results with their ids and names, and short texts."""
+    blocks: list[Any] = []
+    for block in message["content"]:
+        if "toolUse" in block:
+            blocks.append({"toolUse": {**block["toolUse"], "input": _LOOKED[1]}})
+        elif "toolResult" in block:
+            blocks.append({"toolResult": {**block["toolResult"], "content": [{"text": "."}]}})
+        elif "reasoningContent" in block:
+            blocks.append({"reasoningContent": {"reasoningText": {"text": THOUGHT}}})
+        elif "text" in block:
+            blocks.append({"text": "." if block["text"].strip() else ""})
+    return {"role": message["role"], "content": blocks}
 
 
 def _has_results(history: Messages | None) -> bool:

@@ -63,9 +63,11 @@ class ContentSafeEncoder:
 
     Attributes:
         inert: As given.
+        tokenizer: The tokenizer itself, in which text spells control tokens.
         added: Ids of the tokenizer's added tokens by their text.
         control_ids: Ids of those that content must not make; the others are ordinary text.
         digest: sha256 of the tokenizer's definition, hex.
+        eos_id: The tokenizer's end of sequence, where it is one of the control tokens.
         vocab_size: Number of the tokenizer's ids, added tokens included.
 
     Raises:
@@ -79,12 +81,14 @@ class ContentSafeEncoder:
                 f"{type(tokenizer).__name__} is not a fast tokenizer, and token-exact prompts need one: "
                 "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
+        self.tokenizer = backend
         plain = PlainTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.digest = plain.digest
         self.vocab_size = len(tokenizer)  # asked once: a fast tokenizer counts anew each time
         tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
         self.added = {token.content: index for index, token in tokens.items()}
         self.control_ids = frozenset(tokens)
+        self.eos_id = self.added.get(str(tokenizer.eos_token))
         self._packed = {index: np.int32(index).tobytes() for index in tokens}
         self._scaffolds: dict[str, Sequence[Control]] = {}
         self._stretches: dict[str, tuple[bytes, bytes]] = {}

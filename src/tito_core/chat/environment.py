@@ -19,6 +19,7 @@ from tito_core.chat.formatting import braces, percent
 from tito_core.chat.traced import Traced, as_text, concat, mark_result
 
 _MAPPING_ATTRIBUTES = frozenset(dir(dict))
+_TEXT_ATTRIBUTES = frozenset(dir(str))
 
 
 class _Generator(CodeGenerator):
@@ -81,6 +82,8 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Look into messages first: what is no attribute of a mapping is an item of it."""
+        if isinstance(obj, Traced) and attribute not in _TEXT_ATTRIBUTES:
+            return self.undefined(obj=obj, name=attribute)  # templates ask `content.content is defined` of plain text
         if type(obj) is dict and attribute not in _MAPPING_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if isinstance(obj, _HARMLESS) and not attribute.startswith(("_", "format")):
@@ -90,6 +93,12 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
             except AttributeError:
                 pass
         return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Look up an item; Jinja would fall back to attributes, of which traced text has more than plain text."""
+        if isinstance(obj, Traced) and isinstance(argument, str):
+            return self.getattr(obj, argument)
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Format with `%`, which on a plain left string would lose what the right side is."""

@@ -7,7 +7,7 @@ answer, and the last answer of a conversation with three different tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +39,7 @@ class Sample:
     source: int
 
     def ends(self) -> tuple[int, int] | None:
-        """Give where the turn's content ends in both; None where they do not show the same."""
+        """Return where the turn's content ends in both; None where they do not show the same."""
         here = content_spans(self.alone, self.source)
         there = content_spans(self.followed, self.source)[: len(here)]
         same = [str.__str__(cut(self.alone, a, b)) for a, b, _ in here]
@@ -48,7 +48,7 @@ class Sample:
         return here[-1][1], there[-1][1]
 
     def controls(self) -> tuple[list[Control], list[Control], int, int] | None:
-        """List the control tokens after the turn's content in both, count those in which they agree, and give where
+        """List the control tokens after the turn's content in both, count those in which they agree, and return where
         the content ends when another message follows.
         """
         ends = self.ends()
@@ -57,28 +57,41 @@ class Sample:
         here, there = (
             controls_from(self.encoder, t, e) for t, e in zip((self.alone, self.followed), ends, strict=True)
         )
-        moved = ends[1] - ends[0]
-        same = [(a + moved, b + moved, token) == other for (a, b, token), other in zip(here, there, strict=False)]
+        # Only the ids count: some templates write other blanks between them when a message follows.
+        same = [one[2] == other[2] for one, other in zip(here, there, strict=False)]
         return (here, there, [*same, False].index(False), ends[1]) if there else None
 
+    def openers(self) -> frozenset[int]:
+        """Return the ids with which the rendering begins, up to the first text: no turn ends with one of them.
 
-def learn_answers(sample: Sample, thoughts: Sequence[Traced]) -> Ending | None:
-    """Learn how answers end, or give None where no control token ends them.
+        A template that ignores `add_generation_prompt` writes the next opener after the last turn as well.
+        """
+        return frozenset(adjacent(self.encoder.controls(self.followed)))
+
+    def follows(self, end: int) -> int:
+        """Return where the next message's content begins."""
+        return min((a for a, _, source in self.followed.spans if source > self.source and a >= end), default=end)
+
+
+def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = frozenset()) -> Ending | None:
+    """Learn how answers end, or return None where no control token ends them.
 
     Args:
         sample: An answer of text.
         thoughts: What holds reasoning, with nothing after it: an answer without text, and calls.
+        inner: Ids that stand within turns too; see `inner_controls`.
     """
     found = sample.controls()
     if found is None:
         return None
     here, there, same, end = found
-    closing = adjacent(there[:same])
+    closing, stop = _closing(there[:same], sample.openers(), inner)
     finals: frozenset[int] = frozenset()
     if not closing and here:
         closing, finals = (there[0][2],), frozenset({here[-1][2]})
+        stop = there[0][1]
     openers = frozenset() if closing else frozenset({there[0][2]})
-    stop = there[len(closing) - 1][1] if closing else there[0][0]
+    stop = stop if closing else there[0][0]
     closers = {Opened.MESSAGE: _ids(sample.encoder, sample.followed, end, stop)}
     ending = Ending(closing, finals, openers, closers)
     for thought in thoughts:
@@ -88,28 +101,38 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced]) -> Ending | None:
     return ending
 
 
+def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) -> tuple[tuple[int, ...], int]:
+    """Return the ids that close an answer, and where in the text they end.
+
+    They are the first control tokens in a row, unless the last of these stands within turns too and a later one does
+    not (Kimi K3 closes parts of its messages and its messages alike, and then ends them by another token).
+    """
+    tokens = _before_openers(tuple(token for _, _, token in controls), openers)
+    row = _before_openers(adjacent(controls), openers)
+    only = next((i for i, token in enumerate(tokens) if token not in inner), len(row))
+    if only < len(row):
+        return row, controls[len(row) - 1][1]
+    if only == len(tokens) or not row:
+        return row, controls[len(row) - 1][1] if row else 0
+    return (tokens[only],), controls[only][1]
+
+
+def _before_openers(closing: tuple[int, ...], openers: Set[int]) -> tuple[int, ...]:
+    """Cut a run of closers where the next message's opener begins; the first of them may be both (Llama 2's BOS)."""
+    opener = next((i for i, token in enumerate(closing) if i and token in openers), len(closing))
+    return closing[:opener]
+
+
 def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
     """Learn how turns of calls end, given how answers end: it tells a call's own markup from a closer."""
     found = sample.controls()
     if found is None:
         return None
     here, there, same, end = found
-    common = tuple(token for _, _, token in there[:same])
-    finals: frozenset[int] = frozenset()
-    closing: tuple[int, ...] = ()
-    if not answers.closing:
-        if same == len(there):
-            return None
-        start = stop = there[same][0]
-    elif common and common[-len(answers.closing) :] == answers.closing:
-        closing, finals = answers.closing, answers.finals
-        start, stop = there[same - len(closing)][0], there[same - 1][1]
-    else:
-        last = max(same - 1, 0)
-        closing = (there[last][2],)
-        start, stop = there[last][:2]
-        finals = frozenset({here[-1][2]} if here and not same else ())
-    openers = answers.openers if closing else answers.openers | {there[same][2]}
+    closing, finals, openers, span = _calls_end(sample, found, answers)
+    if span is None:
+        return None
+    start, stop = span
     text = sample.followed
     plain = str.__str__(text)
     markup = run_before(there, text, end, start)
@@ -118,6 +141,46 @@ def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
         Opened.CALL: _ids(sample.encoder, text, markup, stop),
     }
     return Ending(closing, finals, openers, closers)
+
+
+_CallsEnd = tuple[tuple[int, ...], frozenset[int], frozenset[int], tuple[int, int] | None]
+
+
+def _calls_end(sample: Sample, found: tuple[list[Control], list[Control], int, int], answers: Ending) -> _CallsEnd:
+    """Return the closing, finals and openers of turns of calls, and where the closing stands when results follow."""
+    here, there, same, end = found
+    none: frozenset[int] = frozenset()
+    common = tuple(token for _, _, token in there[:same])
+    length = len(answers.closing)
+    # The first: where one stands twice, an engine stops at the first.
+    at = next((i for i in range(same - length + 1) if common[i : i + length] == answers.closing), None)
+    before = [control for control in there if control[0] < sample.follows(end)]
+    if not before:  # the result begins before anything that could end the call
+        return (), none, none, None
+    if answers.closing and at is not None and at < len(before):
+        return answers.closing, answers.finals, answers.openers, (there[at][0], there[at + length - 1][1])
+    if not answers.closing and same < len(before):
+        opener = there[same]
+        return (), none, answers.openers | {opener[2]}, (opener[0], opener[0])
+    last = before[max(len(_before_openers(common[: len(before)], sample.openers())) - 1, 0)]
+    if last[2] in sample.openers() and last == before[0]:  # nothing closes the call: the next message does (Command R+)
+        return (), none, answers.openers | {last[2]}, (last[0], last[0])
+    return (last[2],), frozenset({here[-1][2]} if here and not same else ()), answers.openers, last[:2]
+
+
+def inner_controls(encoder: ContentSafeEncoder, turns: Sequence[tuple[Traced, int]]) -> frozenset[int]:
+    """Return the control tokens that stand within turns of several parts: they end a part, and not the turn.
+
+    Args:
+        encoder: Finds control tokens.
+        turns: Renderings of a conversation that ends with such a turn, each with the turn's trace source.
+    """
+    inside: set[int] = set()
+    for text, source in turns:
+        spans = content_spans(text, source)
+        controls = controls_from(encoder, text, spans[0][0] if spans else len(text))
+        inside.update(token for _, stop, token in controls if stop <= spans[-1][0])
+    return frozenset(inside)
 
 
 def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
@@ -154,8 +217,13 @@ def _ids(encoder: ContentSafeEncoder, text: Traced, start: int, stop: int) -> To
     return encoder.encode(cut(text, start, stop)).ids
 
 
-def stops_of(endings: Sequence[Ending]) -> tuple[int, ...]:
-    """Give all ids at which an engine must stop, the usual one first."""
-    first = endings[0].closing[-1:]
-    rest = sorted(frozenset().union(*(ending.stops for ending in endings)) - set(first))
-    return (*first, *rest)
+def stops_of(endings: Sequence[Ending], inner: frozenset[int]) -> tuple[int, ...]:
+    """Return all ids at which an engine must stop, the usual one first.
+
+    Args:
+        endings: How answers end, and calls.
+        inner: What also closes a part of a turn, and so ends none (gpt-oss: `<|end|>` after each analysis).
+    """
+    stops = frozenset().union(*(ending.stops for ending in endings)) - inner
+    usual = [token for token in (*endings[0].closing[-1:], *sorted(endings[0].finals)) if token in stops][:1]
+    return (*usual, *sorted(stops - set(usual)))

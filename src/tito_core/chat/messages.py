@@ -113,7 +113,7 @@ def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int
     if calls:
         translated["tool_calls"] = [
             {
-                "id": trace(sampled_id(call["toolUseId"]), source),
+                "id": trace(form.call_id(sampled_id(call["toolUseId"])), source),
                 "type": "function",
                 "function": {"name": trace(_called(call), source), "arguments": _arguments(call, source, form)},
             }
@@ -138,7 +138,7 @@ def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, for
     translated: list[TemplateMessage] = [
         {
             "role": "tool",
-            "tool_call_id": trace(sampled_id(result["toolUseId"]), source),
+            "tool_call_id": trace(form.call_id(sampled_id(result["toolUseId"])), source),
             "name": trace(_called(by_id.get(result["toolUseId"], {"name": ""})), source),
             "content": form.content(_joined(_shown(result, feedback.get(result["toolUseId"])), source)),
         }

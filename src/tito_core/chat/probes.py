@@ -1,8 +1,12 @@
-"""The conversations by which a chat template is certified: small, harmless, and every shape that an agent makes."""
+"""The conversations by which a chat template is certified: small, harmless, and every shape that an agent makes.
+
+Each text holds a number that no other text of its conversation has, and each call an id of its own, so that a rendering
+shows what stands where.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,33 +27,37 @@ LOOK: ToolSpec = {
         }
     },
 }
-FIND: ToolSpec = {"name": "find", "description": "Find a thing.", "inputSchema": {"json": {"type": "object"}}}
+FIND: ToolSpec = {
+    "name": "find",
+    "description": "Find a thing.",
+    "inputSchema": {"json": {"type": "object", "properties": {}, "required": []}},
+}
 TOOLS = [LOOK, FIND]
 
 
 def asked(*texts: str) -> Message:
-    """Give a user's message."""
+    """Return a user's message."""
     return {"role": "user", "content": [{"text": text} for text in texts]}
 
 
 def said(text: str = "Seen it.", thought: str = "") -> Message:
-    """Give an answer."""
+    """Return an answer."""
     return {"role": "assistant", "content": _spoken(text, thought)}
 
 
-def called(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = "") -> Message:
-    """Give calls, with ids call_0, call_1, ..."""
+def called(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = "", first: int = 0) -> Message:
+    """Return calls, with ids `call_{first}` and up."""
     content = _spoken(text, thought)
-    for i, (name, arguments) in enumerate(calls):
+    for i, (name, arguments) in enumerate(calls, first):
         content.append({"toolUse": {"toolUseId": f"call_{i}", "name": name, "input": arguments}})
     return {"role": "assistant", "content": content}
 
 
-def returned(*results: list[Any], status: Any = "success", text: str = "") -> Message:
-    """Give the results of call_0, call_1, ..., each a list of blocks, and a text after them."""
+def returned(*results: list[Any], status: Any = "success", text: str = "", first: int = 0) -> Message:
+    """Return the results of the calls `call_{first}` and up, each a list of blocks, and a text after them."""
     content: list[ContentBlock] = [
         {"toolResult": {"toolUseId": f"call_{i}", "status": status, "content": blocks}}
-        for i, blocks in enumerate(results)
+        for i, blocks in enumerate(results, first)
     ]
     return {"role": "user", "content": [*content, {"text": text}] if text else content}
 
@@ -68,8 +76,8 @@ class Case:
     """An assistant message in its place and what follows it.
 
     Attributes:
-        beside: A text that the message holds beside calls, which some templates move elsewhere.
         opened: What the message left open, where it was cut off.
+        remark: The text that the message holds besides calls, which some templates move or leave out.
     """
 
     name: str
@@ -78,61 +86,140 @@ class Case:
     new: Messages
     system: str | None = None
     tools: list[ToolSpec] | None = None
-    beside: str = ""
     opened: Opened | None = None
+    remark: str = ""
 
     @property
     def calls(self) -> bool:
-        """Tell whether the message calls tools."""
+        """Whether the message calls tools."""
         return any("toolUse" in block for block in self.answered["content"])
 
+    @property
+    def history(self) -> Messages:
+        """The whole conversation."""
+        return [*self.before, self.answered, *self.new]
 
-_AT = ("look", {"at": "the door"})
-_ODD = ("find", {"n": [1, None], "deep": {"é": True}, "text": 'a "b" \\n'})
-_SEEN: list[Any] = [{"text": "It is open."}]
-_ROUND: Messages = [called(_AT), returned(_SEEN)]
-BEFORE: dict[str, Messages] = {
-    "first": [asked("Why?")],
-    "after an answer": [asked("Why?"), said(), asked("And?")],
-    "after a thought": [asked("Why?"), said(thought="Hm."), asked("And?")],
-    "after a round of tools": [asked("Why?"), *_ROUND, said(), asked("And?")],
-    "in mid round": [asked("Why?"), *_ROUND],
+
+class _Talk:
+    """Writes messages, each text with the next number and each call with the next id."""
+
+    def __init__(self) -> None:
+        self._texts = 0
+        self._calls = 0
+
+    def text(self, words: str) -> str:
+        self._texts += 1
+        return f"{words} n{self._texts:03}."
+
+    def question(self) -> Message:
+        return asked(self.text("Why"))
+
+    def answer(self, thought: bool = False) -> Message:
+        return said(thought=self.text("Hm") if thought else "", text=self.text("Seen"))
+
+    def thought(self) -> Message:
+        return said("", thought=self.text("Hm"))
+
+    def call(self, count: int = 1, *, odd: bool = False, remark: bool = False, thought: bool = False) -> Message:
+        mused = self.text("Hm") if thought else ""
+        beside = self.text("Looking") if remark else ""
+        calls = [("look", {"at": self.text("the door")}) for _ in range(count)]
+        if odd:
+            calls[-1:] = [("find", {"n": [1, None], "deep": {"é": True}, "text": self.text('a "b" \\n')})]  # type: ignore[dict-item]
+        return self._called(*calls, text=beside, thought=mused)
+
+    def bare(self) -> Message:
+        return self._called(("find", {}))
+
+    def _called(self, *calls: Any, text: str = "", thought: str = "") -> Message:
+        self._calls += len(calls)
+        return called(*calls, text=text, thought=thought, first=self._calls - len(calls))
+
+    def result(self, count: int = 1, *, question: bool = False, status: str = "success") -> Message:
+        blocks: list[list[Any]] = [[{"text": self.text("It is open")}] for _ in range(count)]
+        return self.results(*blocks, text=self.text("Go on") if question else "", status=status)
+
+    def results(self, *blocks: list[Any], text: str = "", status: str = "success") -> Message:
+        return returned(*blocks, text=text, status=status, first=self._calls - len(blocks))
+
+    def round(self, count: int = 1) -> Messages:
+        return [self.call(count), self.result(count)]
+
+
+_Before = Callable[[_Talk], Messages]
+_Turn = Callable[[_Talk], tuple[Message, Messages]]
+
+BEFORE: dict[str, _Before] = {
+    "first": lambda t: [t.question()],
+    "after an answer": lambda t: [t.question(), t.answer(), t.question()],
+    "after a thought": lambda t: [t.question(), t.answer(thought=True), t.question()],
+    "after a round of tools": lambda t: [t.question(), *t.round(), t.answer(), t.question()],
+    "in mid round": lambda t: [t.question(), *t.round()],
 }
+DEEPER: dict[str, _Before] = {
+    "after two answers": lambda t: [t.question(), t.answer(), t.question(), t.answer(), t.question()],
+    "in the third round": lambda t: [t.question(), *t.round(), *t.round()],
+    "in the fourth round": lambda t: [t.question(), *t.round(), *t.round(), *t.round()],
+    "after two rounds and answers": lambda t: [
+        *(t.question(), *t.round(), t.answer()),
+        *(t.question(), *t.round(), t.answer(), t.question()),
+    ],
+    "after a round of two calls": lambda t: [t.question(), *t.round(2)],
+    "after a result and question": lambda t: [t.question(), t.call(), t.result(question=True)],
+    "after a remark and its result": lambda t: [t.question(), t.call(remark=True), t.result()],
+    "after a thought and its result": lambda t: [t.question(), t.call(thought=True), t.result()],
+}
+"""Places in which only the usual turns are tried: templates that count what came before differ here."""
 CUT: dict[str, Opened] = {
     "question after a cut answer": Opened.MESSAGE,
     "question after a cut thought": Opened.REASONING,
 }
-ANSWERS: dict[str, tuple[Message, Messages, str]] = {
-    "question": (said(), [asked("And then?")], ""),
-    "question of two blocks": (said(), [asked("And", "then?")], ""),
-    "empty question": (said(), [asked("")], ""),
-    "question after a thought": (said(thought="Hm."), [asked("And then?")], ""),
-    "question after a cut answer": (said("Seen"), [asked("And then?")], ""),
-    "question after a cut thought": (said("", thought="Hm."), [asked("And then?")], ""),
-    "result": (called(_AT), [returned(_SEEN)], ""),
-    "empty result": (called(_AT), [returned([])], ""),
-    "result of two blocks": (called(_AT), [returned([*_SEEN, {"text": "é\n"}])], ""),
-    "JSON result": (called(_ODD), [returned([{"json": {"a": [1, None], "é": "x"}}])], ""),
-    "failed result": (called(_AT), [returned([{"text": "Error: shut"}], status="error")], ""),
-    "result of a call without arguments": (called(("find", {})), [returned(_SEEN)], ""),
-    "result and question": (called(_AT), [returned(_SEEN, text="Go on.")], ""),
-    "result after a thought": (called(_AT, thought="Hm."), [returned(_SEEN)], ""),
-    "two results": (called(_AT, _ODD), [returned(_SEEN, [{"text": "No."}])], ""),
-    "two results and question": (called(_AT, _AT), [returned(_SEEN, [], text="Go on.")], ""),
-    "result after a remark": (called(_AT, text="Looking."), [returned(_SEEN)], "Looking."),
+ANSWERS: dict[str, _Turn] = {
+    "question": lambda t: (t.answer(), [t.question()]),
+    "question of two blocks": lambda t: (t.answer(), [asked(t.text("And"), t.text("then"))]),
+    "empty question": lambda t: (t.answer(), [asked("")]),
+    "question after a thought": lambda t: (t.answer(thought=True), [t.question()]),
+    "question after a cut answer": lambda t: (t.answer(), [t.question()]),
+    "question after a cut thought": lambda t: (t.thought(), [t.question()]),
+    "two questions": lambda t: (t.answer(), [t.question(), t.question()]),
+    "result": lambda t: (t.call(), [t.result()]),
+    "empty result": lambda t: (t.call(), [t.results([])]),
+    "result of two blocks": lambda t: (t.call(), [t.results([{"text": t.text("Open")}, {"text": t.text("é") + "\n"}])]),
+    "JSON result": lambda t: (t.call(odd=True), [t.results([{"json": {"a": [1, None], "é": t.text("x")}}])]),
+    "failed result": lambda t: (t.call(), [t.result(status="error")]),
+    "result of a call without arguments": lambda t: (t.bare(), [t.result()]),
+    "result and question": lambda t: (t.call(), [t.result(question=True)]),
+    "result after a thought": lambda t: (t.call(thought=True), [t.result()]),
+    "two results": lambda t: (t.call(2, odd=True), [t.result(2)]),
+    "two results and question": lambda t: (
+        t.call(2),
+        [t.results([{"text": t.text("It is open")}], [], text=t.text("Go on"))],
+    ),
+    "two results in another order": lambda t: (t.call(2), [_turned(t.result(2))]),
+    "result after a remark": lambda t: (t.call(remark=True), [t.result()]),
+    "result after a thought and a remark": lambda t: (t.call(remark=True, thought=True), [t.result()]),
 }
+USUAL = ("question", "result", "two results", "result and question")
+"""The turns that are tried in the deeper places."""
+
+
+def _turned(message: Message) -> Message:
+    return {"role": "user", "content": message["content"][::-1]}
 
 
 def cases() -> Iterator[Case]:
-    """Yield the corpus: each answer in each place with tools, and in the first place with every opening."""
-    openings: list[tuple[str | None, list[ToolSpec] | None]] = [
-        (None, None), (None, TOOLS), (SYSTEM, None), (SYSTEM, TOOLS)
-    ]  # fmt: skip
-    for name, (answered, new, beside) in ANSWERS.items():
-        plain = not any("toolUse" in block for block in answered["content"])
-        for place, before in BEFORE.items():
-            alone = plain and not any("toolUse" in block for message in before for block in message["content"])
-            usual = openings[:1] if alone else openings[1:2]
-            for system, tools in openings if place == "first" else usual:
+    """Yield the corpus: each turn in each place, with and without tools and a system prompt where it comes first."""
+    for name, turn in ANSWERS.items():
+        for place, before in {**BEFORE, **(DEEPER if name in USUAL else {})}.items():
+            talk = _Talk()
+            history = before(talk)
+            answered, new = turn(talk)
+            uses = any("toolUse" in block for message in [*history, answered] for block in message["content"])
+            openings: list[tuple[str | None, list[ToolSpec] | None]] = [(None, TOOLS if uses else None)]
+            if place == "first":
+                openings = [(None, None), (None, TOOLS), (SYSTEM, None), (SYSTEM, TOOLS)]
+            texts = [block["text"] for block in answered["content"] if "text" in block]
+            remark = texts[0] if texts and any("toolUse" in block for block in answered["content"]) else ""
+            for system, tools in openings:
                 words = [name, place, *(["with a system prompt"] if system else []), *(["with tools"] if tools else [])]
-                yield Case(", ".join(words), before, answered, new, system, tools, beside, CUT.get(name))
+                yield Case(", ".join(words), history, answered, new, system, tools, CUT.get(name), remark)

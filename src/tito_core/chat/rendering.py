@@ -15,6 +15,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.environment import compile_template, render
 from tito_core.chat.form import Form, TemplateMessage, find_form
 from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.probes import LOOK, asked
 from tito_core.chat.traced import UNKNOWN, Traced, sources
 
 
@@ -29,11 +30,15 @@ class Rendering:
     Attributes:
         variables: The tokenizer's special tokens and the template arguments, fixed for a rollout.
         form: How the template's family reads messages.
+        usual_tools: Tools for renderings of our own that need none: empty, but for a template that demands some.
+        now: What the template is told of the time.
     """
 
     compiled: Any
     variables: Mapping[str, Any]
     form: Form
+    usual_tools: tuple[ToolSpec, ...]
+    now: datetime
 
     @classmethod
     def of(cls, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
@@ -42,11 +47,14 @@ class Rendering:
         Raises:
             TemplateError: The source is no Jinja template.
         """
+        now = now or datetime.now()
         try:
             compiled = compile_template(source, now)
         except TemplateSyntaxError as error:
             raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
-        return cls(compiled, variables, find_form(partial(_run, compiled, variables, None, False)))
+        usual: tuple[ToolSpec, ...] = () if _takes(compiled, variables, ()) else (LOOK,)
+        render = partial(_run, compiled, variables, template_tools(usual), False)
+        return cls(compiled, variables, find_form(render), usual, now)
 
     def of_messages(
         self,
@@ -98,6 +106,18 @@ def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
     if isinstance(told, str):
         told = told.strip()
     return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
+
+
+def _takes(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
+    """Return whether the template renders a question, or refuses it with a tool too, so that tools are not the matter."""
+    question = template_messages([asked("Why?")])
+    for given in (tools, (LOOK,)):
+        try:
+            _run(compiled, variables, template_tools(given), False, question)
+        except Exception:  # as above
+            continue
+        return given == tools
+    return True
 
 
 def _run(

@@ -56,7 +56,8 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
 
 
 def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
-    return str.__ne__(*(Rendering.of(source, variables, now).of_messages([_WHY]) for now in _DATES))
+    dated = (Rendering.of(source, variables, now) for now in _DATES)
+    return str.__ne__(*(rendering.of_messages([_WHY], tool_specs=rendering.usual_tools) for rendering in dated))
 
 
 def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:
@@ -67,8 +68,9 @@ def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool 
 
 
 def _begins_with_prompt(rendering: Rendering) -> bool:
-    prompt = rendering.of_messages([_WHY])
-    return str.startswith(rendering.of_messages([_WHY, _SAID, _AND]), prompt)
+    tools = rendering.usual_tools
+    prompt = rendering.of_messages([_WHY], tool_specs=tools)
+    return str.startswith(rendering.of_messages([_WHY, _SAID, _AND], tool_specs=tools), prompt)
 
 
 def _until_first_question(rendering: Rendering, *later: Message) -> str:

@@ -8,26 +8,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
-from tito_core.chat.certify import choose
+from tito_core.chat.certify import choose, judge_of
 from tito_core.chat.counting import Counting
 from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
-from tito_core.chat.learning import stops_of
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.referee import Referee
 from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
-from tito_core.ledger.provenance import Provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,7 +94,9 @@ class ChatTemplate:
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
-        text = rendering.of_messages([asked("."), said("."), asked(".")], generation_prompt=False)
+        text = rendering.of_messages(
+            [asked("."), said("."), asked(".")], tool_specs=rendering.usual_tools, generation_prompt=False
+        )
         _check_encoding(encoder, tokenizer, text)
         store = CertificateStore(certificates)
         facts = (repr(sorted(variables.items())), content_tokens, repr(sorted(encoder.added)))
@@ -108,7 +108,7 @@ class ChatTemplate:
         else:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
             delta = DeltaSource.of(rendering, encoder, chosen)
-        stops = stops_of([delta.answers, *([delta.calls] if delta.calls is not None else [])])
+        stops = delta.stops
         # The probe's text shows what else a template writes, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
@@ -136,6 +136,8 @@ class ChatTemplate:
         self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
     ) -> EncodedText:
         """Render and encode a whole history with the generation prompt: the delta of a root turn."""
+        if self.certificate.needs_tools and not tool_specs:
+            raise TemplateError("The chat template works only with tools: give the agent at least one tool.")
         return self.encoder.encode(self.rendering.of_messages(messages, system_prompt, tool_specs))
 
     def delta(
@@ -167,19 +169,12 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
-        placed = self._source.placed(answered, new, tool_specs, history)
-        tail = self._source.rendered(placed)
-        encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
+        tail, encoded = self._source.delta(answered, new, last_output_id, opened, tool_specs, history)
         if self._renderer is not None:
             messages = template_messages([answered, *new], form=self.rendering.form)[1:]
-            self._renderer.check(tail, encoded, messages, template_tools(tool_specs))
-        missing = placed.ending.missing(last_output_id, opened)
-        if not len(missing) and not placed.ending.openers:
-            return encoded
-        if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
-            return EncodedText(encoded.ids[1:], encoded.provenance[1:])
-        inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
-        return EncodedText(np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance]))
+            ours = self.encoder.encode(tail.text, tail.start, tail.controls)
+            self._renderer.check(tail, ours, messages, template_tools(tool_specs))
+        return encoded
 
     def tail(
         self,
@@ -218,7 +213,7 @@ class ChatTemplate:
         costs much less than `count_tokens`, and leaves out what it writes before all messages; others as there.
         """
         added = self._counting.added(messages)
-        return self.count_tokens(messages, None, None) if added is None else added
+        return self.count_tokens(messages, None, self.rendering.usual_tools) if added is None else added
 
     @property
     def arguments(self) -> Mapping[str, Any]:
@@ -268,8 +263,9 @@ CALLED = called(("look", {"at": "the door"}))
 def _certify(
     source: str, rendering: Rendering, encoder: ContentSafeEncoder, content_tokens: ContentTokens
 ) -> tuple[Certificate, DeltaSource]:
-    trial = choose(rendering, encoder)
-    moved = [f"text beside calls: it is written after them or their results ({name})" for name in trial.moved[:1]]
+    referee = Referee(source, rendering.variables, lambda: rendering.now)
+    trial = choose(rendering, encoder, judge_of(referee, encoder))
+    moved = [f"text besides calls: it is written in another place ({name})" for name in trial.moved[:1]]
     certificate = Certificate(
         template=hashlib.sha256(source.encode()).hexdigest(),
         tokenizer=encoder.digest,
@@ -280,6 +276,7 @@ def _certify(
         rewrites=(*rewrites(source, rendering.variables, rendering, tools=trial.tools), *moved),
         thinking=thinking(rendering),
         tools=trial.tools,
+        needs_tools=trial.needs_tools,
         content_tokens=content_tokens,
     )
     return certificate, trial.source

@@ -1,0 +1,205 @@
+"""The judge of deltas (law 7): transformers' own plain rendering of whole conversations.
+
+It translates Strands messages by code of its own and imports nothing of the code that it judges (import-linter holds
+that), so that a mistake there cannot repeat itself here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""transformers 5.23 copies reasoning under these names too (`chat_template_utils._alias_reasoning_fields`)."""
+_OWN_ID = re.compile(r"call_[0-9a-f]{8}_\d+\.(?P<sampled>.+)", re.DOTALL)
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_TOOL = {
+    "name": "zqtool",
+    "description": "Zq.",
+    "inputSchema": {"json": {"type": "object", "properties": {"zqkey": {"type": "string"}}, "required": []}},
+}
+
+
+class RefusedError(ValueError):
+    """The template raises on these messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How Strands content is written into the messages that a template reads.
+
+    Attributes:
+        parts: Content is a list of `{"type": "text"}` parts rather than a string.
+        json_arguments: A call's arguments are JSON text rather than a mapping.
+        short_ids: Call ids have nine letters or digits, which Mistral's templates demand.
+        either: Beside calls stands text or reasoning, not both, which gpt-oss demands.
+    """
+
+    parts: bool = False
+    json_arguments: bool = False
+    short_ids: bool = False
+    either: bool = False
+
+    def messages(self, messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
+        """Convert a history."""
+        found = [{"role": "system", "content": self._content(system)}] if system else []
+        calls: list[Any] = []
+        for message in messages:
+            texts = [block["text"] for block in message["content"] if "text" in block]
+            if message["role"] == "assistant":
+                calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+                found.append(self._answer(message, texts, calls))
+                continue
+            results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+            ids = [call["toolUseId"] for call in calls]
+            names = {call["toolUseId"]: call["name"] for call in calls}
+            for result in sorted(results, key=lambda one: ids.index(one["toolUseId"])):
+                shown = [b["text"] if "text" in b else _json(b["json"]) for b in result["content"]]
+                identity = result["toolUseId"]
+                found.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": self._id(identity),
+                        "name": names[identity],
+                        "content": self._content("\n".join(shown)),
+                    }
+                )
+            if texts or not results:
+                found.append({"role": "user", "content": self._content("\n".join(texts))})
+        return found
+
+    def _answer(self, message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
+        blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
+        thoughts = [block["reasoningText"]["text"] for block in blocks if "reasoningText" in block]
+        answer: dict[str, Any] = {"role": "assistant", "content": self._content("\n".join(texts))}
+        if thoughts and not (self.either and calls and any(texts)):
+            answer |= dict.fromkeys(_REASONING_KEYS, "\n".join(thoughts))
+        if calls:
+            answer["tool_calls"] = [
+                {
+                    "id": self._id(call["toolUseId"]),
+                    "type": "function",
+                    "function": {
+                        "name": call["name"],
+                        "arguments": _json(call["input"]) if self.json_arguments else call["input"],
+                    },
+                }
+                for call in calls
+            ]
+        return answer
+
+    def _content(self, text: str) -> Any:
+        return [{"type": "text", "text": text}] if self.parts else text
+
+    def _id(self, identity: str) -> str:
+        own = _OWN_ID.fullmatch(identity)
+        shown = own["sampled"] if own else identity
+        if self.short_ids and not _SHORT_ID.fullmatch(shown):
+            return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        return shown
+
+
+class Referee:
+    """Renders conversations as transformers does, without a trace of anything.
+
+    Args:
+        source: The chat template.
+        variables: The tokenizer's special tokens and the template arguments.
+        now: What the template is told of the time.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any], now: Callable[[], datetime] = datetime.now) -> None:
+        from transformers.utils.chat_template_utils import _compile_jinja_template  # takes seconds to import
+
+        self.bos = str(variables.get("bos_token", ""))
+        self._compiled = _compile_jinja_template(source)
+        self._variables = {**variables, "strftime_now": lambda layout: now().strftime(layout)}
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        system: str | None,
+        tools: Sequence[Any] | None,
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Return the plain rendering of a history of Strands messages.
+
+        Raises:
+            RefusedError: The template raises.
+        """
+        return self._rendered(self.conversion, messages, system, tools, generation_prompt)
+
+    @cached_property
+    def conversion(self) -> Conversion:
+        """The conversion under which the template shows most of a small conversation, the usual one first."""
+        question = {"role": "user", "content": [{"text": "zqask"}]}
+        use = {"toolUse": {"toolUseId": "call_zq", "name": "zqtool", "input": {"zqkey": "zqvalue"}}}
+        thought = {"reasoningContent": {"reasoningText": {"text": "zqthought"}}}
+        result = {"toolUseId": "call_zq", "status": "success", "content": [{"text": "zqseen"}]}
+        rounds = [
+            [question, {"role": "assistant", "content": [{"text": "zqsay"}]}, question],
+            [question, {"role": "assistant", "content": [use]}],
+            [question, {"role": "assistant", "content": [use]}, {"role": "user", "content": [{"toolResult": result}]}],
+            [question, {"role": "assistant", "content": [thought, {"text": "zqbeside"}, use]}],
+        ]
+        options = [Conversion(*flags) for flags in product((False, True), repeat=4)]
+        return max(options, key=lambda option: sum(self._shown(option, messages) for messages in rounds))
+
+    def _shown(self, conversion: Conversion, messages: Sequence[Any]) -> int:
+        """Count the words of a conversation that its rendering shows as they are, not as Python's or JSON's notation."""
+        words = set(re.findall(r"zq[a-z]+", json.dumps(messages))) - {"zqvalue"}
+        counts = [0]
+        for tools in (None, [_TOOL]):
+            try:
+                text = self._rendered(conversion, messages, None, tools, False)
+            except RefusedError:
+                continue
+            plain = re.sub(r"""(?:'|\\")zq[a-z]+""", "", text)
+            begun = plain.find("zqask")
+            counts.append(1 + sum(word in plain[max(begun, 0) :] for word in words))
+        return max(counts)
+
+    def _rendered(
+        self,
+        conversion: Conversion,
+        messages: Sequence[Any],
+        system: str | None,
+        tools: Sequence[Any] | None,
+        generation_prompt: bool,
+    ) -> str:
+        functions = [
+            {
+                "type": "function",
+                "function": {k: tool[k] for k in ("name", "description")} | {"parameters": _schema(tool)},
+            }
+            for tool in tools or ()
+        ]
+        try:
+            return str(
+                self._compiled.render(
+                    messages=conversion.messages(messages, system),
+                    tools=functions or None,
+                    documents=None,
+                    add_generation_prompt=generation_prompt,
+                    **self._variables,
+                )
+            )
+        except Exception as error:  # a template is a program: it raises whatever its author made it raise
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+
+
+def _schema(tool: Any) -> Any:
+    schema = tool["inputSchema"]
+    return schema["json"] if "json" in schema else schema
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,174 @@
+"""What the referee says of a delta: whether its tokens are those of the template's own plain rendering (law 7).
+
+The delta is judged as token ids that somebody made. Everything they are held to comes from the plain rendering and from
+the tokenizer itself: nothing here knows how deltas are made.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from tito_core.chat.referee import Referee, RefusedError
+
+AROUND = 60
+"""Characters shown around the first difference."""
+_WORD = re.compile(r"\bn\d{3}\b")
+"""The number in each text of a probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A delta that differs from the plain rendering; both as text."""
+
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        at = next((i for i, (a, b) in enumerate(zip(self.expected, self.found, strict=False)) if a != b), None)
+        at = min(len(self.expected), len(self.found)) if at is None else at
+        window = slice(max(0, at - AROUND), at + AROUND)
+        return f"at character {at}:\n  template: {self.expected[window]!r}\n  delta:    {self.found[window]!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An assistant message in its place, as the referee sees it.
+
+    Attributes:
+        before: Strands messages before it.
+        answered: It.
+        new: The messages after it.
+        completed: Whether the policy ended it itself; else it was cut off.
+    """
+
+    before: Sequence[Any]
+    answered: Any
+    new: Sequence[Any]
+    system: str | None = None
+    tools: Sequence[Any] | None = None
+    completed: bool = True
+
+
+Delta = Callable[[int | None], list[int]]
+"""Returns the ids that follow a turn whose last sampled token is this one, or None for one that was cut off."""
+
+
+class Judge:
+    """Holds deltas to a referee's renderings.
+
+    Args:
+        referee: Renders.
+        encode: Encodes text with the tokenizer itself, control tokens included and nothing added around.
+        decode: Decodes ids, control tokens included.
+        controls: Texts of the control tokens by id.
+        stops: Ids at which the engine is to stop: they are judged too.
+        eos: The tokenizer's end of sequence, with which a policy ends turns that the template shows without a stop.
+    """
+
+    def __init__(
+        self,
+        referee: Referee,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
+        controls: Mapping[int, str],
+        stops: Set[int],
+        eos: int | None,
+    ) -> None:
+        self._referee = referee
+        self._encode = encode
+        self._decode = decode
+        self._controls = controls
+        self._stops = stops
+        self._eos = eos
+
+    def difference(self, turn: Turn, delta: Delta) -> Difference | None:
+        """Return how a delta differs from the plain rendering, or None where it is right.
+
+        Raises:
+            RefusedError: The template refuses the conversation, or leaves out, repeats or moves what new messages say.
+        """
+        history = [*turn.before, turn.answered, *turn.new]
+        whole = self._referee.render(history, turn.system, turn.tools)
+        words = list(_words(turn.new))
+        if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
+            raise RefusedError(f"Of the new messages it writes the texts {shown}, in this order, instead of {words}.")
+        begun = whole.find(words[0]) if words else len(whole)
+        rest = _after(turn.answered, whole, begun)
+        if rest is None:  # nothing of the turn is shown: reasoning that was cut off, or a call without arguments
+            expected, found = self._encode(whole), delta(min(self._stops))
+            return self._unless_equal(expected[len(expected) - len(found) :], found, words)
+        if not turn.completed:
+            return self._unless_equal(self._encode(rest), delta(None), words)
+        alone = self._referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
+        tail = self._encode(_after(turn.answered, alone, len(alone)) or "")
+        stop = next((token for token in tail if token in self._stops), None)
+        wrong = self._wrong_stop(turn, alone, tail, stop)
+        if wrong is not None:
+            return Difference(self._decode(tail), wrong)
+        ids = self._encode(rest)
+        if stop is None and self._eos in self._stops and self._stops.isdisjoint(ids):
+            stop = self._eos
+        if stop is not None and stop not in ids:
+            # Another control token stands in the place of what was sampled (gpt-oss, where a message follows).
+            at = next((i for i, token in enumerate(ids) if token in self._controls), len(ids))
+        else:
+            stop = next((token for token in ids if token in self._stops), None)
+            at = ids.index(stop) if stop is not None else len(ids)
+        return self._unless_equal(ids[at + 1 :], delta(stop), words)
+
+    def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
+        """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
+        until = tail if stop is None else tail[: tail.index(stop)]
+        openers = self._openers(alone)
+        if stop in openers and not self._controls.keys().isdisjoint(until):
+            return f"(the engine would stop at {self._controls[stop or 0]!r}, which opens messages)"
+        later = [token for token in tail[len(until) :] if token in self._stops and token not in {stop, *openers}]
+        if later and stop not in openers:
+            return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
+        spoken = _between(turn.answered, alone)
+        early = next((token for token in self._encode(spoken) if token in self._stops), None)
+        return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
+
+    def _openers(self, text: str) -> set[int]:
+        """Return the control tokens with which a rendering begins, up to the first text."""
+        ids = self._encode(text)
+        begun = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
+        return {token for token in ids[:begun] if self._controls[token] != self._referee.bos}
+
+    def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
+        if expected == found and _WORD.findall(self._decode(found)) == words:
+            return None
+        return Difference(self._decode(expected), self._decode(found))
+
+
+def _words(messages: Iterable[Any]) -> Iterator[str]:
+    """Yield the numbers of texts in the order in which a rendering should show them: results as they were called."""
+    for message in messages:
+        results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
+        results.sort(key=lambda result: int(result["toolUseId"].removeprefix("call_")))
+        texts = [block for block in message["content"] if "toolResult" not in block]
+        for part in (*results, *texts):
+            yield from _WORD.findall(json.dumps(part, ensure_ascii=False))
+
+
+def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:
+    """Return where a rendering shows the texts of a turn, each for the last time before a position."""
+    words = _WORD.findall(json.dumps(answered, ensure_ascii=False))
+    found = [(text.rfind(word, 0, until), len(word)) for word in words]
+    return sorted((at, at + length) for at, length in found if at >= 0)
+
+
+def _after(answered: Any, text: str, until: int) -> str | None:
+    """Return what a rendering shows after the last text of a turn, closing dot included; None where it shows none."""
+    places = _places(answered, text, until)
+    return text[places[-1][1] + 1 :] if places else None
+
+
+def _between(answered: Any, text: str) -> str:
+    """Return what a rendering shows from the first to the last text of a turn."""
+    places = _places(answered, text, len(text))
+    return text[places[0][1] : places[-1][0]] if places else ""
