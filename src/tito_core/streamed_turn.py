@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +24,17 @@ from tito_core.recording import Recording
 from tito_core.showing import Showing
 from tito_core.turnstile import in_turn
 from tito_core.view import events, stop_reason, with_ids
+
+
+async def _compare(
+    policy: Policy, prepared: turns.Prepared, messages: Messages, system: str | None, tool_specs: list[ToolSpec] | None
+) -> None:
+    """Let the referee see a delta of a new shape before anything is sent (law 7)."""
+    answered = 0 if prepared.place.parent is None else prepared.place.answered
+    length = len(prepared.request.input_ids)
+    compare = policy.template.comparison(messages, answered, system, tool_specs, length)
+    if compare is not None:
+        await asyncio.to_thread(compare)
 
 
 async def one_turn(
@@ -57,6 +69,7 @@ async def one_turn(
             wanted=chosen.wanted,
             echoes_every_turn=chosen.echoes_every_turn,
         )
+        await _compare(policy, prepared, messages, system, tool_specs)
         showing = Showing(policy.parser, prepared.tail)
         came: TokenChunk | TokenResponse
         if chosen.streams:

@@ -86,7 +86,7 @@ class Features:
             tools=certificate.tools,
             system=not any(probe == "question, first, with a system prompt" for probe in refused),
             parallel=certificate.tools and not one_call and not only_first,
-            remarks=not any(line.startswith("text beside calls") for line in certificate.rewrites),
+            remarks=not any(line.startswith("text besides calls") for line in certificate.rewrites),
             reasoning=template.rendering.form.reasoning is not None,
         )
 
@@ -197,7 +197,11 @@ def expected(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn)
         return Expected(None, None, whole)
     rest = whole[at + len(turn.mark) :]
     ids = encode(tokenizer, rest)
-    stop = next(i for i, token in enumerate(ids) if token in template.stop_ids)
+    stop = next(i for i, token in enumerate(ids) if token in tokenizer.all_special_ids or token in template.stop_ids)
+    stops = [i for i, token in enumerate(ids) if token in template.stop_ids]
+    if turn.opened is None and not stops:  # gpt-oss: what ends an answer is written otherwise once a message follows
+        return Expected(template.closer_id, ids[stop + 1 :], whole)
+    stop = stops[0] if stops else stop
     if turn.opened is None:
         return Expected(ids[stop], ids[stop + 1 :], whole)
     if turn.opened == Opened.MESSAGE and "toolUse" in turn.answered["content"][-1]:

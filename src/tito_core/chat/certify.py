@@ -104,7 +104,8 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
 def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:
     opened = case.opened or Opened.MESSAGE
     _, encoded = source.delta(case.answered, case.new, last, opened, case.tools or (), case.before)
-    return encoded.ids.tolist()
+    ids: list[int] = encoded.ids.tolist()
+    return ids
 
 
 def judge_of(referee: Referee, encoder: ContentSafeEncoder) -> JudgeOf:

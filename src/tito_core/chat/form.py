@@ -40,7 +40,7 @@ class Form:
     short_ids: bool = False
 
     def call_id(self, sampled: str) -> str:
-        """Return a call's id as the template reads it: the policy's own, or a digest of it where it has no such form."""
+        """Return a call's id as the template reads it: the policy's own, or a digest where it has no such form."""
         if not self.short_ids or _SHORT_ID.fullmatch(sampled):
             return sampled
         return hashlib.sha256(sampled.encode("utf-8", "surrogatepass")).hexdigest()[:9]

@@ -128,7 +128,7 @@ def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
     found = sample.controls()
     if found is None:
         return None
-    here, there, same, end = found
+    there, end = found[1], found[3]
     closing, finals, openers, span = _calls_end(sample, found, answers)
     if span is None:
         return None

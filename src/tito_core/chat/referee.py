@@ -58,16 +58,16 @@ class Conversion:
                 found.append(self._answer(message, texts, calls))
                 continue
             results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
-            ids = [call["toolUseId"] for call in calls]
             names = {call["toolUseId"]: call["name"] for call in calls}
-            for result in sorted(results, key=lambda one: ids.index(one["toolUseId"])):
+            order = {identity: place for place, identity in enumerate(names)}
+            for result in sorted(results, key=lambda one: order.get(one["toolUseId"], len(order))):
                 shown = [b["text"] if "text" in b else _json(b["json"]) for b in result["content"]]
                 identity = result["toolUseId"]
                 found.append(
                     {
                         "role": "tool",
                         "tool_call_id": self._id(identity),
-                        "name": names[identity],
+                        "name": names.get(identity, ""),
                         "content": self._content("\n".join(shown)),
                     }
                 )
@@ -144,7 +144,7 @@ class Referee:
         use = {"toolUse": {"toolUseId": "call_zq", "name": "zqtool", "input": {"zqkey": "zqvalue"}}}
         thought = {"reasoningContent": {"reasoningText": {"text": "zqthought"}}}
         result = {"toolUseId": "call_zq", "status": "success", "content": [{"text": "zqseen"}]}
-        rounds = [
+        rounds: list[list[Any]] = [
             [question, {"role": "assistant", "content": [{"text": "zqsay"}]}, question],
             [question, {"role": "assistant", "content": [use]}],
             [question, {"role": "assistant", "content": [use]}, {"role": "user", "content": [{"toolResult": result}]}],
@@ -154,7 +154,7 @@ class Referee:
         return max(options, key=lambda option: sum(self._shown(option, messages) for messages in rounds))
 
     def _shown(self, conversion: Conversion, messages: Sequence[Any]) -> int:
-        """Count the words of a conversation that its rendering shows as they are, not as Python's or JSON's notation."""
+        """Count the words of a conversation that its rendering shows plainly, not in Python's or JSON's notation."""
         words = set(re.findall(r"zq[a-z]+", json.dumps(messages))) - {"zqvalue"}
         counts = [0]
         for tools in (None, [_TOOL]):
@@ -175,13 +175,7 @@ class Referee:
         tools: Sequence[Any] | None,
         generation_prompt: bool,
     ) -> str:
-        functions = [
-            {
-                "type": "function",
-                "function": {k: tool[k] for k in ("name", "description")} | {"parameters": _schema(tool)},
-            }
-            for tool in tools or ()
-        ]
+        functions = [{"type": "function", "function": _function(tool)} for tool in tools or ()]
         try:
             return str(
                 self._compiled.render(
@@ -196,9 +190,10 @@ class Referee:
             raise RefusedError(f"{type(error).__name__}: {error}") from error
 
 
-def _schema(tool: Any) -> Any:
+def _function(tool: Any) -> dict[str, Any]:
     schema = tool["inputSchema"]
-    return schema["json"] if "json" in schema else schema
+    parameters = schema.get("json", schema)
+    return {"name": tool["name"], "description": tool.get("description", ""), "parameters": parameters}
 
 
 def _json(value: Any) -> str:

@@ -109,7 +109,7 @@ def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
 
 
 def _takes(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
-    """Return whether the template renders a question, or refuses it with a tool too, so that tools are not the matter."""
+    """Return whether the template renders a question with these tools, or with none that we could give it."""
     question = template_messages([asked("Why?")])
     for given in (tools, (LOOK,)):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose, judge_of
+from tito_core.chat.comparison import LONGEST, Comparisons
 from tito_core.chat.counting import Counting
 from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
-from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.referee import Referee
 from tito_core.chat.renderers import MakeRenderer, RendererSource
@@ -55,6 +56,7 @@ class ChatTemplate:
     certificate: Certificate
     _counting: Counting
     _source: DeltaSource
+    _comparisons: Comparisons
     _renderer: RendererSource | None = None
 
     @classmethod
@@ -102,8 +104,9 @@ class ChatTemplate:
         facts = (repr(sorted(variables.items())), content_tokens, repr(sorted(encoder.added)))
         key = store.key(source, encoder.digest, *facts)
         certificate = store.load(key)
+        referee = Referee(source, rendering.variables, lambda: rendering.now)
         if certificate is None:
-            certificate, delta = _certify(source, rendering, encoder, content_tokens)
+            certificate, delta = _certify(source, rendering, encoder, referee, content_tokens)
             store.save(key, certificate)
         else:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
@@ -113,7 +116,8 @@ class ChatTemplate:
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
-        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta)
+        seen = Comparisons(referee)
+        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta, seen)
         if renderer is None:
             return made
         source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
@@ -188,6 +192,45 @@ class ChatTemplate:
         tail = self._source.tail(answered, new, tool_specs, history)
         return cut(tail.text, tail.start)
 
+    def comparison(
+        self,
+        messages: Messages,
+        answered: int,
+        system_prompt: str | None,
+        tool_specs: Sequence[ToolSpec] | None,
+        length: int,
+    ) -> Callable[[], None] | None:
+        """Return what compares a delta with the template's plain rendering, where none of its shape was compared yet.
+
+        Args:
+            messages: The whole history.
+            answered: Number of leading messages up to the turn that the delta follows; 0 for a first prompt.
+            system_prompt: The system prompt.
+            tool_specs: The tools.
+            length: Tokens of the whole prompt; long ones are not compared.
+
+        Returns:
+            A function that may run in a thread and raises `LawViolationError` (law 7) where they differ, or None.
+        """
+        if length > LONGEST or any(
+            block.get("toolUse", {}).get("name") == MALFORMED_CALL for m in messages for block in m["content"]
+        ):
+            return None  # of a malformed call the policy reads our own words
+        if answered and self._moves_text and _has_text_and_calls(messages[answered - 1]):
+            return None
+
+        def text() -> str:
+            if not answered:
+                return str.__str__(self.rendering.of_messages(messages, system_prompt, tool_specs))
+            turn, new, history = messages[answered - 1], messages[answered:], messages[: answered - 1]
+            return str.__str__(self.tail(turn, new, tool_specs=tool_specs or (), history=history))
+
+        return self._comparisons.due(messages, answered, system_prompt, tool_specs, text)
+
+    @property
+    def _moves_text(self) -> bool:
+        return any(line.startswith(MOVED) for line in self.certificate.rewrites)
+
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
         match self.certificate.thinking:
@@ -255,17 +298,22 @@ def check_deltas(template: ChatTemplate) -> None:
             template.delta(CALLED, [returned([{"text": text}])], None, tool_specs=TOOLS, history=[])
 
 
+MOVED = "text besides calls"
+"""What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
 SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
 """Content that merges with what a template writes around it."""
 CALLED = called(("look", {"at": "the door"}))
 
 
+def _has_text_and_calls(message: Message) -> bool:
+    return {"text", "toolUse"} <= {key for block in message["content"] for key in block}
+
+
 def _certify(
-    source: str, rendering: Rendering, encoder: ContentSafeEncoder, content_tokens: ContentTokens
+    source: str, rendering: Rendering, encoder: ContentSafeEncoder, referee: Referee, content_tokens: ContentTokens
 ) -> tuple[Certificate, DeltaSource]:
-    referee = Referee(source, rendering.variables, lambda: rendering.now)
     trial = choose(rendering, encoder, judge_of(referee, encoder))
-    moved = [f"text besides calls: it is written in another place ({name})" for name in trial.moved[:1]]
+    moved = [f"{MOVED}: it is written in another place ({name})" for name in trial.moved[:1]]
     certificate = Certificate(
         template=hashlib.sha256(source.encode()).hexdigest(),
         tokenizer=encoder.digest,

@@ -1,0 +1,83 @@
+"""The referee in use: the first delta of each shape is compared with the plain rendering before it is sent (law 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tito_core.chat.referee import Referee, RefusedError
+from tito_core.chat.verdict import Difference
+from tito_core.ledger.errors import LawViolationError
+
+LONGEST = 8192
+"""Tokens of the longest conversation that is rendered anew to be compared."""
+
+Shape = tuple[Any, ...]
+"""What a template can tell deltas apart by, other than content."""
+
+
+class Comparisons:
+    """Remembers which shapes of deltas were right. Threads may share it.
+
+    Args:
+        referee: Renders whole conversations.
+    """
+
+    def __init__(self, referee: Referee) -> None:
+        self._referee = referee
+        self._seen: set[Shape] = set()
+
+    def due(
+        self,
+        messages: Sequence[Any],
+        answered: int,
+        system: str | None,
+        tools: Sequence[Any] | None,
+        text: Callable[[], str],
+    ) -> Callable[[], None] | None:
+        """Return what compares a delta, where its shape was not compared yet; it may run in a thread.
+
+        Args:
+            messages: The whole history.
+            answered: Number of leading messages up to the turn that the delta follows; 0 where it is a first prompt.
+            system: The system prompt.
+            tools: The tool specifications.
+            text: Renders the delta as text; a first prompt is compared whole.
+        """
+        shape = shape_of(messages, answered, system, tools)
+        if shape in self._seen:
+            return None
+
+        def compare() -> None:
+            try:
+                whole = self._referee.render(messages, system, tools)
+            except RefusedError:  # the template takes no such history as a whole: there is nothing to compare with
+                return
+            found = text()
+            expected = whole[len(whole) - len(found) :] if answered else whole
+            if expected != found:
+                raise LawViolationError(
+                    7,
+                    "what this turn adds to the prompt is not the chat template's own rendering. It differs "
+                    f"{Difference(expected, found)}\nNothing was sent. Use another chat template, and report this one.",
+                )
+            self._seen.add(shape)
+
+        return compare
+
+
+def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
+    """Return the shape of a delta: the kinds of the blocks in it and in its turn, and what came before.
+
+    Of a first prompt, the pairs of kinds that follow each other.
+    """
+    opened = bool(system), bool(tools)
+    if not answered:
+        kinds = [_kinds(message) for message in messages]
+        return (*opened, frozenset(zip([None, *kinds], kinds, strict=False)))
+    earlier = sum("toolResult" in block for message in messages[: answered - 1] for block in message["content"][:1])
+    return (*opened, min(earlier, 3), *(_kinds(message) for message in messages[answered - 1 :]))
+
+
+def _kinds(message: Any) -> tuple[str, ...]:
+    return (message["role"], *(next(iter(block), "") for block in message["content"]))
