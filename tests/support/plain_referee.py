@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from random import Random
 from typing import Any
 
@@ -69,10 +70,11 @@ class Plain:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        added = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
+        added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)  # Gemma has added blanks
         self.controls = re.compile("|".join(map(re.escape, added))) if added else re.compile(r"(?!)")
         self.reading = self._read()
-        self.inner = self._inner() if self.reading else frozenset()
+        self.openers = self._openers() if self.reading else frozenset()
+        self.inner = (self._inner(calls=False), self._inner(calls=True)) if self.reading else (frozenset(),) * 2
 
     def render(self, messages: list[Any], tools: Any = None, prompt: bool = False) -> str:
         """Give the rendering as text; raises whatever the template raises."""
@@ -101,9 +103,13 @@ class Plain:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def closers(self, text: str) -> list[tuple[str, int]]:
+    def found(self, text: str) -> list[tuple[str, int]]:
         """List the control tokens of a text, each with the place of its end."""
         return [(found[0], found.end()) for found in self.controls.finditer(text)]
+
+    def closers(self, text: str) -> list[tuple[str, int]]:
+        """List those up to the first that opens an answer."""
+        return list(takewhile(lambda pair: pair[0] not in self.openers, self.found(text)))
 
     def shows(self, words: list[str], messages: list[Any], tools: Any = None) -> str | None:
         """Give a rendering that holds these words in this order, or None."""
@@ -161,24 +167,32 @@ class Plain:
                 )
         return replace(reading, tools=False)
 
-    def _inner(self) -> frozenset[str]:
-        """Collect the control tokens inside assistant turns: what closes a part of one is no stop."""
+    def _openers(self) -> frozenset[str]:
+        """Collect the control tokens that open an answer, and the first of a conversation."""
         assert self.reading is not None
-        answers = [Answer("zq3v", "zq2v", (), "zq3v")]
-        if self.reading.tools:
-            calls = (("look", {"zz": "zq3v"}),) * (2 if self.reading.parallel else 1)
-            calls = (*calls[:-1], ("look", {"zz": "zq4v"}))
-            answers += [Answer("", "zq2v", calls, "zq4v"), Answer("zq2v", "", calls, "zq4v")]
-        found: set[str] = set()
-        for answer in answers:
-            messages = [*Chat("", 0, "zq1v", ()).openai(0, self.reading), openai_answer(answer, 0, self.reading)]
-            try:
-                text = self.render(messages, Chat("", 3, "", ()).openai_tools() if answer.calls else None)
-            except Exception:  # as in `shows`
-                continue
-            first = min((at for at in (text.find("zq2v"), text.find("zq3v")) if at >= 0), default=len(text))
-            found |= {control for control, _ in self.closers(text[first : text.rfind(answer.last)])}
-        return frozenset(found)
+        messages = Chat("", 0, "zq1v", ()).openai(0, self.reading)
+        asked = self.render(messages)
+        try:
+            prompted = self.render(messages, prompt=True)
+        except Exception:  # as in `shows`
+            prompted = asked
+        opening = prompted.removeprefix(asked) if prompted.startswith(asked) else ""
+        return frozenset(text for text, _ in [*self.found(asked)[:1], *self.found(opening)])
+
+    def _inner(self, *, calls: bool) -> frozenset[str]:
+        """Collect the control tokens inside answers, or calls: what closes a part of a turn is no stop."""
+        assert self.reading is not None
+        first, last = ("look", {"zz": "zq3v"}), ("look", {"zz": "zq4v"})
+        answer = Answer("zq4v", "zq2v", (), "zq4v")
+        if calls:
+            answer = Answer("", "zq2v", (first, last) if self.reading.parallel else (last,), "zq4v")
+        messages = [*Chat("", 0, "zq1v", ()).openai(0, self.reading), openai_answer(answer, 0, self.reading)]
+        try:
+            text = self.render(messages, Chat("", 3, "", ()).openai_tools() if calls else None)
+        except Exception:  # as in `shows`
+            return frozenset()
+        begin = min((at for at in map(text.find, ("zq2v", "zq3v", "zq4v")) if at >= 0), default=len(text))
+        return frozenset(control for control, _ in self.found(text[begin : text.rfind("zq4v")]))
 
 
 @dataclass(frozen=True)
@@ -198,38 +212,35 @@ class Ended:
     after: int
 
 
-def ended(plain: Plain, alone: str, whole: str, last: str) -> Ended | None:
+def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
     """Compare a turn at the end of a conversation with the same turn in front of messages.
 
-    What both write after the turn's last word closes the turn; its last control token is the stop. Where they differ at
-    once (gpt-oss), the turn at the end shows the stop, and the other rewrites it. Where nothing closes a turn (GLM), the
-    next message's opener is the stop.
+    What both write after the turn's last word, up to the next message's opener, closes the turn; its last control token
+    is the stop. Where only the turn at the end has one (gpt-oss), the other rewrites it. Where nothing closes a turn
+    (GLM), the next message's opener is the stop. An engine stops where the stop occurs first.
     """
-    here, there = alone.rfind(last), whole.rfind(last)
+    here, there = alone.rfind(answer.last), whole.rfind(answer.last)
     if here < 0 or there < 0:
         return None
-    rest, later = alone[here + len(last) :], whole[there + len(last) :]
-    closers, following = plain.closers(rest), plain.closers(later)
+    inner = plain.inner[bool(answer.calls)]
+    rest, later = alone[here + len(answer.last) :], whole[there + len(answer.last) :]
+    closers, rewritten = plain.closers(rest), plain.closers(later)
+    after = there + len(answer.last)
     common = 0
-    pairs = zip(closers, following, strict=False)
-    for (_, end), (_, other) in pairs:
-        if rest[:end] != later[:other]:
+    for (text, _), (other, _) in zip(closers, rewritten, strict=False):
+        if text != other:
             break
         common += 1
-    after = there + len(last)
-    stops = [(text, end) for text, end in closers[:common] if text not in plain.inner]
-    if stops:
-        stop, end = stops[-1]
-        return Ended(stop, rest[:end], after + end, after)
-    own = [(text, end) for text, end in closers if text not in plain.inner]
-    if own and following:
+    if stops := [text for text, _ in closers[:common] if text not in inner]:
+        end, other = (next(end for text, end in found if text == stops[-1]) for found in (closers, rewritten))
+        return Ended(stops[-1], rest[:end], after + other, after)
+    if own := [pair for pair in closers if pair[0] not in inner]:
         stop, end = own[-1]
-        return Ended(stop, rest[:end], after + following[0][1], after)
-    openers = [(text, end) for text, end in following if text not in plain.inner]
-    if not openers:
-        return None
-    stop, end = openers[0]
-    return Ended(stop, later[:end], after + end, after)
+        return Ended(stop, rest[:end], after + (rewritten[-1][1] if rewritten else 0), after)
+    if openers := [pair for pair in plain.found(later) if pair[0] not in inner]:
+        stop, end = openers[0]
+        return Ended(stop, later[:end], after + end, after)
+    return None
 
 
 def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int = 6) -> Verdict:
@@ -285,9 +296,22 @@ class _Played:
             if isinstance(found, Difference):
                 return [found]
             text, ids = found
-        return []
+        return self._first_prompts()
 
-    def _turn(self, number: int, text: str, ids: list[int] | None) -> Difference | tuple[str, list[int]]:
+    def _first_prompts(self) -> list[Difference]:
+        """Compare the first prompt of the whole conversation, as a branch would send it."""
+        number = len(self.chat.turns)
+        try:
+            text = self.plain.of(self.chat, number)
+            tools = self.chat.strands_tools() or None
+            found = self.template.first_prompt(self.chat.strands(number), self.chat.system or None, tools).ids.tolist()
+        except Exception:  # the template refuses it
+            return []
+        if found == self.plain.ids(text):
+            return []
+        return [Difference("the first prompt of a branch", self.seed, number, text, self.plain.decoded(found))]
+
+    def _turn(self, number: int, text: str, ids: list[int]) -> Difference | tuple[str, list[int]]:
         chat, plain = self.chat, self.plain
         answer, reply = chat.turns[number]
         try:
@@ -296,7 +320,7 @@ class _Played:
         except Exception:  # the template refuses the turn
             self.verdict.skipped += 1
             return "", []
-        how = ended(plain, alone, whole, answer.last)
+        how = ended(plain, answer, alone, whole)
         stop = None if answer.cut or how is None else plain.ids(how.stop)[-1]
         opened = Opened.REASONING if answer.cut == "thought" else Opened.MESSAGE
         try:
@@ -324,7 +348,7 @@ class _Played:
         return self._extended(number, text, ids, prompt, alone, whole, how, delta)
 
     def _extended(
-        self, number: int, text: str, ids: list[int] | None, prompt: str, alone: str, whole: str, how: Ended,
+        self, number: int, text: str, ids: list[int], prompt: str, alone: str, whole: str, how: Ended,
         delta: list[int],
     ) -> Difference | tuple[str, list[int]]:  # fmt: skip
         """Compare all ids so far, where the template only adds to what it wrote."""
@@ -338,8 +362,9 @@ class _Played:
             return "", []
         everything = self.plain.ids(whole)
         boundary = len(everything) - len(delta)
-        assert ids is not None
-        if everything[: len(ids)] != ids or everything[boundary:] != delta:
+        if everything[: len(ids)] != ids:  # what was sampled merges with the prompt's end when both are encoded at once
+            return "", []
+        if everything[boundary:] != delta:
             return Difference("all ids", self.seed, number, whole, self.plain.decoded([*ids, *delta]))
         self.verdict.whole += 1
         return whole, everything

@@ -15,7 +15,7 @@ SPECIAL = re.compile(
     r"</?s>|<bos>|<eos>|<pad>|<(?:start|end|begin)_of_[a-z_]+>|<end_of_utterance>|"  # Gemma, Idefics
     r"<[A-Z][A-Z_]{2,40}(?:_\d+)?>|<SPECIAL_\d+>|<(?:reserved|extra|extra_id|unused)_?\d+>|</?role>|"  # Cohere, Ling
     r"\]~!?b[\[\]]|\[e~\[|\]<\][a-z]+\[>\[|</?longcat_[a-z_]+>|</?start_[a-z_]+>|</?end_[a-z_]+>|"  # MiniMax, LongCat
-    r"<(?:seed|hy):[a-z]+>|</(?:seed|hy):[a-z]+>"
+    r"</?(?:seed|hy):[a-z]+>|<eos:[0-9a-f]+>"
 )
 MARKUP = re.compile(r"</?(?:think|answer|tool_calls?|tool_response|arg_key|arg_value|minimax:tool_call)>")
 _ENDS = (
