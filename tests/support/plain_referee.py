@@ -135,12 +135,13 @@ class Plain:
         reading = self._read_calls(reading)
         keys = ("reasoning_content", "thinking", "reasoning")
         thought = Answer("zq3v", "zq2v", (), "zq3v"), Answer("", "zq2v", (("look", {"zz": "zq3v"}),), "zq3v")
+        tools = Chat("", 1, "", ()).openai_tools()
         for key in keys:
             tried = replace(reading, reasoning=key)
-            for answer in thought:
-                messages = [*asked.openai(0, tried), openai_answer(answer, 0, tried)]
-                if self.shows(["zq2v"], messages, Chat("", 1, "", ()).openai_tools() if answer.calls else None):
-                    return tried
+            alone, called = ([*asked.openai(0, tried), openai_answer(answer, 0, tried)] for answer in thought)
+            if self.shows(["zq2v"], alone) or self.shows(["zq2v"], called, tools):
+                moved = self.shows(["zq3v", "zq2v"], called, tools) is not None
+                return replace(tried, thought_and_calls=not moved)
         return replace(reading, reasoning=None)
 
     def _read_calls(self, reading: Reading) -> Reading:
@@ -177,7 +178,8 @@ class Plain:
         except Exception:  # as in `shows`
             prompted = asked
         opening = prompted.removeprefix(asked) if prompted.startswith(asked) else ""
-        return frozenset(text for text, _ in [*self.found(asked)[:1], *self.found(opening)])
+        first = [pair for pair in self.found(asked) if pair[0] != self.tokenizer.bos_token][:1]
+        return frozenset(text for text, _ in [*first, *self.found(opening)])
 
     def _inner(self, *, calls: bool) -> frozenset[str]:
         """Collect the control tokens inside answers, or calls: what closes a part of a turn is no stop."""
@@ -251,7 +253,7 @@ def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: in
         return verdict
     if not template.certificate.tools:
         plain.reading = replace(plain.reading, tools=False)
-    stops: set[str] = set()
+    stops: set[tuple[str, bool]] = set()
     for seed in seeds:
         random = Random(seed)
         chat = Writer(random, plain.reading).chat(random.randint(1, 5))
@@ -260,8 +262,10 @@ def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: in
         if len(verdict.differences) >= most:
             return verdict
     ours = {tokenizer.convert_ids_to_tokens(stop) for stop in template.stop_ids}
-    if stops and ours != stops:
-        verdict.differences.append(Difference("the stop tokens", "", 0, repr(sorted(stops)), repr(sorted(ours))))
+    kinds = 2 if template.certificate.tools else 1
+    seen = {stop for stop, _ in stops}
+    if seen - ours or (len({calls for _, calls in stops}) == kinds and ours - seen):
+        verdict.differences.append(Difference("the stop tokens", "", 0, repr(sorted(seen)), repr(sorted(ours))))
     return verdict
 
 
@@ -272,7 +276,7 @@ class _Played:
     chat: Chat
     seed: str
     verdict: Verdict
-    stops: set[str]
+    stops: set[tuple[str, bool]]
 
     def differences(self) -> list[Difference]:
         """Play a conversation up to its first difference."""
@@ -340,7 +344,7 @@ class _Played:
             self.verdict.skipped += 1
             return "", []
         if answer.cut is None:
-            self.stops.add(how.stop)
+            self.stops.add((how.stop, bool(answer.calls)))
         self.verdict.tails += 1
         start = how.after if answer.cut else how.at
         if delta != plain.ids(whole, start):

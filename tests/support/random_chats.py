@@ -16,7 +16,7 @@ _GAPS = (" ", " ", " ", " ", ", ", ". ", "  ", "\n")
 _TOOLS = ("look", "find_it", "weather.now")
 SPEC: dict[str, Any] = {
     "type": "object",
-    "properties": {"at": {"type": "string", "description": "Where."}, "n": {"type": "integer"}},
+    "properties": {"at": {"type": "string", "description": "Where."}, "n": {"type": "integer", "description": "How many."}},
     "required": ["at"],
 }
 
@@ -30,6 +30,7 @@ class Reading:
         parts: Whether a content is a list of parts instead of a string.
         reasoning: Key of an answer's reasoning; None where the template shows none.
         beside: Whether an answer may have text beside calls, in front of them.
+        thought_and_calls: Whether an answer may have reasoning in front of its calls.
         results_and_question: Whether a question may follow results at once.
     """
 
@@ -40,6 +41,7 @@ class Reading:
     parts: bool = False
     reasoning: str | None = "reasoning_content"
     beside: bool = True
+    thought_and_calls: bool = True
     results_and_question: bool = True
 
 
@@ -190,7 +192,7 @@ class Writer:
         return Answer(text, thought, (), _last(text), cut)
 
     def called(self, tools: int) -> Answer:
-        thought = self.thought()
+        thought = self.thought() if self.reading.thought_and_calls else ""
         text = self.text() if self.reading.beside and not thought and self.random.random() < 0.3 else ""
         count = self.random.randint(1, 3 if self.reading.parallel else 1)
         calls = []
