@@ -2,7 +2,7 @@
 
     python tools/templates.py [--all] [--newest] [--conversations N] [--seed TEXT] [--only PART] [--json FILE]
 
-Without --all, the templates that `make test` fetches. Of a certified template, random conversations are compared turn
+Without --all, the templates of the archives that `make test` fetches. TITO_NEWEST=1 is --newest. Of a certified template, random conversations are compared turn
 by turn; the exit status is 1 where one differs. A refused template is listed with the reason.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -55,7 +56,9 @@ class Row:
         outcome = self.certified or f"refused: {self.reason}"
         facts = (self.template, self.tokenizer, outcome, "yes" if self.tools else "no", self.conversations)
         counts = (self.tails, self.whole, len(self.different), self.different[0] if self.different else "")
-        return f"| {' | '.join(str(fact).replace('|', chr(92) + '|').replace(chr(10), ' ') for fact in facts + counts)} |"
+        return (
+            f"| {' | '.join(str(fact).replace('|', chr(92) + '|').replace(chr(10), ' ') for fact in facts + counts)} |"
+        )
 
 
 HEADS = ("template", "tokenizer", "certified", "tools", "conversations", "deltas", "whole", "different", "first")
@@ -67,8 +70,10 @@ def sources(*, light: bool, newest: bool) -> Iterator[tuple[str, str, Any]]:
         yield f"trl/{name}", zoo.family(name).tokenizer or "stand-in", zoo.tokenizer(name)
     for name in structures.STRUCTURES:
         yield f"ours/{name}", "stand-in", structures.tokenizer(name)
-    for name, text in corpora.templates(light=light, newest=newest).items():
-        yield name, corpus_tokenizers.family(name, text) or "stand-in", corpus_tokenizers.tokenizer(name, text)
+    pinned = ((name, corpora.template(name)) for name in corpora.names(light=light, plain=True))
+    for name, text in corpora.newest() if newest else pinned:
+        kind = corpus_tokenizers.family(name, text, light=light) or "stand-in"
+        yield name, kind, corpus_tokenizers.tokenizer(name, text, light=light)
 
 
 def examine(name: str, kind: str, tokenizer: Any, conversations: int, seed: str = "") -> Row:
@@ -95,9 +100,11 @@ def examine(name: str, kind: str, tokenizer: Any, conversations: int, seed: str 
 
 
 def main() -> int:
+    """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(description="Hold chat templates to transformers' plain rendering.")
     parser.add_argument("--all", action="store_true", help="the heavy archives too (124 MB more)")
-    parser.add_argument("--newest", action="store_true", help="the newest versions instead of the pinned ones")
+    newest = bool(os.environ.get("TITO_NEWEST"))
+    parser.add_argument("--newest", action="store_true", default=newest, help="the newest versions, not the pinned")
     parser.add_argument("--conversations", type=int, default=20, metavar="N", help="how many of each template")
     parser.add_argument("--seed", default="", help="another text gives other conversations")
     parser.add_argument("--only", default="", metavar="PART", help="templates whose name holds this")

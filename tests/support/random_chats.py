@@ -16,7 +16,10 @@ _GAPS = (" ", " ", " ", " ", ", ", ". ", "  ", "\n")
 _TOOLS = ("look", "find_it", "weather.now")
 SPEC: dict[str, Any] = {
     "type": "object",
-    "properties": {"at": {"type": "string", "description": "Where."}, "n": {"type": "integer", "description": "How many."}},
+    "properties": {
+        "at": {"type": "string", "description": "Where."},
+        "n": {"type": "integer", "description": "How many."},
+    },
     "required": ["at"],
 }
 
@@ -144,8 +147,7 @@ def openai_answer(answer: Answer, number: int, reading: Reading) -> dict[str, An
 
 def openai_reply(answer: Answer, reply: Reply, number: int, reading: Reading) -> list[dict[str, Any]]:
     messages = [
-        _plain("tool", "\n".join(texts), reading)
-        | {"tool_call_id": call_id(number, i), "name": answer.calls[i][0]}
+        _plain("tool", "\n".join(texts), reading) | {"tool_call_id": call_id(number, i), "name": answer.calls[i][0]}
         for i, texts in enumerate(reply.results)
     ]
     return messages + ([_plain("user", reply.question, reading)] if reply.question else [])

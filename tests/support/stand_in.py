@@ -10,17 +10,18 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from support.byte_level import byte_level
 
 SPECIAL = re.compile(
-    r"<\|[^\s<>|]{1,60}\|>|<｜[^\s<>｜]{1,60}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|<\|\"\|>|"  # ChatML, DeepSeek, Gemma 4
+    r"<\|[^\s<>|]{1,60}\|>|<｜[^\s<>｜]{1,60}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|<\|\"\|>|"  # ChatML, Gemma 4
     r"\[/?[A-Z][A-Z_]{2,40}\]|\[\|/?[a-z]+\|\]|\[gMASK\]|<sop>|"  # Mistral, EXAONE, GLM
     r"</?s>|<bos>|<eos>|<pad>|<(?:start|end|begin)_of_[a-z_]+>|<end_of_utterance>|"  # Gemma, Idefics
     r"<[A-Z][A-Z_]{2,40}(?:_\d+)?>|<SPECIAL_\d+>|<(?:reserved|extra|extra_id|unused)_?\d+>|</?role>|"  # Cohere, Ling
     r"\]~!?b[\[\]]|\[e~\[|\]<\][a-z]+\[>\[|</?longcat_[a-z_]+>|</?start_[a-z_]+>|</?end_[a-z_]+>|"  # MiniMax, LongCat
-    r"</?(?:seed|hy):[a-z]+>|<eos:[0-9a-f]+>"
+    r"</?(?:seed|hy):[a-z]+>|<eos:[0-9a-f]+>|</?(?:assistant|user|system)>|<sep>"  # Seed, Hunyuan, Laguna, Reka
 )
 MARKUP = re.compile(r"</?(?:think|answer|tool_calls?|tool_response|arg_key|arg_value|minimax:tool_call)>")
 _ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eot|>", "<｜end▁of▁sentence｜>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>",
-    "<|endofturn|>", "<end_of_turn>", "<|end|>", "<|return|>", "[e~[", "<seed:eos>", "<|role_end|>", "<|endoftext|>", "<eos>",
+    "<|endofturn|>", "<end_of_turn>", "<|end|>", "<|return|>", "[e~[", "<seed:eos>", "<|role_end|>",
+    "<|endoftext|>", "<eos>",
 )  # fmt: skip
 _BEGINS = {
     "<｜begin▁of▁sentence｜>": "<｜begin▁of▁sentence｜>",
@@ -74,8 +75,6 @@ def _end(template: str, controls: set[str]) -> str:
 
 def _renderings(template: str, begin: str, end: str) -> list[str]:
     return [_rendered(template, conversation, begin, end) for conversation in _CONVERSATIONS]
-
-
 
 
 def _rendered(template: str, messages: list[dict[str, Any]], begin: str, end: str) -> str:
