@@ -177,6 +177,7 @@ PROOFS = {
             "tests/support/corpus_tokenizers.py",
             "tests/support/gguf_tokenizer.py",
             "tests/support/plain_referee.py",
+            "tests/support/plain_template.py",
             "tests/support/random_chats.py",
             "tests/support/stand_in.py",
             "tools/templates.py",

@@ -2,8 +2,9 @@
 
     python tools/templates.py [--all] [--newest] [--conversations N] [--seed TEXT] [--only PART] [--json FILE]
 
-Without --all, the templates of the archives that `make test` fetches. TITO_NEWEST=1 is --newest. Of a certified template, random conversations are compared turn
-by turn; the exit status is 1 where one differs. A refused template is listed with the reason.
+Without --all, the templates of the archives that `make test` fetches; TITO_NEWEST=1 is --newest. Of a certified
+template, random conversations are compared turn by turn; the exit status is 1 where one differs. A refused template is
+listed with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import corpora, corpus_tokenizers, structures, zoo
-from support.plain_referee import Plain, judge
+from support.plain_referee import judge
+from support.plain_template import Plain
 from tito_core.chat.template import ChatTemplate, TemplateError
 
 

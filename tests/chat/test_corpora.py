@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import corpora, corpus_tokenizers, plain_referee, random_chats, stand_in, zoo
+from support import corpora, corpus_tokenizers, plain_referee, plain_template, random_chats, stand_in, zoo
 from support.plain_referee import judge
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -101,7 +101,7 @@ def test_the_referee_notices(defect: str) -> None:
     assert judge(planted, tokenizer, iter(seeds)).differences
 
 
-@pytest.mark.parametrize("module", [plain_referee, random_chats, stand_in])
+@pytest.mark.parametrize("module", [plain_referee, plain_template, random_chats, stand_in])
 def test_the_referee_imports_nothing_that_it_judges(module: Any) -> None:
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     found = {
