@@ -68,8 +68,9 @@ HEADS = ("template", "tokenizer", "certified", "tools", "conversations", "deltas
 
 def sources(*, light: bool, newest: bool) -> Iterator[tuple[str, str, Any]]:
     """Yield each template's name, the kind of its tokenizer, and the tokenizer with the template on it."""
-    for name in zoo.NAMES:
-        yield f"trl/{name}", zoo.family(name).tokenizer or "stand-in", zoo.tokenizer(name)
+    if not newest:
+        for name in zoo.NAMES:
+            yield f"trl/{name}", zoo.family(name).tokenizer or "stand-in", zoo.tokenizer(name)
     for name in structures.STRUCTURES:
         yield f"ours/{name}", "stand-in", structures.tokenizer(name)
     pinned = ((name, corpora.template(name)) for name in corpora.names(light=light, plain=True))

