@@ -66,17 +66,19 @@ class Row:
 HEADS = ("template", "tokenizer", "certified", "tools", "conversations", "deltas", "whole", "different", "first")
 
 
-def sources(*, light: bool, newest: bool) -> Iterator[tuple[str, str, Any]]:
+def sources(only: str, *, light: bool, newest: bool) -> Iterator[tuple[str, str, Any]]:
     """Yield each template's name, the kind of its tokenizer, and the tokenizer with the template on it."""
-    if not newest:
-        for name in zoo.NAMES:
+    for name in () if newest else zoo.NAMES:
+        if only in f"trl/{name}":
             yield f"trl/{name}", zoo.family(name).tokenizer or "stand-in", zoo.tokenizer(name)
     for name in structures.STRUCTURES:
-        yield f"ours/{name}", "stand-in", structures.tokenizer(name)
-    pinned = ((name, corpora.template(name)) for name in corpora.names(light=light, plain=True))
+        if only in f"ours/{name}":
+            yield f"ours/{name}", "stand-in", structures.tokenizer(name)
+    pinned = ((name, corpora.template(name)) for name in corpora.names(light=light, plain=True) if only in name)
     for name, text in corpora.newest() if newest else pinned:
-        kind = corpus_tokenizers.family(name, text, light=light) or "stand-in"
-        yield name, kind, corpus_tokenizers.tokenizer(name, text, light=light)
+        if only in name:
+            kind = corpus_tokenizers.family(name, text, light=light) or "stand-in"
+            yield name, kind, corpus_tokenizers.tokenizer(name, text, light=light)
 
 
 def examine(name: str, kind: str, tokenizer: Any, conversations: int, seed: str = "") -> Row:
@@ -115,10 +117,9 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[Row] = []
     print(f"| {' | '.join(HEADS)} |\n|{' --- |' * len(HEADS)}")
-    for name, kind, tokenizer in sources(light=not arguments.all, newest=arguments.newest):
-        if arguments.only in name:
-            rows.append(examine(name, kind, tokenizer, arguments.conversations, arguments.seed))
-            print(rows[-1].cells(), flush=True)
+    for name, kind, tokenizer in sources(arguments.only, light=not arguments.all, newest=arguments.newest):
+        rows.append(examine(name, kind, tokenizer, arguments.conversations, arguments.seed))
+        print(rows[-1].cells(), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n")
     counts = Counter("certified" if row.certified else "refused" for row in rows)

@@ -30,7 +30,7 @@ VOCABULARIES = {
     "falcon": r"falcon-",
 }
 """Those that llama.cpp's vocabularies give, which only the heavy archives hold."""
-TEXT = {"llama-spm": {"[INST]", "[/INST]"}}
+TEXT = {"llama-spm": {"[INST]", "[/INST]"}, "gptoss": {"<|final|>"}}
 """What looks like a control token and is text in these."""
 
 

@@ -70,6 +70,9 @@ def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: in
     if plain.reading is None:
         verdict.differences.append(Difference("the plain rendering shows no question", "", 0, "", ""))
         return verdict
+    if plain.reading.tools and not template.certificate.tools:
+        what = "the certificate covers no tools, and the plain rendering shows calls and results"
+        verdict.differences.append(Difference(what, "", 0, "", ""))
     if not template.certificate.tools:
         plain.reading = replace(plain.reading, tools=False)
     stops: set[tuple[str, bool]] = set()

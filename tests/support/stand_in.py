@@ -13,7 +13,7 @@ SPECIAL = re.compile(
     r"<\|[^\s<>|]{1,60}\|>|<｜[^\s<>｜]{1,60}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|<\|\"\|>|"  # ChatML, Gemma 4
     r"\[/?[A-Z][A-Z_]{2,40}\]|\[\|/?[a-z]+\|\]|\[gMASK\]|<sop>|"  # Mistral, EXAONE, GLM
     r"</?s>|<bos>|<eos>|<pad>|<(?:start|end|begin)_of_[a-z_]+>|<end_of_utterance>|"  # Gemma, Idefics
-    r"<[A-Z][A-Z_]{2,40}(?:_\d+)?>|<SPECIAL_\d+>|<(?:reserved|extra|extra_id|unused)_?\d+>|</?role>|"  # Cohere, Ling
+    r"<(?!IMPORTANT>)[A-Z][A-Z_]{2,40}(?:_\d+)?>|<SPECIAL_\d+>|<(?:reserved|extra|extra_id|unused)_?\d+>|</?role>|"
     r"\]~!?b[\[\]]|\[e~\[|\]<\][a-z]+\[>\[|</?longcat_[a-z_]+>|</?start_[a-z_]+>|</?end_[a-z_]+>|"  # MiniMax, LongCat
     r"</?(?:seed|hy):[a-z]+>|<eos:[0-9a-f]+>|</?(?:assistant|user|system)>|<sep>"  # Seed, Hunyuan, Laguna, Reka
 )
