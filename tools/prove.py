@@ -163,6 +163,28 @@ PROOFS = {
         lambda count, seed: f"python tests/chat/prove/zoo.py --conversations {count} --seed {seed}",
         r"(\d+) conversations",
     ),
+    "templates": Proof(
+        "Templates that we did not choose (llama.cpp's, vLLM's, several hundred of the model hub's, TRL's), with real "
+        "tokenizers where packages ship them: random conversations under each that is certified are what transformers "
+        "renders, by a referee that shares no code with the deltas. `TITO_NEWEST=1` takes the newest versions.",
+        "conversations of each template",
+        200,
+        25,
+        (
+            *CHAT,
+            "tests/support/corpora.json",
+            "tests/support/corpora.py",
+            "tests/support/corpus_tokenizers.py",
+            "tests/support/gguf_tokenizer.py",
+            "tests/support/plain_referee.py",
+            "tests/support/plain_template.py",
+            "tests/support/random_chats.py",
+            "tests/support/stand_in.py",
+            "tools/templates.py",
+        ),
+        lambda count, seed: f"python tools/templates.py --all --conversations {count} --seed {seed}",
+        r"(\d+) conversations each",
+    ),
     "attacks": Proof(
         "Every place for content, names and schema keys too, is filled from a grammar over each tokenizer's control "
         "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): no control id comes from it.",
