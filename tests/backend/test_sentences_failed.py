@@ -145,7 +145,7 @@ KEY: Any = SimpleNamespace(ssl=True, host="h", port=1)
 FAILURES: list[tuple[Exception, bool, str, str]] = [
     (httpx.ReadError("cut"), True, "closed", BROKE.format("closed", "cut")),
     (httpx.ReadError(""), True, "closed", BROKE.format("closed", "ReadError")),
-    (aiohttp.ServerDisconnectedError("gone"), True, "closed", BROKE.format("closed", "gone")),
+    (aiohttp.ServerDisconnectedError("gone"), True, "closed", BROKE.format("closed", "in or before its head")),
     (ConnectionResetError(104, "reset"), True, "reset", BROKE.format("reset", "[Errno 104] reset")),
     (OSError("pipe"), True, "closed", BROKE.format("closed", "pipe")),
     (httpx.ConnectError("no"), False, "closed", NOBODY.format("no")),

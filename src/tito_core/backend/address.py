@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -12,7 +13,7 @@ from tito_core.backend.errors import AuthenticationError, EngineConnectionError
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _HIGHEST_PORT = 65535
-_LONGEST_LABEL = 63
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNIX = "unix://"
 
 
@@ -58,11 +59,12 @@ def server_address(base_url: str, *, backend: str) -> str:
     """
     try:
         url = httpx.URL(base_url.strip())
+        host = url.host  # which reads an international name, and may find that it is none
     except (httpx.InvalidURL, AttributeError, UnicodeError) as error:
         raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
     if url.userinfo:  # not shown: it is a secret
         raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not host:
         raise _no_address(f"{base_url!r} is no server address", backend)
     if problem := _host_problem(url.raw_host.decode("ascii")):
         raise _no_address(f"{base_url!r} is no server address ({problem})", backend)
@@ -83,8 +85,8 @@ def _host_problem(host: str) -> str | None:
             IPv4Address(host)
         except ValueError:
             return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
-    elif ":" not in host and not all(0 < len(label) <= _LONGEST_LABEL for label in host.removesuffix(".").split(".")):
-        return f"each part of a host's name has 1 to {_LONGEST_LABEL} characters"
+    elif ":" not in host and not all(map(_LABEL.fullmatch, host.removesuffix(".").split("."))):
+        return "each part of a host's name has 1 to 63 letters, digits and hyphens"
     return None
 
 

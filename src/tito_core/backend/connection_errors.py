@@ -59,10 +59,12 @@ def error_from_failure(
     if _is_opening(failure, cause):
         return _not_opened(backend, failure, cause, url, connect_timeout_s, request_id)
     reset = any(getattr(one, "errno", None) in _RESET for one in _chain(cause)) or "ConnectionReset" in str(cause)
+    said = _one_line(str(cause)) or type(cause).__name__
+    if isinstance(cause, aiohttp.ServerDisconnectedError):  # which may say all of a head that is cut
+        said = "in or before its head"
     error = EngineConnectionError(
         f"The connection to {backend} at {url} was {'reset' if reset else 'closed'} before its answer was whole "
-        f"({_one_line(str(cause)) or type(cause).__name__}). Is the server still running? Its log may say why it hung "
-        "up.",
+        f"({said}). Is the server still running? Its log may say why it hung up.",
         backend=backend,
         request_id=request_id,
     )

@@ -39,6 +39,8 @@ class Pool:
             auto_decompress=False,  # `decode_pieces` does that, with a bound
         )
 
+        self._session._retry_connection = False  # aiohttp would send a GET twice: retries have one owner, the backend
+
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
         """See `Carrier`."""
         data = (body or None) if isinstance(body, bytes) else _each(body)

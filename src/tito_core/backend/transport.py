@@ -38,6 +38,8 @@ T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 
 
+_TLS_WITHIN_S = 1.0
+"""Longest wait for a TLS handshake with a server that hung up on plain HTTP, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
 
 
@@ -195,8 +197,10 @@ class EngineHttp:
         )
         broke = isinstance(error, EngineConnectionError) and error.sent
         garbled = isinstance(failure, aiohttp.ClientResponseError)
-        if (broke or garbled) and self._may_be_tls and await speaks_tls(self._where.root, self.connect_timeout_s):
-            return wants_tls(self.backend, shown, request_id)
+        if (broke or garbled) and self._may_be_tls:
+            self._may_be_tls = await speaks_tls(self._where.root, min(self.connect_timeout_s, _TLS_WITHIN_S))
+            if self._may_be_tls:
+                return wants_tls(self.backend, shown, request_id)
         return error
 
     def _headers(self, request: HttpRequest) -> dict[str, str]:
