@@ -16,6 +16,7 @@ from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
     EngineConnectionError,
+    EngineTimeoutError,
     ProtocolViolationError,
     ServerError,
     ThrottledError,
@@ -136,8 +137,8 @@ BROKE = (
 )
 NOBODY = "No connection to sglang at u ({}). Is the server running, and are host and port right?"
 LATE = (
-    "No connection to sglang at u (it did not open within 2.5 s). A firewall may drop what is sent there, or the "
-    "server takes no more connections; a longer connect_timeout_s waits longer."
+    "No connection to sglang at u (it did not open within 2.5 s). A firewall may drop the packets, or the server "
+    "accepts no more connections; raise connect_timeout_s to wait longer."
 )
 KEY: Any = SimpleNamespace(ssl=True, host="h", port=1)
 
@@ -151,11 +152,12 @@ FAILURES: list[tuple[Exception, bool, str, str]] = [
     (httpx.ConnectError("no"), False, "closed", NOBODY.format("no")),
     (httpx.ConnectTimeout("slow"), False, "never-opened", LATE),
     (aiohttp.ConnectionTimeoutError("slow"), False, "never-opened", LATE),
+    (httpx.PoolTimeout("busy"), False, "never-opened", LATE),
     (
         aiohttp.ClientConnectorError(KEY, OSError(111, "Connection refused")),
         False,
         "refused",
-        NOBODY.format("nobody listens there: Connection refused"),
+        NOBODY.format("it was refused: Connection refused"),
     ),
 ]
 
@@ -167,6 +169,13 @@ def test_a_connection_that_failed(failure: Exception, sent: bool, reason: str, s
     assert (error.backend, error.request_id, error.sent) == (B, "r", sent)
     assert isinstance(error, EngineConnectionError)
     assert error.reason == reason
+
+
+@pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.WriteTimeout])
+def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[httpx.TimeoutException]) -> None:
+    error = error_from_failure(B, kind("slow"), url="u", connect_timeout_s=2.5, request_id="r")
+    assert (type(error), error.backend, error.request_id) == (EngineTimeoutError, B, "r")
+    assert "http_transport" in str(error)
 
 
 def test_what_speaks_no_http() -> None:

@@ -23,13 +23,15 @@ from tito_core.backend.errors import (
 )
 
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+_REFUSED = (errno.ECONNREFUSED, errno.ENOENT, errno.EACCES, errno.EPERM)
+"""The last three are of a Unix socket's path."""
 _RESET = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 _REMEDIES: dict[ConnectionFailure, str] = {
     "refused": "Is the server running, and are host and port right?",
-    "unknown-host": "Check the host's name in the address, and this machine's name service.",
+    "unknown-host": "Check the host's name in the address, and this machine's DNS.",
     "unreachable": "Check the address and the network between this machine and the server.",
-    "never-opened": "A firewall may drop what is sent there, or the server takes no more connections; "
-    "a longer connect_timeout_s waits longer.",
+    "never-opened": "A firewall may drop the packets, or the server accepts no more connections; raise "
+    "connect_timeout_s to wait longer.",
     "closed": "Is the server running, and are host and port right?",
     "reset": "Is the server running, and are host and port right?",
 }
@@ -75,7 +77,13 @@ def error_from_failure(
 
 def _is_opening(failure: Exception, cause: BaseException) -> bool:
     """Return whether a connection failed before anything of a request was sent on it."""
-    kinds = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, httpx.ConnectError, httpx.ConnectTimeout)
+    kinds = (
+        aiohttp.ClientConnectorError,
+        aiohttp.ConnectionTimeoutError,
+        httpx.ConnectError,
+        httpx.ConnectTimeout,
+        httpx.PoolTimeout,
+    )
     return isinstance(cause, kinds) or (isinstance(failure, kinds) and not isinstance(cause, aiohttp.ClientError))
 
 
@@ -110,12 +118,12 @@ def _why_not_opened(
     if any(isinstance(one, ssl.SSLError) for one in chain):
         return "tls", _one_line(str(next(one for one in chain if isinstance(one, ssl.SSLError))))
     if any(isinstance(one, aiohttp.ClientConnectorDNSError | socket.gaierror) for one in chain):
-        return "unknown-host", f"its host's name is unknown: {said}"
-    if numbers & {errno.ECONNREFUSED, errno.ENOENT}:
-        return "refused", f"nobody listens there: {said}"
+        return "unknown-host", f"the host's name is unknown: {said}"
+    if numbers & set(_REFUSED):
+        return "refused", f"it was refused: {said}"
     if numbers & set(_NO_ROUTE):
-        return "unreachable", f"there is no way to it: {said}"
-    timed_out = (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout, TimeoutError)
+        return "unreachable", f"no route to the host: {said}"
+    timed_out = (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout, httpx.PoolTimeout, TimeoutError)
     if isinstance(cause, timed_out) or isinstance(failure, timed_out):
         return "never-opened", f"it did not open within {connect_timeout_s:g} s"
     if any(isinstance(one, ConnectionError) for one in chain):
@@ -126,12 +134,12 @@ def _why_not_opened(
 def _tls_remedy(cause: BaseException, url: str) -> str:
     if isinstance(cause, aiohttp.ClientConnectorCertificateError) or "CERTIFICATE_VERIFY_FAILED" in str(cause):
         return (
-            "Give the server a certificate of a known authority for this host name, or an http_transport that trusts "
-            "its own."
+            "Give the server a certificate that a known authority signed for this host, or the backend an "
+            "http_transport that trusts its own."
         )
     if any(word in str(cause) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
         return f"The server speaks plain HTTP there: give its address as {_with_scheme(url, 'http')!r}."
-    return "Server and client agree on no way to speak TLS; the server's log may say more."
+    return "Server and client do not agree on a version of TLS or a cipher; the server's log may say more."
 
 
 def wants_tls(backend: str, url: str, request_id: str | None) -> EngineConnectionError:
@@ -173,8 +181,8 @@ def _unreadable(
         undecodable.sent = True
         return undecodable
     error = AnswerTooLargeError(
-        f"{backend} at {url} answered more than {failure.limit:,} bytes, which is the bound for what was asked there, "
-        "so it was read no further. Is this the right server? What it adds to its answers unasked, turn off.",
+        f"{backend} at {url} answered more than {failure.limit:,} bytes, the bound for this request, so reading "
+        "stopped. Check that this is the right server, and turn off outputs that it adds unasked.",
         backend=backend,
         status=200,
         request_id=request_id,

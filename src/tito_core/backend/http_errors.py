@@ -42,7 +42,7 @@ def error_from_status(
     request_id: str | None,
 ) -> BackendError:
     """Return the error for an answer that is not a 200."""
-    if status == 400 and _WANTS_TLS.search(body):
+    if status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body):  # no echo of a prompt
         return wants_tls(backend, url, request_id)
     said = " ".join(server_words(body).split())[:_LONGEST_WORDS] or f"HTTP {status} without a message"
     if "location" in headers:
