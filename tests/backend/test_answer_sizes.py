@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +21,17 @@ from hypothesis import strategies as st
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.answer_sizes import BASE_BYTES, AnswerSize, answer_size, size_of
+from tito_core.backend.answer_sizes import (
+    BASE_BYTES,
+    EXPERT_BYTES,
+    MASK_BYTES,
+    SCORED_BYTES,
+    TOKEN_BYTES,
+    UNKNOWN_EXPERTS,
+    AnswerSize,
+    answer_size,
+    size_of,
+)
 from tito_core.backend.bodies import (
     ERROR_BYTES,
     INFO_BYTES,
@@ -390,3 +401,18 @@ def test_the_bound_grows_with_all_that_is_asked_for(prompt: int, sampled: int, m
     assert base.body <= size_of(prompt, sampled, EVERYTHING.model_copy(update={"top_logprobs": top}), top_k=top_k).body
     assert base.body < base.stream
     assert isinstance(base, AnswerSize)
+
+
+def test_the_docs_give_the_bounds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    for row in (
+        f"tokenize, admin | {INFO_BYTES // MIB} MiB |",
+        f"the body of an error | {ERROR_BYTES // 1024} KiB,",
+        f"a generation | {BASE_BYTES // MIB} MiB + {TOKEN_BYTES // 1024} KiB for each token",
+        f"top logprobs | {SCORED_BYTES} bytes",
+        f"or a score | {SCORED_BYTES} bytes",
+        f"a sampling mask | {MASK_BYTES} bytes",
+        f"routed experts | {EXPERT_BYTES} bytes",
+        f"{UNKNOWN_EXPERTS:,} of them where only the server knows",
+    ):
+        assert row in page

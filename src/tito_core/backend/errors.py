@@ -9,7 +9,7 @@ from strands.types.exceptions import ContextWindowOverflowException, EventLoopEx
 ConnectionFailure = Literal[
     "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]
-"""How a connection failed. Up to "tls" nothing of the request was sent."""
+"""How a connection failed. Up to "tls" the engine got nothing of the request."""
 
 
 class BackendError(EventLoopException):

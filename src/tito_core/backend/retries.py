@@ -102,8 +102,6 @@ class Retries:
 
 def may_pass(error: BaseException) -> bool:
     """Return whether another try may do better, and may be made."""
-    if isinstance(error, EngineConnectionError) and error.reason in ("address", "tls"):
-        return False
     return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
 
 
