@@ -50,7 +50,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
         path: After the server's address.
         body: In one piece, or one piece after the other.
         headers: Its own. Only printable ASCII is sent.
-        size: Bounds on the answer; those of an information by default.
+        size: Bounds on the answer. The default, 4 MiB, is too small for a generation: give it `answer_size`.
     """
 
     path: str
