@@ -29,7 +29,7 @@ def build(**changes: Any) -> TITOModel:
     [
         ({}, EngineConnectionError, r"No connection to vllm at http://127.0.0.1:9.*Is the server running"),
         ({"base_url": "localhost:8000"}, EngineConnectionError, "give an address like 'http://localhost:8000'"),
-        ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host and port"),
+        ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host.s name"),
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
         ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),

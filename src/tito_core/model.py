@@ -230,9 +230,9 @@ class TITOModel(Model):
         """Run one turn: prepare, generate, yield its events, and commit it once they have all been taken.
 
         Raises:
-            ContextWindowOverflowException: The history does not fit.
+            ContextLengthError: The history does not fit; it is Strands' `ContextWindowOverflowException`, too.
             TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
-            ModelThrottledException: The engine stayed overloaded through every retry.
+            ThrottledError: The engine stayed overloaded through every retry. Strands does not try again.
             TurnNotStoredError: The store could not take the turn.
             MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no more events.
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.

@@ -9,13 +9,11 @@ from contextlib import aclosing
 from typing import Any
 
 from strands.types.content import Messages
-from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
 from tito_core import generating, settings, turns
 from tito_core.asked import Asked
-from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.history import as_shown, remember
 from tito_core.malformed import MalformedCallError
@@ -84,10 +82,6 @@ async def one_turn(
         await in_turn()
     except generating.CancelledBySignal:
         return  # without messageStop, which is how Strands recognises a provider that was cancelled
-    except ContextLengthError as error:
-        raise ContextWindowOverflowException(str(error)) from error
-    except ThrottledError as error:
-        raise ModelThrottledException(str(error)) from error
     with ledger.call_ids.of_a_turn() as next_call_id:
         runs_calls = chosen.runs_calls or asked.forces_call
         read = turns.read(policy, prepared, response, next_call_id, chosen.malformed_calls, runs_calls)

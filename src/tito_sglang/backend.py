@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText
@@ -51,7 +52,8 @@ class SGLangBackend(SGLangAdmin):
         }
         if on_chunk is not None:
             fields["sampling_params"]["stream_interval"] = stream.interval(request)
-        answer = await self._ask(request.request_id, fields, prompt, request.session_id, on_chunk)
+        size = answer_size(request, repeats=stream.events(request))
+        answer = await self._ask(request.request_id, fields, prompt, size, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -77,7 +79,7 @@ class SGLangBackend(SGLangAdmin):
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `input_token_logprobs` without generating; they are raw."""
         fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
-        answer = await self._ask(request_id, fields, IdText.of(ids))
+        answer = await self._ask(request_id, fields, IdText.of(ids), size_of(len(ids), 0, scores=True))
         return [(entry.token, entry.logprob) for entry in answer.value.meta_info.input_token_logprobs or ()]
 
     async def _ask(
@@ -85,6 +87,7 @@ class SGLangBackend(SGLangAdmin):
         request_id: str,
         fields: dict[str, Any],
         prompt: IdText,
+        size: AnswerSize,
         session: str | None = None,
         on_chunk: OnChunk | None = None,
     ) -> Answer[wire.Generation]:
@@ -92,9 +95,9 @@ class SGLangBackend(SGLangAdmin):
 
         def prepare(running: str) -> HttpRequest:
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
-            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
+            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        streaming = streaming_to(on_chunk, stream.Events)
+        streaming = streaming_to(on_chunk, lambda: stream.Events(size.body))
         return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
 
     @staticmethod

@@ -16,7 +16,13 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, ProtocolViolationError
+from tito_core.backend import (
+    ContextLengthError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ProtocolViolationError,
+    ThrottledError,
+)
 from tito_core.ledger import Ledger
 from tito_core.recording import TurnNotStoredError
 from tito_core.store import LedgerFile
@@ -121,11 +127,12 @@ async def test_an_engine_that_dies_in_mid_rollout_is_named_and_its_return_is_wel
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_overloaded_engine_becomes_strands_throttling(kind: str) -> None:
+async def test_an_overloaded_engine_is_not_strands_to_try_again(kind: str) -> None:
     model = model_of(kind, Says("One."), fault=always(THROTTLED))
-    with pytest.raises(ModelThrottledException, match="overloaded"):
+    with pytest.raises(ThrottledError, match="overloaded") as caught:
         async for _ in model.stream(HELLO):
             pass
+    assert not isinstance(caught.value, ModelThrottledException)
     assert len(model.ledger) == 0
 
 
@@ -133,9 +140,10 @@ async def test_an_overloaded_engine_becomes_strands_throttling(kind: str) -> Non
 async def test_a_history_that_does_not_fit_becomes_strands_overflow_before_it_is_sent(kind: str) -> None:
     model = model_of(kind, Says("One."), max_model_len=40)
     sent = len(model.scripted.requests)  # type: ignore[attr-defined]
-    with pytest.raises(ContextWindowOverflowException, match="leaves no room"):
+    with pytest.raises(ContextLengthError, match="leaves no room") as caught:
         async for _ in model.stream([{"role": "user", "content": [{"text": "word " * 60}]}]):
             pass
+    assert isinstance(caught.value, ContextWindowOverflowException)
     assert len(model.scripted.requests) == sent  # type: ignore[attr-defined]
 
 

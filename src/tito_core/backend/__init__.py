@@ -3,6 +3,7 @@
 from tito_core.backend.aborts import Aborts, generate_whole
 from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
+    AnswerTooLargeError,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -24,6 +25,7 @@ from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
     "Aborts",
+    "AnswerTooLargeError",
     "AuthenticationError",
     "Backend",
     "BackendError",

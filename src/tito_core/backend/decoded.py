@@ -23,7 +23,7 @@ def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | 
         if raw.body and raw.content_type and "json" not in raw.content_type:
             raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
         return msgspec.json.decode(raw.body, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # of what is nested a thousand times
         problem = f"but {error}" if raw.body else "but its body is empty"
         at = re.search(r"byte (\d+)", str(error))
         start = max(0, int(at[1]) - 40) if at else 0

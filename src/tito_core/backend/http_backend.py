@@ -12,6 +12,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 
 from tito_core.backend.answer import Checks
+from tito_core.backend.carrier import Reply
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
     AuthenticationError,
@@ -172,7 +173,7 @@ class HttpBackend(ABC):
         The error comes without its traceback, whose frames hold the connections in a cycle of references.
         """
         try:
-            await self.http.send(HttpRequest(path, body))
+            await self.http.retrying(lambda _: self.http.reading(HttpRequest(path, body), _unread))
         except (AuthenticationError, BadRequestError) as error:
             return error.with_traceback(None)
         return None
@@ -209,3 +210,7 @@ class HttpBackend(ABC):
             f"{', '.join(repr(model.id) for model in models)}. Give one of these as model_id, or leave it out.",
             backend=self.name,
         )
+
+
+async def _unread(reply: Reply) -> None:
+    """Leave an answer that should have been a refusal: it may be long, and says nothing that is needed."""
