@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -21,7 +23,9 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.message_check import check_messages, check_opening
 from tito_core.chat.renderers import MakeRenderer
+from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.malformed import MalformedCalls
@@ -230,6 +234,8 @@ class TITOModel(Model):
         """Run one turn: prepare, generate, yield its events, and commit it once they have all been taken.
 
         Raises:
+            InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
+            UnsupportedContentError: A message holds what cannot become tokens, such as an image.
             ContextWindowOverflowException: The history does not fit.
             TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
             ModelThrottledException: The engine stayed overloaded through every retry.
@@ -238,12 +244,15 @@ class TITOModel(Model):
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
+        system = settings.system_text(system_prompt, system_prompt_content)
+        check_opening(system, tool_specs)
+        settings.refuse_reserved_name(tool_specs)
         return one_turn(
             self.policy,
             self._recording,
             self._settings,
             messages,
-            settings.system_text(system_prompt, system_prompt_content),
+            system,
             tool_specs,
             Asked(tool_choice, structured_output_model),
             model_state,
@@ -262,10 +271,13 @@ class TITOModel(Model):
         Messages alone, without a system prompt and tools (not even an empty list of them), are counted as what they add
         to a longer history: so does Strands ask before every turn but the first, of what is new.
         """
-        system = settings.system_text(system_prompt, system_prompt_content)
+        system, template = settings.system_text(system_prompt, system_prompt_content), self.policy.template
+        check_opening(system, tool_specs)
+        characters = check_messages(messages)
+        count = partial(template.count_tokens, messages, system, tool_specs)
         if system is None and tool_specs is None:
-            return self.policy.template.added_tokens(messages)
-        return self.policy.template.count_tokens(messages, system, tool_specs)
+            count = partial(template.added_tokens, messages)
+        return count() if characters < LONG_TEXT else await asyncio.to_thread(count)
 
     async def structured_output(
         self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any

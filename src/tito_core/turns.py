@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from strands.types.content import Message, Messages
@@ -19,13 +19,16 @@ from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
+from tito_core.chat.message_check import check_messages, check_schemas
 from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.words import LONG_TEXT
 from tito_core.history import Place, as_shown, find_place, opening_of
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.malformed import MalformedCalls, malformed_of
+from tito_core.overflow import least_length
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message, sampled_arguments
@@ -68,36 +71,34 @@ def prepare(
     max_total_tokens: int | None = None,
     wanted: Wanted = NOTHING_WANTED,
     echoes_every_turn: bool = True,
+    found: Found | None = None,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
+    With `found`, the place that `find` gave for the same history, it may run in any thread.
+
     Raises:
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
-        TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
         TotalTokensReachedError: They leave nothing of `max_total_tokens`.
         ContextLengthError: They leave no room to answer.
         UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
-    opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
-    strips = None if keeps_thinking else policy.template.strips_thinking
-    place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
-    if place.parent is None:
-        delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
-    else:
-        before = ledger[place.parent].draft
-        delta = policy.template.delta(
-            messages[place.answered - 1],
-            messages[place.answered :],
-            int(before.output_ids[-1]) if len(before.output_ids) else None,
-            opened=opened(before),
-            tool_specs=tool_specs or (),
-            history=messages[: place.answered - 1],
+    if found is None:
+        found = find(
+            policy, ledger, messages, system_prompt, tool_specs, state, may_branch=may_branch, keeps=keeps_thinking
         )
+    place = found.place
+    if found.is_long:
+        least = ledger.path_length(place.parent) + _least(policy, place, messages, system_prompt, tool_specs)
+        left = left_of(max_total_tokens, least, sampling.max_new_tokens, at_least=True)
+        clamp_new_tokens(left, least, context_limit, backend=policy.backend.name, at_least=True)
+    delta = _delta(policy, ledger, place, messages, system_prompt, tool_specs)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
     input_ids = ledger.path_ids(place.parent, delta.ids)
     left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
-    tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
+    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     shaped = asked.sampling(sampling, policy.parser, tools, tail)
     request = TokenRequest(
@@ -111,6 +112,85 @@ def prepare(
         echo=echoes_every_turn or place.parent is None,
     )
     return Prepared(place, delta, request, tools, tail)
+
+
+class Found(NamedTuple):
+    """Where a history continues, and how many characters of content are new there."""
+
+    place: Place
+    characters: int
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether what is new takes milliseconds to encode."""
+        return self.characters >= LONG_TEXT
+
+
+def find(
+    policy: Policy,
+    ledger: Ledger,
+    messages: Messages,
+    system_prompt: str | None,
+    tool_specs: Sequence[ToolSpec] | None,
+    state: Mapping[str, Any] | None,
+    *,
+    may_branch: bool,
+    keeps: bool = True,
+) -> Found:
+    """Find where a history continues, and check the messages that are new there.
+
+    Raises:
+        HistoryChangedError: The agent's history changed, and `may_branch` is False.
+        InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
+    """
+    opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
+    strips = None if keeps else policy.template.strips_thinking
+    try:
+        place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
+    except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
+        check_messages(messages)  # says what is wrong with them, if that is the reason
+        check_schemas(tool_specs)
+        raise
+    characters = check_messages(messages[place.answered :], place.answered)
+    if place.parent is None:
+        check_schemas(tool_specs)
+        characters += len(system_prompt or "")
+    return Found(place, characters)
+
+
+def _delta(
+    policy: Policy,
+    ledger: Ledger,
+    place: Place,
+    messages: Messages,
+    system_prompt: str | None,
+    tool_specs: Sequence[ToolSpec] | None,
+) -> EncodedText:
+    """Render and encode what a turn adds to its parent's tokens."""
+    if place.parent is None:
+        return policy.template.first_prompt(messages, system_prompt, tool_specs)
+    before = ledger[place.parent].draft
+    return policy.template.delta(
+        messages[place.answered - 1],
+        messages[place.answered :],
+        int(before.output_ids[-1]) if len(before.output_ids) else None,
+        opened=opened(before),
+        tool_specs=tool_specs or (),
+        history=messages[: place.answered - 1],
+    )
+
+
+def _least(
+    policy: Policy, place: Place, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
+) -> int:
+    """Return a number of tokens that `_delta` is certain to have, without encoding anything."""
+    template, at = policy.template, place.answered
+    if place.parent is None:
+        text = template.rendering.of_messages(messages, system_prompt, tool_specs)
+    else:
+        history = messages[: at - 1]
+        text = template.tail(messages[at - 1], messages[at:], tool_specs=tool_specs or (), history=history)
+    return least_length(policy.tokenizer, str.__str__(text))
 
 
 def opened(before: Draft) -> Opened:

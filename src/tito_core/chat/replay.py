@@ -22,6 +22,7 @@ from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.opaque import Guard, Leaf, Watch
 from tito_core.chat.rendering import is_shown
 from tito_core.chat.traced import Traced
+from tito_core.chat.words import LONG_TEXT
 
 REMEMBERED = 1 << 10
 """Shapes of messages that are remembered at once."""
@@ -108,7 +109,8 @@ class Replays:
             if replay is not None and all(values) and (found := replay.encoded(values)) is not None:
                 return found
         tail, encoded = self._rendered(placed)
-        if self._follows and all(values) and (known is None or len(known) < VARIANTS):
+        is_long = sum(map(len, values)) >= LONG_TEXT  # to record it would encode it once more
+        if self._follows and all(values) and not is_long and (known is None or len(known) < VARIANTS):
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known.setdefault(shape, []).append(record(self._source, placed, values, tail, encoded))
