@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from tito_core.backend.typed_values import InvalidValueError
 
 from support.scripted import Says, engine_of, tokenizer
 from tito_core import TITOModel
@@ -33,8 +33,8 @@ def build(**changes: Any) -> TITOModel:
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
         ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),
-        ({"sampling": {"temprature": 1}}, ValidationError, "did you mean 'temperature'"),
-        ({"sampling": {"extra": {"n": 2}}}, ValidationError, "For n samples, make n rollouts"),
+        ({"sampling": {"temprature": 1}}, InvalidValueError, "did you mean 'temperature'"),
+        ({"sampling": {"extra": {"n": 2}}}, InvalidValueError, "For n samples, make n rollouts"),
     ],
 )
 def test_bad_input_is_one_sentence(changes: dict[str, Any], kind: type[Exception], words: str) -> None:

@@ -148,6 +148,7 @@ class TITOModel(Model):
     @classmethod
     def of(cls, policy: Policy, ledger: Ledger | None = None, **choices: Unpack[settings.Choices]) -> TITOModel:
         """Make the model of one rollout from a shared policy; `choices` are those arguments of `TITOModel`."""
+        settings.check_choices(choices)
         model = cls.__new__(cls)
         model._begin(policy, ledger, settings.Settings.of(**choices))
         return model
@@ -170,7 +171,7 @@ class TITOModel(Model):
         """Change sampling parameters by name, all of them by `sampling`, or `context_window_limit`.
 
         Raises:
-            ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
+            ValueError: An unknown name or a bad value; nothing is changed.
         """
         self._settings = self._settings.changed(self.policy.info, model_config)
 

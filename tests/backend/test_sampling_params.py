@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from tito_core.backend.typed_values import InvalidValueError
 
 from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
@@ -114,7 +114,7 @@ def test_ids_that_a_grammar_avoids_are_a_bias_beside_the_users_own(kind: Kind) -
 
 
 def test_a_bias_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
+    with pytest.raises(InvalidValueError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
         SamplingParams(extra={"logit_bias": [5]})
 
 
@@ -127,13 +127,13 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
     asyncio.run(backend_of(engine).generate(request_of()))
     (body,) = bodies(engine)
     for name in {*body, *fields(SamplingParams(seed=1, grammar=grammar))} - {"sampling_params"}:
-        with pytest.raises(ValidationError, match=name):
+        with pytest.raises(InvalidValueError, match=name):
             SamplingParams(extra={name: 1})
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_FIELDS))
 def test_owned_fields_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"{name}.* itself"):
+    with pytest.raises(InvalidValueError, match=f"{name}.* itself"):
         SamplingParams(extra={name: 1})
 
 
@@ -142,12 +142,12 @@ REFUSED = ["structured_outputs", "json_schema", "guided_regex", "response_format
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_grammar_past_the_record_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="'grammar', which is recorded"):
+    with pytest.raises(InvalidValueError, match="'grammar', which is recorded"):
         SamplingParams(extra={name: {}})
 
 
 def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> None:
-    with pytest.raises(ValidationError, match="use the sampling parameter 'stop', which is recorded"):
+    with pytest.raises(InvalidValueError, match="use the sampling parameter 'stop', which is recorded"):
         SamplingParams(extra={"stop_regex": "((("})
 
 
@@ -163,12 +163,12 @@ def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> 
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
-    with pytest.raises(ValidationError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
+    with pytest.raises(InvalidValueError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
         SamplingParams.model_validate({wrong: 1})
 
 
 def test_a_name_like_no_other_lists_all() -> None:
-    with pytest.raises(ValidationError, match="Known: max_new_tokens, temperature"):
+    with pytest.raises(InvalidValueError, match="Known: max_new_tokens, temperature"):
         SamplingParams.model_validate({"zzz": 1})
 
 
@@ -192,14 +192,14 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda value: repr(value)[:30])
 def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         SamplingParams.model_validate({name: value})
     assert name in str(caught.value)
 
 
 def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:
     grammar = Grammar(kind="regex", value="[a-z]{5}")
-    with pytest.raises(ValidationError, match="min_new_tokens=3 and a grammar do not go together"):
+    with pytest.raises(InvalidValueError, match="min_new_tokens=3 and a grammar do not go together"):
         SamplingParams(grammar=grammar, min_new_tokens=3)
     SamplingParams(grammar=grammar)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from tito_core.backend.typed_values import InvalidValueError
 
 from support.backends import request_of
 from tito_core.backend import (
@@ -144,7 +144,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "sentence"), SAMPLING)
 def test_what_nobody_can_sample_with(given: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         SamplingParams.model_validate(given)
     assert [error["msg"].removeprefix("Value error, ") for error in caught.value.errors()] == [sentence]
 
@@ -156,7 +156,7 @@ def test_what_one_still_can_sample_with() -> None:
 
 
 def test_a_salt_that_vllm_refuses() -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         Wanted(cache_salt="a@")
     assert caught.value.errors()[0]["msg"] == (
         "Value error, cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: 'a@'."
