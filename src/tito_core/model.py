@@ -17,7 +17,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core import settings
-from tito_core.asked import Asked
+from tito_core.asked import Asked, check_output_model
 from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
@@ -154,6 +154,7 @@ class TITOModel(Model):
         return model
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
+        settings.check_parts(policy, ledger, Policy)
         self.policy = policy
         self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
@@ -246,7 +247,8 @@ class TITOModel(Model):
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
         system = settings.system_text(system_prompt, system_prompt_content)
-        check_opening(system, tool_specs)
+        check_opening(messages, system, tool_specs)
+        settings.check_channels(model_state, cancel_signal)
         settings.refuse_reserved_name(tool_specs)
         return one_turn(
             self.policy,
@@ -273,7 +275,7 @@ class TITOModel(Model):
         to a longer history: so does Strands ask before every turn but the first, of what is new.
         """
         system, template = settings.system_text(system_prompt, system_prompt_content), self.policy.template
-        check_opening(system, tool_specs)
+        check_opening(messages, system, tool_specs)
         characters = check_messages(messages)
         count = partial(template.count_tokens, messages, system, tool_specs)
         if system is None and tool_specs is None:
@@ -288,6 +290,7 @@ class TITOModel(Model):
         Yields:
             The stream's events, and last {"output": the validated object}.
         """
+        check_output_model(output_model)
         texts: list[str] = []
         async for event in self.stream(prompt, None, system_prompt, structured_output_model=output_model, **kwargs):
             texts.append(cast(dict[str, Any], event).get("contentBlockDelta", {}).get("delta", {}).get("text", ""))

@@ -45,7 +45,7 @@ def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Se
 def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
     for number, block in enumerate(message["content"]):
         kind = next(iter(block), "empty")
-        what = f"the {kind!r} block of message {index} ({message['role']})"
+        what = f"the block of kind {kind!r} in message {index} ({message['role']})"
         if len(message["content"]) > 1:
             what = f"{what}, number {number} in its content"
         where = f"agent.messages[{index}]['content'][{number}]"

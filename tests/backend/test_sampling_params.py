@@ -164,12 +164,12 @@ def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> 
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
     with pytest.raises(InvalidValueError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
-        SamplingParams.model_validate({wrong: 1})
+        SamplingParams(**{wrong: 1})
 
 
 def test_a_name_like_no_other_lists_all() -> None:
     with pytest.raises(InvalidValueError, match="Known: max_new_tokens, temperature"):
-        SamplingParams.model_validate({"zzz": 1})
+        SamplingParams(**{"zzz": 1})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -183,7 +183,7 @@ BAD: list[tuple[str, Any]] = [
     *(("max_new_tokens", value) for value in (0, -1, 2.5, None, NAN, 2**31)),
     *(("min_new_tokens", value) for value in (-1, 1025)),
     *(("stop_token_ids", value) for value in ((-1,), (2**31,), (1.5,), 5, ("x",))),
-    *(("stop", value) for value in (("",), (5,), "text")),
+    *(("stop", value) for value in (("",), (5,), "", 5)),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "x")),
     *(("grammar", value) for value in ({"kind": "regex", "value": ""}, {"kind": "lark", "value": "x"}, "x")),
     *(("extra", value) for value in ({"a": print}, {"a": NAN}, {"a": {1}}, [1])),
@@ -193,8 +193,13 @@ BAD: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda value: repr(value)[:30])
 def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        SamplingParams.model_validate({name: value})
+        SamplingParams(**{name: value})
     assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_string_is_one_stop_string() -> None:
+    assert SamplingParams(stop="x") == SamplingParams(stop=("x",))  # type: ignore[arg-type]
 
 
 def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:

@@ -145,7 +145,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given", "sentence"), SAMPLING)
 def test_what_nobody_can_sample_with(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        SamplingParams.model_validate(given)
+        SamplingParams(**given)
     assert [error["msg"].removeprefix("Value error, ") for error in caught.value.errors()] == [sentence]
 
 

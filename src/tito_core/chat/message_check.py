@@ -45,12 +45,31 @@ def check_messages(messages: Any, first: int = 0) -> int:
     return sum([_message(message, f"messages[{first + i}]") for i, message in enumerate(messages)])
 
 
-def check_opening(system_prompt: Any, tool_specs: Any) -> None:
-    """Check what comes before all messages.
+def check_system_blocks(content: Any) -> None:
+    """Check a system prompt that is given as blocks.
 
     Raises:
-        InvalidMessageError: The system prompt is not text, or a tool specification does not have Strands' form.
+        InvalidMessageError: It is not a list of blocks, or a text is not a string.
     """
+    if not isinstance(content, list | tuple):
+        raise InvalidMessageError(f"system_prompt_content is {_shown(content)}: give a list, such as [{{'text': '...'}}].")
+    for i, block in enumerate(content):
+        where = f"system_prompt_content[{i}]"
+        if not isinstance(block, Mapping):
+            raise InvalidMessageError(f"{where} is {_shown(block)}: a block is a dict, such as {{'text': '...'}}.")
+        if "text" in block:
+            _text(block["text"], f"{where}['text']")
+
+
+def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
+    """Check what a call is given: messages in a list, and what comes before all of them.
+
+    Raises:
+        InvalidMessageError: There is no list of messages, the system prompt is not text, or a tool specification does
+            not have Strands' form.
+    """
+    if not isinstance(messages, list | tuple):
+        check_messages(messages)
     if system_prompt is not None and not isinstance(system_prompt, str):
         raise InvalidMessageError(f"system_prompt is {_shown(system_prompt)}: give a string, or None.")
     if tool_specs is not None and not isinstance(tool_specs, list | tuple):
@@ -107,7 +126,7 @@ def _block(block: Any, role: str, where: str) -> int:
     if kind == "cachePoint":
         return 0
     if kind not in _READ:
-        raise UnsupportedContentError(_unsupported(f"a {kind!r} block", role, where))
+        raise UnsupportedContentError(_unsupported(f"a block of kind {kind!r}", role, where))
     if not isinstance(value, Mapping):
         raise InvalidMessageError(f"{where}[{kind!r}] is {_shown(value)}: give a dict.")
     if kind == "reasoningContent":
@@ -169,12 +188,12 @@ def _shown_result(item: Any, result: Mapping[str, Any], role: str, where: str) -
         return _text(item["text"], f"{where}['text']")
     of = f"in the tool result {result['toolUseId']!r}"
     if "json" not in item:
-        raise UnsupportedContentError(_unsupported(f"a {next(iter(item), 'empty')!r} block {of}", role, where))
+        raise UnsupportedContentError(_unsupported(f"a block of kind {next(iter(item), 'empty')!r} {of}", role, where))
     try:
         return len(json.dumps(item["json"], ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         fault = _fault_of(item["json"], f"{where}['json']", DEEPEST) or str(error)
-    raise UnsupportedContentError(_unsupported(f"a 'json' block {of} that is not JSON ({fault})", role, where))
+    raise UnsupportedContentError(_unsupported(f"a block of kind 'json' {of} that is not JSON ({fault})", role, where))
 
 
 def _unsupported(what: str, role: str, where: str) -> str:
