@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tito_core.backend.typed_values import InvalidValueError
 
 from support.scripted import Says, engine_of, policy_of, tokenizer
 from tito_core import Policy, TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.parsing import UnknownParserError
@@ -36,14 +36,22 @@ def build(**changes: Any) -> TITOModel:
         ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),
         ({"sampling": {"temprature": 1}}, InvalidValueError, "did you mean 'temperature'"),
         ({"sampling": {"extra": {"n": 2}}}, InvalidValueError, "For n samples, make n rollouts"),
-        ({"sampling": {"temperature": -1}}, InvalidValueError, "^temperature must be greater than or equal to 0, not -1"),
+        (
+            {"sampling": {"temperature": -1}},
+            InvalidValueError,
+            "^temperature must be greater than or equal to 0, not -1",
+        ),
         ({"sampling": {"stop": 5}}, InvalidValueError, "^stop must be a list, not 5"),
         ({"sampling": {"grammar": {"kind": "lark", "value": "x"}}}, InvalidValueError, "'json_schema'.*, not 'lark'"),
         ({"sampling": {"grammar": {"kind": "regex"}}}, InvalidValueError, "grammar.value is missing"),
         ({"sampling": 5}, InvalidValueError, "sampling must be a dict, such as .*, not 5"),
         ({"sampling": "hot"}, InvalidValueError, "sampling must be a dict, such as .*, not 'hot'"),
         ({"sampling": {1: 2}}, InvalidValueError, "no sampling parameter 1"),
-        ({"wanted": {"top_logprobs": -1}}, InvalidValueError, "top_logprobs must be greater than or equal to 0, not -1"),
+        (
+            {"wanted": {"top_logprobs": -1}},
+            InvalidValueError,
+            "top_logprobs must be greater than or equal to 0, not -1",
+        ),
         ({"wanted": {"routed_experts": 5}}, InvalidValueError, "a valid boolean or be a list, not 5"),
         ({"wanted": "all"}, InvalidValueError, "wanted must be a dict"),
         ({"stream": "no"}, InvalidValueError, "stream must be True or False, not 'no'"),
@@ -52,10 +60,18 @@ def build(**changes: Any) -> TITOModel:
         ({"tokenizer": tokenizer().backend_tokenizer}, TokenizerError, "AutoTokenizer.from_pretrained returns"),
         ({"template_arguments": "x"}, ValueError, "template_arguments must be a dict.*, not 'x'"),
         ({"template_arguments": {1: 2}}, ValueError, "template_arguments must be a dict"),
-        ({"template_arguments": {"messages": []}}, ValueError, "has messages, which each turn sets itself: leave it out"),
+        (
+            {"template_arguments": {"messages": []}},
+            ValueError,
+            "has messages, which each turn sets itself",
+        ),
         ({"renderer": "nope"}, TemplateError, "The renderer 'nope' cannot be made"),
         ({"store": 5}, InvalidValueError, "store must be a file's path.*, not 5"),
-        ({"backend": None}, InvalidValueError, r"backend must be a name \('sglang', 'vllm'\) or a backend object, not None"),
+        (
+            {"backend": None},
+            InvalidValueError,
+            r"backend must be a name \('sglang', 'vllm'\) or .*, not None",
+        ),
         ({"backend": object()}, InvalidValueError, "not of type object"),
         ({"base_url": None}, InvalidValueError, "base_url must be an address or a list of them, not None"),
         ({"base_url": 5}, InvalidValueError, "base_url must be an address"),
@@ -67,7 +83,11 @@ def build(**changes: Any) -> TITOModel:
         ({"model_id": 5}, InvalidValueError, "model must be a name on the server"),
         ({"temperature": 0}, InvalidValueError, r"temperature is a sampling parameter: give it as sampling=\{'temper"),
         ({"timeout": 5}, InvalidValueError, "no option of the backend vllm named 'timeout'; did you mean 'timeout_s'"),
-        ({"base_url": ["http://127.0.0.1:9"], "foo": 1}, InvalidValueError, "no option of the backend vllm named 'foo'"),
+        (
+            {"base_url": ["http://127.0.0.1:9"], "foo": 1},
+            InvalidValueError,
+            "no option of .* vllm named 'foo'",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -90,7 +110,7 @@ def test_bad_choices_of_a_rollout_are_one_sentence(choices: dict[str, Any], word
 
 
 def test_a_model_is_made_of_a_policy() -> None:
-    with pytest.raises(InvalidValueError, match="policy must be what Policy.connect returns, not of type NoneType"):
+    with pytest.raises(InvalidValueError, match=r"policy must be what Policy\.connect returns, not of type NoneType"):
         TITOModel.of(None)  # type: ignore[arg-type]
 
 

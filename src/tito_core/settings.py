@@ -217,7 +217,9 @@ def check_channels(model_state: Any, cancel_signal: Any) -> None:
     if model_state is not None and not isinstance(model_state, dict):
         raise InvalidValueError(f"model_state must be a dict, or None, not of type {type(model_state).__name__}.")
     if cancel_signal is not None and not hasattr(cancel_signal, "is_set"):
-        raise InvalidValueError(f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}.")
+        raise InvalidValueError(
+            f"cancel_signal must be a threading.Event, or None, not of type {type(cancel_signal).__name__}."
+        )
 
 
 def boolean(name: str, given: bool) -> bool:
@@ -271,7 +273,9 @@ def seconds(name: str, given: float | None) -> float | None:
     Raises:
         ValueError: It is no positive number of seconds.
     """
-    if given is not None and not (isinstance(given, int | float) and given is not True and math.isfinite(given) and given > 0):
+    if given is not None and not (
+        isinstance(given, int | float) and given is not True and math.isfinite(given) and given > 0
+    ):
         raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
     return given
 

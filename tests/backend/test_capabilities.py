@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tito_core.backend.typed_values import InvalidValueError
 
 from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import (
@@ -25,6 +24,7 @@ from tito_core.backend import (
     Wanted,
 )
 from tito_core.backend.semantics import measure
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS
 from tito_core.settings import Settings
 from tito_core.testing import Completion

@@ -22,7 +22,7 @@ def do_what_it_says(agent: Agent, error: BaseException) -> None:
     """Run the Python statement that a sentence names."""
     found = ADVICE.search(str(error))
     assert found is not None, str(error)
-    exec(found[1] or found[2], {"agent": agent})  # noqa: S102  # what a user would type
+    exec(found[1] or found[2], {"agent": agent})  # what a user would type
 
 
 def agent_of(kind: str, *answers: Any, result: Any = None, **options: Any) -> tuple[Agent, Any]:
@@ -71,7 +71,7 @@ async def test_a_block_of_a_question(kind: str, block: Any, beside: bool) -> Non
     ],
 )
 async def test_a_block_of_a_tools_result(kind: str, content: Any, words: str) -> None:
-    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result={"status": "success", "content": content})
+    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result={"status": "success", "content": [*content]})
     with pytest.raises(EventLoopException, match=words) as caught:
         await agent.invoke_async("Look.")
     assert len(model.ledger) == 1
@@ -104,9 +104,13 @@ async def test_a_tools_result_that_does_not_fit(kind: str, size: int) -> None:
 
 async def test_a_long_history_without_a_longest_part(kind: str) -> None:
     agent, model = agent_of(kind, "Yes.", max_model_len=600)
-    with pytest.raises(ContextWindowOverflowException, match=r"conversation manager.*remove the oldest") as caught:
+
+    async def ask_on() -> None:
         for number in range(50):
             await agent.invoke_async(f"Question {number}: " + "word " * 60)
+
+    with pytest.raises(ContextWindowOverflowException, match=r"conversation manager.*remove the oldest") as caught:
+        await ask_on()
     turns = len(model.ledger)
     assert f"of the {2 * turns + 1} messages" in str(caught.value)
     del agent.messages[: 2 * turns - 2]

@@ -24,7 +24,7 @@ LINE = "Zeile 17: größer als 日本, 🎉\n"
 
 
 def result_of(size: int, line: str = LINE) -> list[Any]:
-    return [asked("Read it."), *calls(("read", {"path": "log"})), results((line * (size // len(line.encode()) + 1)))]
+    return [asked("Read it."), *calls(("read", {"path": "log"})), results(line * (size // len(line.encode()) + 1))]
 
 
 class Refusing:
@@ -170,9 +170,7 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
     bounds: Any = {"context_limit": None, "max_total_tokens": limit} if total else {"context_limit": limit}
 
     def prepare() -> Any:
-        return turns.prepare(
-            policy, Ledger(), messages, None, None, None, SamplingParams(), may_branch=True, **bounds
-        )
+        return turns.prepare(policy, Ledger(), messages, None, None, None, SamplingParams(), may_branch=True, **bounds)
 
     if length < limit:
         assert len(prepare().request.input_ids) == length

@@ -37,8 +37,9 @@ def checked_backend(backend: Any, base_url: Any, options: Mapping[str, Any]) -> 
         raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {shown}.")
     unused = [*(["base_url"] if base_url else []), *options]
     if unused:
+        kind = type(backend).__name__
         raise InvalidValueError(
-            f"{', '.join(unused)} would have no effect, since backend is an object: give it to {type(backend).__name__}."
+            f"{', '.join(unused)} would have no effect, since backend is an object: give it to {kind} itself."
         )
 
 
@@ -76,7 +77,9 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
         known = [name for name in taken if name not in ("base_url", "http_transport", "sleep")]
         for name in options.keys() - taken.keys() & SamplingParams.model_fields.keys():
             raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
-        refuse_unknown(f"option of the backend {backend} named", {k: v for k, v in options.items() if k not in taken}, known)
+        refuse_unknown(
+            f"option of the backend {backend} named", {k: v for k, v in options.items() if k not in taken}, known
+        )
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):

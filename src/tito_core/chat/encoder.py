@@ -237,13 +237,16 @@ Places = npt.NDArray[np.int64] | Sequence[int]
 
 
 def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
-    """Give where each token begins and ends. Of many tokens it takes a part at a time: `offsets` blocks other threads."""
+    """Give where each token begins and ends, of many a part at a time: `offsets` would keep other threads out."""
     count = len(encoding)
     if count < LONG_TEXT:
         return cast(Sequence[tuple[int, int]], encoding.offsets)
     parts = range(0, count, LONG_TEXT)
     return np.concatenate(
-        [np.array([encoding.token_to_chars(i) for i in range(at, min(at + LONG_TEXT, count))], np.int64) for at in parts]
+        [
+            np.array([encoding.token_to_chars(i) for i in range(at, min(at + LONG_TEXT, count))], np.int64)
+            for at in parts
+        ]
     )
 
 

@@ -96,7 +96,7 @@ def _bound(tokenizer: Tokenizer) -> LeastTokens | None:
         weights = np.array([1 / longest[symbol] if symbol in known else 0.0 for symbol in _BYTES])
     else:
         unknown = 0.0
-        if isinstance(tokenizer.model, BPE) and tokenizer.model.byte_fallback and _ALL_BYTES <= pieces:
+        if isinstance(tokenizer.model, BPE) and tokenizer.model.byte_fallback and pieces >= _ALL_BYTES:
             unknown = 1 / max(map(len, (*pieces, *spelled)))  # it becomes its bytes, each at least a token
         space = _BLANK if renames_spaces else " "
         weights = _of_characters(_longest([*pieces, *spelled]), known, unknown, space)

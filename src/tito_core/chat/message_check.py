@@ -52,7 +52,9 @@ def check_system_blocks(content: Any) -> None:
         InvalidMessageError: It is not a list of blocks, or a text is not a string.
     """
     if not isinstance(content, list | tuple):
-        raise InvalidMessageError(f"system_prompt_content is {_shown(content)}: give a list, such as [{{'text': '...'}}].")
+        raise InvalidMessageError(
+            f"system_prompt_content is {_shown(content)}: give a list, such as [{{'text': '...'}}]."
+        )
     for i, block in enumerate(content):
         where = f"system_prompt_content[{i}]"
         if not isinstance(block, Mapping):
@@ -133,7 +135,9 @@ def _block(block: Any, role: str, where: str) -> int:
         return _reasoning(value, f"{where}['reasoningContent']")
     if (kind == "toolUse") != (role == "assistant"):
         wants = "an assistant message" if kind == "toolUse" else "a user message"
-        raise InvalidMessageError(f"{where} is a {kind!r} block in a message with the role {role!r}: put it in {wants}.")
+        raise InvalidMessageError(
+            f"{where} is a {kind!r} block in a message with the role {role!r}: put it in {wants}."
+        )
     inside = f"{where}[{kind!r}]"
     _text(value.get("toolUseId"), f"{inside}['toolUseId']")
     return _call(value, inside) if kind == "toolUse" else _result(value, role, inside)
@@ -157,9 +161,9 @@ def _text(value: Any, where: str) -> int:
 
 
 def _reasoning(value: Mapping[str, Any], where: str) -> int:
-    thought = value.get("reasoningText")
-    if thought is None:  # redacted reasoning has no text
+    if "reasoningText" not in value:  # redacted reasoning has no text
         return 0
+    thought = value["reasoningText"]
     if not isinstance(thought, Mapping):
         raise InvalidMessageError(f"{where}['reasoningText'] is {_shown(thought)}: give {{'text': ...}}.")
     return _text(thought.get("text"), f"{where}['reasoningText']['text']")
@@ -201,7 +205,7 @@ def _unsupported(what: str, role: str, where: str) -> str:
     index = where.partition("]")[0].removeprefix("messages[")
     return (
         f"Message {index} ({role}) holds {what}, which this provider cannot turn into tokens. It stays in the agent's "
-        f"history: put text in its place, agent.{where} = {{'text': '...'}}, and call agent() without a prompt to go on."
+        f"history: put text in its place, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
     )
 
 
@@ -227,7 +231,9 @@ def _fault_of(value: Any, where: str, depth: int) -> str | None:
 def _shown(value: Any) -> str:
     """Show a wrong value: its beginning, and its type where that does not say it."""
     if isinstance(value, Mapping | list | tuple):
-        names = f" with the keys {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) and value else ""
+        names = (
+            f" with the keys {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) and value else ""
+        )
         return f"a {type(value).__name__}{names}" if value else f"an empty {type(value).__name__}"
     try:
         text = repr(value)

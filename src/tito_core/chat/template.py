@@ -240,7 +240,7 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise ValueError(
-            f"template_arguments must be a dict of names and values, such as {{'enable_thinking': False}}, not {given!r}."
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {given!r}."
         )
     arguments = dict(given or {})
     if taken := _SET & arguments.keys():
