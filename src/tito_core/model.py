@@ -17,6 +17,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core import settings
+from tito_core.argument_checks import check_channels, check_parts
 from tito_core.asked import Asked, check_output_model
 from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.protocol import Backend
@@ -154,7 +155,7 @@ class TITOModel(Model):
         return model
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
-        settings.check_parts(policy, ledger, Policy)
+        check_parts(policy, ledger, Policy)
         self.policy = policy
         self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
@@ -248,7 +249,7 @@ class TITOModel(Model):
         """
         system = settings.system_text(system_prompt, system_prompt_content)
         check_opening(messages, system, tool_specs)
-        settings.check_channels(model_state, cancel_signal)
+        check_channels(model_state, cancel_signal)
         settings.refuse_reserved_name(tool_specs)
         return one_turn(
             self.policy,

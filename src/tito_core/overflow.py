@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strands.types.content import Messages
+from strands.types.tools import ToolSpec
 
 from tito_core.chat.least_tokens import LeastTokens
+from tito_core.history import Place
+from tito_core.policy import Policy
 
 
 class _Part(NamedTuple):
@@ -18,10 +21,19 @@ class _Part(NamedTuple):
     remedy: str
 
 
-def least_length(tokenizer: Any, text: str) -> int:
-    """Return a number of tokens that a rendering is certain to have; 0 where nothing is certain."""
-    bound = LeastTokens.of(tokenizer.backend_tokenizer)
-    return 0 if bound is None else max(0, bound.of_text(text) - 1)  # a delta may lack the opener that was sampled
+def least_length(
+    policy: Policy, place: Place, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
+) -> int:
+    """Return a number of tokens that a turn is certain to add to its parent's; 0 where nothing is certain."""
+    bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, place.answered
+    if bound is None:
+        return 0
+    if place.parent is None:
+        text = template.rendering.of_messages(messages, system_prompt, tool_specs)
+    else:
+        history = messages[: at - 1]
+        text = template.tail(messages[at - 1], messages[at:], tool_specs=tool_specs or (), history=history)
+    return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta may lack the opener that was sampled
 
 
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:

@@ -19,6 +19,7 @@ from tito_core import generating, settings, turns
 from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.found import find
 from tito_core.history import as_shown, remember
 from tito_core.ledger.ledger import Ledger
 from tito_core.malformed import MalformedCallError
@@ -93,7 +94,7 @@ async def _prepared(
     chosen: settings.Settings,
 ) -> turns.Prepared:
     """Prepare a turn; one with a long new text in a thread, since it would hold up the event loop for seconds."""
-    found = turns.find(
+    found = find(
         policy,
         ledger,
         messages,

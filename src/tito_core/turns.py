@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from strands.types.content import Message, Messages
@@ -19,10 +19,9 @@ from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
-from tito_core.chat.message_check import check_messages, check_schemas
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.chat.words import LONG_TEXT
-from tito_core.history import Place, as_shown, find_place, opening_of
+from tito_core.found import Found, find
+from tito_core.history import Place, as_shown
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
@@ -90,7 +89,7 @@ def prepare(
         )
     place = found.place
     if found.is_long:
-        least = ledger.path_length(place.parent) + _least(policy, place, messages, system_prompt, tool_specs)
+        least = ledger.path_length(place.parent) + least_length(policy, place, messages, system_prompt, tool_specs)
         left = left_of(max_total_tokens, least, sampling.max_new_tokens, at_least=True)
         clamp_new_tokens(left, least, context_limit, backend=policy.backend.name, at_least=True)
     delta = _delta(policy, ledger, place, messages, system_prompt, tool_specs)
@@ -114,50 +113,6 @@ def prepare(
     return Prepared(place, delta, request, tools, tail)
 
 
-class Found(NamedTuple):
-    """Where a history continues, and how many characters of content are new there."""
-
-    place: Place
-    characters: int
-
-    @property
-    def is_long(self) -> bool:
-        """Return whether what is new takes milliseconds to encode."""
-        return self.characters >= LONG_TEXT
-
-
-def find(
-    policy: Policy,
-    ledger: Ledger,
-    messages: Messages,
-    system_prompt: str | None,
-    tool_specs: Sequence[ToolSpec] | None,
-    state: Mapping[str, Any] | None,
-    *,
-    may_branch: bool,
-    keeps: bool = True,
-) -> Found:
-    """Find where a history continues, and check the messages that are new there.
-
-    Raises:
-        HistoryChangedError: The agent's history changed, and `may_branch` is False.
-        InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
-    """
-    opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
-    strips = None if keeps else policy.template.strips_thinking
-    try:
-        place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
-    except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
-        check_messages(messages)  # says what is wrong with them, if that is the reason
-        check_schemas(tool_specs)
-        raise
-    characters = check_messages(messages[place.answered :], place.answered)
-    if place.parent is None:
-        check_schemas(tool_specs)
-        characters += len(system_prompt or "")
-    return Found(place, characters)
-
-
 def _delta(
     policy: Policy,
     ledger: Ledger,
@@ -178,19 +133,6 @@ def _delta(
         tool_specs=tool_specs or (),
         history=messages[: place.answered - 1],
     )
-
-
-def _least(
-    policy: Policy, place: Place, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
-) -> int:
-    """Return a number of tokens that `_delta` is certain to have, without encoding anything."""
-    template, at = policy.template, place.answered
-    if place.parent is None:
-        text = template.rendering.of_messages(messages, system_prompt, tool_specs)
-    else:
-        history = messages[: at - 1]
-        text = template.tail(messages[at - 1], messages[at:], tool_specs=tool_specs or (), history=history)
-    return least_length(policy.tokenizer, str.__str__(text))
 
 
 def opened(before: Draft) -> Opened:
