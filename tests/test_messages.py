@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.scripted import Says, engine_of, policy_of, tokenizer
-from tito_core import Policy, TITOModel
+from tito_core import TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.template import TemplateError
@@ -112,12 +112,6 @@ def test_bad_choices_of_a_rollout_are_one_sentence(choices: dict[str, Any], word
 def test_a_model_is_made_of_a_policy() -> None:
     with pytest.raises(InvalidValueError, match=r"policy must be what Policy\.connect returns, not of type NoneType"):
         TITOModel.of(None)  # type: ignore[arg-type]
-
-
-def test_options_that_a_backend_object_would_not_see_are_refused() -> None:
-    backend = policy_of("vllm").backend
-    with pytest.raises(InvalidValueError, match="base_url, timeout_s would have no effect, since backend is an object"):
-        Policy.connect(backend=backend, tokenizer=tokenizer(), base_url="http://127.0.0.1:9", timeout_s=5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
-from tito_core.backend.registry import checked_backend, create_backend
+from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure, of_all
@@ -107,7 +107,7 @@ class Policy:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
                 sentence.
         """
-        checked_backend(backend, base_url, options)
+        check_backend(backend)
         if not isinstance(store, LedgerFile | str | PathLike | None):
             raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {store!r}.")
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")

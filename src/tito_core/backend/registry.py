@@ -23,11 +23,11 @@ def installed_backends() -> list[str]:
     return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
 
 
-def checked_backend(backend: Any, base_url: Any, options: Mapping[str, Any]) -> None:
-    """Check that a backend is a name or an object, and that an object is not given options that it would not see.
+def check_backend(backend: Any) -> None:
+    """Check that a backend is a name or an object.
 
     Raises:
-        InvalidValueError: It is neither, or there are such options.
+        InvalidValueError: It is neither.
     """
     if isinstance(backend, str):
         return
@@ -35,12 +35,6 @@ def checked_backend(backend: Any, base_url: Any, options: Mapping[str, Any]) -> 
         names = ", ".join(map(repr, installed_backends()))
         shown = "None" if backend is None else f"of type {type(backend).__name__}"
         raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {shown}.")
-    unused = [*(["base_url"] if base_url else []), *options]
-    if unused:
-        kind = type(backend).__name__
-        raise InvalidValueError(
-            f"{', '.join(unused)} would have no effect, since backend is an object: give it to {kind} itself."
-        )
 
 
 def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> Backend:
