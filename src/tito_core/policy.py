@@ -13,10 +13,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from tito_core.backend.protocol import Backend, EngineInfo
-from tito_core.backend.registry import create_backend
+from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure, of_all
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -106,6 +107,9 @@ class Policy:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
                 sentence.
         """
+        check_backend(backend)
+        if not isinstance(store, LedgerFile | str | PathLike | None):
+            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {store!r}.")
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")

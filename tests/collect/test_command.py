@@ -174,7 +174,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
     [
         (["--sampling", "hot"], "--sampling hot: write name=value, such as temperature=0.7."),
         (["--sampling", "temprature=1"], "temperature"),
-        (["--sampling", "temperature=-1"], "--sampling: temperature: Input should be"),
+        (["--sampling", "temperature=-1"], "--sampling: temperature must be greater than or equal to 0, not -1."),
         (["--n", "3"], "No such option: --n"),
         (["-n", "0"], "Invalid value for '-n'"),
         (["--verify-echo", "never"], "verify_echo must be 'always' or 'first', not 'never'."),

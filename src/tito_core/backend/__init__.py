@@ -21,6 +21,7 @@ from tito_core.backend.errors import (
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "EngineTimeoutError",
     "GenerationAbortedError",
     "Grammar",
+    "InvalidValueError",
     "OnChunk",
     "ProtocolViolationError",
     "SamplingParams",

@@ -140,7 +140,6 @@ def parameters(given: list[str]) -> dict[str, Any]:
         typer.BadParameter: One is not so written, unknown, or has a bad value.
     """
     import msgspec
-    from pydantic import ValidationError
 
     from tito_core.backend.sampling import SamplingParams
 
@@ -154,8 +153,7 @@ def parameters(given: list[str]) -> dict[str, Any]:
         except msgspec.DecodeError:
             found[name] = text
     try:
-        SamplingParams.model_validate(found)
-    except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise typer.BadParameter(f"--sampling: {said}.") from error
+        SamplingParams(**found)
+    except ValueError as error:
+        raise typer.BadParameter(f"--sampling: {error}") from error
     return found
