@@ -77,7 +77,7 @@ TURN = RECORD["turns"][0]
         ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
         ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),
         ({**RECORD, "turns": [{**TURN, "columns": {"prompt_ids": [1]}}]}, "four lists of numbers"),
-        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "must be whole numbers"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "four lists of numbers"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, "outside"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids but 1"),
         ({**RECORD, "turns": [{**TURN, "finish": "vanished"}]}, "Invalid enum value"),

@@ -29,6 +29,8 @@ Hook = Callable[[type, Any], Any]
 """Makes a value of a class that the decoder does not know."""
 Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
 """Makes what reads a record as a class."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
+"""What decoding a hostile record raises; the callers of this package see a `SchemaError`."""
 
 
 class SchemaError(ValueError):
@@ -150,7 +152,7 @@ class Loader:
                 self._drafts.append(read(record))
             said = map(self._decoding(Annotation, self._shared), annotations)
             return Ledger.load(begun, self._drafts, said)
-        except (msgspec.MsgspecError, ValueError, IndexError) as error:
+        except UNREADABLE as error:
             raise SchemaError(f"Record {len(self._drafts)} of a ledger cannot be read: {error}") from error
 
     def _shared(self, kind: type, value: Any) -> Any:
@@ -176,7 +178,7 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
 
     try:
         msgspec.msgpack.decode(payload, type=StoredDraft, dec_hook=shared)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
 
 
