@@ -279,3 +279,16 @@ def test_time_grows_with_the_bytes_where_many_ledgers_come_before_zeros(tmp_path
     began = time.process_time()
     assert len(store.read(path)) == 2_000
     assert time.process_time() - began < 10
+
+
+def test_time_grows_with_the_bytes_where_many_leaves_share_a_trunk(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    ledger = Ledger(UUID)
+    for turn in range(1_500):
+        ledger.commit(make_draft(turn - 1 if turn else None, 2 * turn, [100], [200]))
+    for _ in range(1_500):
+        ledger.commit(make_draft(1_499, 3_000, [100], [200]))
+    store.append(path, [ledger])
+    began = time.process_time()
+    assert len(store.read(path)[0].leaves()) == 1_500
+    assert time.process_time() - began < 3

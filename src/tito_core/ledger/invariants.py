@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +46,7 @@ def check_ledger(ledger: Ledger) -> None:
         check_branch(turn, first=turn.parent not in extended)
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
-    for path, context in ledger.iter_paths():
+    for path, context in _tails(ledger):
         for start in range(0, len(path), PIECE):  # columns of a whole path would be new pages, which cost more
             piece = assemble(path[start : start + PIECE], context=context, train_constrained=False)
             if not _is_sound(piece):  # all its turns at once; one by one only to name what is wrong
@@ -58,6 +58,24 @@ def check_ledger(ledger: Ledger) -> None:
     for note in ledger.annotations:
         if note.turn is not None and not 0 <= note.turn < len(turns):
             raise LawViolationError(8, f"annotation {note.name!r} is about turn {note.turn}; there are {len(turns)}.")
+
+
+def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:
+    """Yield what each path adds to the earlier ones, after its last shared turns, and the indices of shared turns.
+
+    A whole path for every leaf would cost the square of the turns where many leaves share a long trunk (law 12).
+    """
+    seen: set[int] = set()
+    for leaf in ledger.leaves():
+        tail: list[Turn] = []
+        index: int | None = leaf
+        shared = 0
+        while index is not None and shared < PIECE:
+            shared += index in seen
+            tail.append(ledger[index])
+            index = ledger[index].parent
+        yield tail[::-1], seen
+        seen.update([turn.index for turn in tail])
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
