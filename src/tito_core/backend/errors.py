@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
+
 
 class BackendError(Exception):
     """An engine could not be used as asked.

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from tito_core.backend.errors import (
+    UNREADABLE,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -118,7 +119,7 @@ def server_words(body: str) -> str:
     """
     try:
         decoded: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body.strip()[:200]
     if not isinstance(decoded, dict):
         return body[:200]
