@@ -94,3 +94,11 @@ def test_a_ledger_that_breaks_a_law_is_refused() -> None:
     broken = {**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0, 0.5]}}]}
     with pytest.raises(LawViolationError, match=r"logprob 0\.5 at output offset 1"):
         store.from_json(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("stop", "\ud800"), ("stop", 2**70), ("branch", {"reason": "edit", "detail": "\udfff"})]
+)
+def test_what_no_file_takes_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(store.SchemaError):
+        store.from_json({**RECORD, "turns": [{**TURN, name: value}]})

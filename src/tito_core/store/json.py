@@ -47,6 +47,8 @@ def _decoding(kind: type[Any], hook: Hook) -> Callable[[Any], Any]:
     def decode(value: Any) -> Any:
         if isinstance(value, dict) and "columns" in value:
             value = {**value, "columns": _packed(value["columns"])}
+        # A lone surrogate, or a number of more than 64 bits, has no place in a file, so no ledger is loaded with one.
+        msgspec.msgpack.encode(value, enc_hook=lambda _: None)
         return msgspec.convert(value, kind, dec_hook=hook, builtin_types=())
 
     return decode
