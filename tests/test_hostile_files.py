@@ -8,6 +8,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,9 @@ def test_shapes_that_no_array_has_are_refused(tmp_path: Path, shape: list[int]) 
         {"extras": {"a": {**COLUMN, "dtype": "|O"}}},
         {"extras": {"a": {**COLUMN, "dtype": "(1000000000,)u1"}}},
         {"a field of a newer version": 1},
+        {"sampling": {"stop": [b"bytes"]}},
+        {"sampling": {"stop": msgspec.msgpack.Ext(5, b"a")}},
+        {"sampling": {"stop": datetime(2026, 1, 1, tzinfo=UTC)}},
     ],
     ids=str,
 )

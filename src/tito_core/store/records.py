@@ -18,6 +18,7 @@ import msgspec
 
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.strict import plain
 from tito_core.ledger.turn import Draft, Sampling, Semantics, Server, Turn
 from tito_core.store.twins import ORIGINALS, StoredDraft
 
@@ -184,9 +185,17 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
 
 def _first(kind: type, value: Any, index: int) -> Any:
     if kind is Sampling:
-        return Sampling(msgspec.convert(value, dict[str, Any]), index)
+        return Sampling(_json_of(msgspec.convert(value, dict[str, Any])), index)
     whole = msgspec.convert(value, _Server)
     return Server(whole.backend, whole.model, whole.semantics, index)
+
+
+def _json_of(parameters: dict[str, Any]) -> Any:
+    """Return sampling parameters as JSON: MessagePack also says bytes, dates and more, which JSON would change."""
+    try:
+        return plain(parameters, "sampling")
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Server(msgspec.Struct):
