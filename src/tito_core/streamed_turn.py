@@ -16,6 +16,7 @@ from tito_core import generating, settings, turns
 from tito_core.asked import Asked
 from tito_core.backend.errors import ContextLengthError, ThrottledError
 from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.chat.shape import explained
 from tito_core.history import as_shown, remember
 from tito_core.malformed import MalformedCallError
 from tito_core.policy import Policy
@@ -37,26 +38,28 @@ async def one_turn(
     cancel_signal: threading.Event | None,
 ) -> AsyncGenerator[StreamEvent]:
     """Run one turn and yield its events; what it raises is told by `TITOModel.stream`."""
-    settings.refuse_reserved_name(tool_specs)
+    with explained(messages, system, tool_specs, asked.tool_choice, model_state):
+        settings.refuse_reserved_name(tool_specs)
     await in_turn()
-    ledger = recording.begin(model_state)
     try:
-        prepared = turns.prepare(
-            policy,
-            ledger,
-            messages,
-            system,
-            tool_specs,
-            model_state,
-            chosen.sampling,
-            asked=asked,
-            context_limit=chosen.context_limit,
-            may_branch=chosen.may_branch,
-            keeps_thinking=chosen.keeps_thinking,
-            max_total_tokens=chosen.max_total_tokens,
-            wanted=chosen.wanted,
-            echoes_every_turn=chosen.echoes_every_turn,
-        )
+        with explained(messages, system, tool_specs, asked.tool_choice, model_state):
+            ledger = recording.begin(model_state)
+            prepared = turns.prepare(
+                policy,
+                ledger,
+                messages,
+                system,
+                tool_specs,
+                model_state,
+                chosen.sampling,
+                asked=asked,
+                context_limit=chosen.context_limit,
+                may_branch=chosen.may_branch,
+                keeps_thinking=chosen.keeps_thinking,
+                max_total_tokens=chosen.max_total_tokens,
+                wanted=chosen.wanted,
+                echoes_every_turn=chosen.echoes_every_turn,
+            )
         showing = Showing(policy.parser, prepared.tail)
         came: TokenChunk | TokenResponse
         if chosen.streams:
