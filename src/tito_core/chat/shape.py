@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tito_core.chat.messages import UnsupportedContentError
-from tito_core.ledger.strict import plain
+from tito_core.ledger.strict import DEPTH, plain
 
 _SHOWN = 100
 """Characters of a wrong value that an error repeats."""
@@ -25,26 +25,29 @@ def explained(messages: Any, system_prompt: Any, tool_specs: Any, tool_choice: A
     Raises:
         UnsupportedContentError: A message, tool specification or choice is not what Strands documents.
     """
+    if model_state is not None and not isinstance(model_state, dict):  # it is written after the turn is committed
+        raise UnsupportedContentError(f"model_state is {_shown(model_state)}; it must be a dict or None.")
     try:
         yield
     except Exception as error:
-        if type(error).__module__ == "builtins":  # ours say what is wrong
-            fault = _fault(messages, system_prompt, tool_specs, tool_choice, model_state)
+        if type(error).__module__.partition(".")[0] in ("builtins", "pydantic_core"):  # ours say what is wrong
+            fault = _fault(messages, system_prompt, tool_specs, tool_choice)
             if fault is not None:
                 raise UnsupportedContentError(fault) from error
         raise
 
 
-def _fault(messages: Any, system_prompt: Any, tool_specs: Any, tool_choice: Any, model_state: Any) -> str | None:
+def _fault(messages: Any, system_prompt: Any, tool_specs: Any, tool_choice: Any) -> str | None:
     try:
         if system_prompt is not None:
             _expect(system_prompt, str, "system_prompt")
             plain(system_prompt, "system_prompt")
-        _expect(model_state, Mapping | None, "model_state")
         _tools(tool_specs)
         _choice(tool_choice)
         for index, message in enumerate(_expect(messages, list | tuple, "messages")):
             _message(message, f"messages[{index}]")
+            _bounded(message, f"messages[{index}]")
+        _bounded(tool_specs, "tool_specs")
     except (TypeError, ValueError) as fault:
         return f"The turn cannot be prepared: {fault}"
     return None
@@ -105,6 +108,19 @@ def _block(block: Any, where: str) -> None:
         if "reasoningText" in reasoning:
             text = _get(reasoning, "reasoningText", Mapping, f"{where}['reasoningContent']")
             _json(text, "text", str, f"{where}['reasoningContent']['reasoningText']")
+
+
+def _bounded(value: Any, where: str) -> None:
+    """Check the depth and the numbers of what has no type of its own, without a call for each level."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEPTH:
+            raise ValueError(f"{where} is nested more than {DEPTH} levels deep; flatten it.")
+        if isinstance(item, int):
+            plain(item, f"a number in {where}")
+        inside = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
+        waiting += [(each, depth + 1) for each in inside]
 
 
 def _json(holder: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
