@@ -205,6 +205,41 @@ PROOFS = {
         lambda count, seed: f"python tests/chat/prove/zoo.py --strings {count} --seed {seed}",
         r"(\d+) strings",
     ),
+    **{
+        f"fuzz-{name}": Proof(
+            f"{what} Nothing hangs, takes unbounded memory or raises what is not documented.",
+            "cases",
+            count,
+            chunk,
+            ("src", "tests/fuzz"),
+            lambda count, seed, name=name: f"python tools/fuzz.py --class {name} --cases {count} --seed {seed}",
+            rf"(\d+) cases of {name}",
+        )
+        for name, what, count, chunk in (
+            (
+                "files",
+                "Hostile rollout files, ledgers as JSON and indices of folders: each is refused with a documented "
+                "error, or what is loaded is what a reader of our own finds in the bytes, keeps the laws and comes "
+                "back equal.",
+                100_000,
+                25_000,
+            ),
+            (
+                "answers",
+                "Hostile answers on each wire, whole and streamed: a turn holds exactly what the conformance suite's "
+                "own reader finds in the answer, or is refused, and the ledger is as before.",
+                10_000,
+                2_500,
+            ),
+            (
+                "messages",
+                "Hostile messages, tool specifications and results: a turn that keeps the laws, with no control token "
+                "out of content, or an error of the package's own, and the ledger is as before.",
+                10_000,
+                2_500,
+            ),
+        )
+    },
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",
         "examples a property",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
 ConnectionFailure = Literal[
     "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]

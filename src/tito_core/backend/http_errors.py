@@ -11,6 +11,7 @@ import msgspec
 
 from tito_core.backend.connection_errors import wants_tls
 from tito_core.backend.errors import (
+    UNREADABLE,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -87,7 +88,7 @@ def server_words(body: str) -> str:
     """
     try:
         decoded: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return body.strip()[:200]
     if not isinstance(decoded, dict):
         return body[:200]

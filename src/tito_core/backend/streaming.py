@@ -11,12 +11,13 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.answer import NOTHING
 from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.bodies import ERROR_BYTES
 from tito_core.backend.carrier import Reply
-from tito_core.backend.errors import BackendError, EngineConnectionError, ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.protocol import OnChunk, TokenChunk
 from tito_core.backend.sse import EventReader
@@ -26,6 +27,9 @@ T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
 _SAID_ONCE = ("prompt", "input", "weight")
 """How the names of lists begin that an event does not go on with: the last one that comes is all of it."""
+
+
+TokenArray = npt.NDArray[np.int64]
 
 
 class StreamError(ValueError):
@@ -111,27 +115,27 @@ class StreamReader(Generic[T]):
             raise self._broken_off()
         try:
             return gathering.whole()
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             self._refuse("", str(error), error)
 
-    def _show(self, ids: Sequence[int]) -> None:
-        if ids:
+    def _show(self, ids: TokenArray) -> None:
+        if len(ids):
             self.shown = True
-            self.streaming.on_chunk(TokenChunk(np.asarray(ids, np.int64)))
+            self.streaming.on_chunk(TokenChunk(ids))
 
-    def _taken(self, gathering: Gathering[T], event: bytes) -> Sequence[int]:
+    def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
             raise self._said(event)
         try:
-            return gathering.take(event)
-        except (msgspec.DecodeError, StreamError, RecursionError) as error:
+            return np.asarray(gathering.take(event), np.int64)
+        except (*UNREADABLE, StreamError, OverflowError) as error:
             self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
     def _said(self, event: bytes) -> BackendError:
         """Give the error that a server ends a stream with, whose status came too early to tell."""
         try:
             code = msgspec.json.decode(event, type=_Failure).error.code
-        except (msgspec.DecodeError, RecursionError):
+        except UNREADABLE:
             code = None
         status = code if code is not None and 400 <= code < 600 else 500
         said = self.hide(event.decode(errors="replace"))
