@@ -1,0 +1,70 @@
+"""Law 15 on real servers: the tokenizer that they serve is compared, and another one is refused."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, pre_tokenizers
+
+from support.real import Served, serve
+from support.scripted import tokenizer
+from tito_core import Policy
+from tito_core.ledger import LawViolationError, VocabularyCheck
+from tito_core.vocabulary import ORDINARY
+
+pytestmark = pytest.mark.engine
+
+
+def connected(served: Served, other: Any) -> Policy:
+    return Policy.connect(backend=served.kind, base_url=served.url, tokenizer=other, timeout_s=120)
+
+
+def test_the_servers_own_tokenizer_is_checked(served: Served) -> None:
+    assert served.policy.vocabulary is VocabularyCheck.TOKENIZE
+    assert served.policy.ledger().header.vocabulary is VocabularyCheck.TOKENIZE
+
+
+def test_another_models_tokenizer_is_refused(served: Served) -> None:
+    with pytest.raises(LawViolationError) as raised:
+        connected(served, tokenizer("qwen3-tiny"))
+    assert raised.value.law == 15
+    assert repr(ORDINARY[0]) in str(raised.value)
+
+
+def test_the_same_vocabulary_split_in_another_way_is_refused(served: Served) -> None:
+    """As a GGUF file gives SmolLM2's tokenizer: without the rule that makes each digit a token."""
+    loaded = copy.deepcopy(tokenizer("smollm2"))
+    changed: Tokenizer = loaded.backend_tokenizer
+    changed.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    with pytest.raises(LawViolationError) as raised:
+        connected(served, loaded)
+    assert raised.value.law == 15
+    assert repr(ORDINARY[1]) in str(raised.value), "the digits"
+
+
+def test_qwen3s_control_tokens_are_the_servers(tagged: Served) -> None:
+    assert tagged.policy.vocabulary is VocabularyCheck.TOKENIZE
+
+
+@pytest.fixture(scope="module")
+def bare(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serve(request.param, "smollm2", server_args=["--skip-tokenizer-init"]) as served:
+        yield served
+
+
+@pytest.mark.parametrize("bare", ["sglang"], indirect=True)
+def test_a_server_without_a_tokenizer_is_compared_by_size_and_the_ledger_says_so(
+    bare: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tito_core"):
+        policy = connected(bare, tokenizer("smollm2"))
+    assert policy.vocabulary is VocabularyCheck.VOCAB_SIZE
+    assert policy.ledger().header.vocabulary is VocabularyCheck.VOCAB_SIZE
+    assert any("does not encode text" in record.getMessage() for record in caplog.records)
+    with pytest.raises(LawViolationError, match="rows") as raised:
+        connected(bare, tokenizer("qwen3-tiny"))
+    assert raised.value.law == 15
