@@ -32,9 +32,9 @@ ORDINARY = (
     "a  b   c\n\n\n    d\t\te \r\n ",
     'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
     "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
-    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½",
+    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
 )
-"""Texts that vocabularies split in different ways: words, digits, blanks, code, other scripts, emoji."""
+"""Texts that vocabularies split in different ways: words, digits, blanks, code, other scripts, emoji and signs."""
 QUESTION = "Count to ten."
 
 
