@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
@@ -110,6 +111,7 @@ async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds |
 def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
     """Yield what is compared: ordinary texts, the control tokens in use, a conversation, and the first prompt."""
     encoder = template.encoder
+    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
     for text in ORDINARY:
         ids = np.array(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         yield Probe(text, ids, ids)
@@ -125,8 +127,8 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
             break
     renderings.append(template.rendering.of_messages([asked(QUESTION)]))
     for text in renderings:
-        as_text, _ = encoder.stretch(str.__str__(text), [(0, len(text))])
-        yield Probe(str.__str__(text), encoder.encode(text).ids, np.frombuffer(as_text, np.int32))
+        plain = str.__str__(text)
+        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
 
 
 def _largest_id(tokenizer: PreTrainedTokenizerBase, probes: Sequence[Probe]) -> int:

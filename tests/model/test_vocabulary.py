@@ -18,6 +18,7 @@ from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, t
 from tito_core import Policy, store
 from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
+from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
 from tito_core.testing import InProcessTransport, ScriptedEngine
 from tito_core.vocabulary import ORDINARY
@@ -172,11 +173,12 @@ def test_a_server_that_reads_control_tokens_as_text_is_checked_on_text(
     inert = ChatTemplate.of(small()).encoder
 
     def as_text(text: str, special: bool) -> list[int]:
-        packed, _ = inert.stretch(text, [(0, len(text))])
-        return memoryview(packed).cast("i").tolist()
+        return inert.encode(Traced.content(text, 0)).ids.tolist()
 
     with caplog.at_level(logging.WARNING, "tito_core"):
-        assert connected(served(kind, as_text), kind).vocabulary is EXPECTED[kind]
+        for content_tokens in ("inert", "as-template"):
+            policy = connected(served(kind, as_text), kind, content_tokens=content_tokens)
+            assert policy.vocabulary is EXPECTED[kind]
     assert any("reads control tokens as text" in record.getMessage() for record in caplog.records)
     refusal(kind, lambda text, special: [token + 1 for token in as_text(text, special)])
 
