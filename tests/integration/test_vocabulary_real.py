@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from support.real import Served, serve
+from support.real import Served
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.ledger import LawViolationError, VocabularyCheck
@@ -53,23 +51,3 @@ def test_the_same_vocabulary_split_in_another_way_is_refused(served: Served) -> 
 
 def test_qwen3s_control_tokens_are_the_servers(tagged: Served) -> None:
     assert tagged.policy.vocabulary is VocabularyCheck.TOKENIZE
-
-
-@pytest.fixture(scope="module")
-def bare(request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serve(request.param, "smollm2", server_args=["--skip-tokenizer-init"]) as served:
-        yield served
-
-
-@pytest.mark.parametrize("bare", ["sglang"], indirect=True)
-def test_a_server_without_a_tokenizer_is_compared_by_size_and_the_ledger_says_so(
-    bare: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "tito_core"):
-        policy = connected(bare, tokenizer("smollm2"))
-    assert policy.vocabulary is VocabularyCheck.VOCAB_SIZE
-    assert policy.ledger().header.vocabulary is VocabularyCheck.VOCAB_SIZE
-    assert any("does not encode text" in record.getMessage() for record in caplog.records)
-    with pytest.raises(LawViolationError, match="rows") as raised:
-        connected(bare, tokenizer("qwen3-tiny"))
-    assert raised.value.law == 15
