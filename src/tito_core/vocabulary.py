@@ -132,7 +132,7 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
 
 
 def _largest_id(tokenizer: PreTrainedTokenizerBase, probes: Sequence[Probe]) -> int:
-    """Give the largest id that the client may send: of the vocabulary without added tokens, and of the probes."""
+    """Return the largest id that the client may send: of the vocabulary without added tokens, and of the probes."""
     backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)

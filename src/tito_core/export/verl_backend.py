@@ -73,7 +73,7 @@ class VerlBackend:
         raise UnsupportedByServerError("verl's client cannot score a text; verl computes logprobs itself.")
 
     async def tokenize(self, text: str) -> None:
-        """Give nothing: verl's client cannot."""
+        """Return None: verl's client cannot encode text."""
 
     async def abort(self, request_id: str) -> None:
         """Do nothing: verl's client cannot."""
