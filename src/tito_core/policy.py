@@ -23,12 +23,14 @@ from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.vocabulary import VocabularyCheck
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.prompts import Prompts
 from tito_core.settings import Choices
 from tito_core.store import LedgerFile
 from tito_core.terms import Terms
+from tito_core.vocabulary import compare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,6 +56,7 @@ class Policy:
         store: The file that every rollout's turns are appended to as they are committed, or None.
         prompts: The text of what is sent, by ledger and turn.
         terms: What is recorded of sampling parameters, worked out once.
+        vocabulary: How the tokenizer was compared with the server's (law 15).
     """
 
     backend: Backend
@@ -66,6 +69,7 @@ class Policy:
     store: LedgerFile | None = None
     prompts: Prompts = field(default_factory=Prompts)
     terms: Terms = field(default_factory=Terms)
+    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -106,6 +110,7 @@ class Policy:
         Raises:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
                 sentence.
+            LawViolationError: The tokenizer is not the one that the server uses (law 15).
         """
         check_backend(backend)
         if not isinstance(store, LedgerFile | str | PathLike | None):
@@ -120,8 +125,10 @@ class Policy:
         logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
         probe = bound.template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
         asked = await engine.connect()
+        # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
+        vocabulary = await compare(engine, asked, bound.tokenizer, bound.template, bound.parser)
         found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
-        return cls(engine, of_all(found), *bound, file)
+        return cls(engine, of_all(found), *bound, file, vocabulary=vocabulary)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
         """Make the Strands model of one rollout.
@@ -145,6 +152,7 @@ class Policy:
             tokenizer=self.tokenizer.name_or_path or None,
             user=user,
             certificate=summary(self.template.certificate),
+            vocabulary=self.vocabulary,
         )
         return ledger if self.store is None else self.store.attach(ledger)
 

@@ -67,6 +67,9 @@ class Stepped:
     async def score(self, token_ids: Any) -> Any:
         return await self.inner.score(token_ids)
 
+    async def tokenize(self, text: str) -> Any:
+        return await self.inner.tokenize(text)
+
     async def abort(self, request_id: str) -> None:
         await self.inner.abort(request_id)
 

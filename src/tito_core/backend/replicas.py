@@ -21,7 +21,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.retries import Attempt, Retries
-from tito_core.ledger.columns import Logprobs
+from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
@@ -126,6 +126,25 @@ class Replicas:
                 return await member.backend.score(token_ids)
 
         return await self._retries(one_try)
+
+    async def tokenize(self, text: str) -> TokenIds | None:
+        """Encode text on every server; see `Backend.tokenize`.
+
+        Raises:
+            BadRequestError: They do not give the same ids, or only some of them encode text at all.
+        """
+        await self.connect()
+        found = await self._each(lambda member: member.backend.tokenize(text))
+        first, *_ = known = [None if ids is None else ids.tolist() for ids in found]
+        for member, ids in zip(self._members, known, strict=True):
+            if ids != first:
+                raise BadRequestError(
+                    f"The {self.name} servers are not alike: the ids of {text[:60]!r} are {_shown(first)} at "
+                    f"{self._members[0].where} and {_shown(ids)} at {member.where}. Start them with the same "
+                    "tokenizer, or leave one out of base_url.",
+                    backend=self.name,
+                )
+        return found[0]
 
     @asynccontextmanager
     async def _chosen(self, session: str | None, running: str, tried: list[_Member]) -> AsyncIterator[_Member]:
@@ -233,6 +252,10 @@ async def agreed(
                     backend=backend.name,
                 )
     return found
+
+
+def _shown(ids: list[int] | None) -> str:
+    return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
 
 
 def _admin(member: _Member) -> EngineAdmin:
