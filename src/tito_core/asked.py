@@ -12,6 +12,7 @@ from strands.types.tools import ToolChoice
 
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.message_check import shown
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.registry import ToolParser
@@ -83,7 +84,7 @@ class Asked:
         except NoCallGrammarError as error:
             if (shape := self._shape(parser, prompt_tail)) is not None:
                 return shape
-            raise UnsupportedToolChoiceError(f"tool_choice={choice!r}: {error}") from error
+            raise UnsupportedToolChoiceError(f"The tool choice cannot be forced: {str(error)[:500]}") from error
         return _grammar_of(forced)
 
     def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
@@ -99,8 +100,7 @@ def _check_choice(choice: Any) -> None:
     tool = choice.get("tool", {"name": ""}) if is_choice else None
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         raise UnsupportedToolChoiceError(
-            f"tool_choice={choice!r} is not a choice: give {{'auto': {{}}}}, {{'any': {{}}}} or "
-            "{'tool': {'name': ...}}."
+            f"tool_choice is {shown(choice)}: give {{'auto': {{}}}}, {{'any': {{}}}} or {{'tool': {{'name': ...}}}}."
         )
 
 
@@ -111,7 +111,9 @@ def check_output_model(output_model: Any) -> None:
         InvalidValueError: It is not a subclass of pydantic's BaseModel.
     """
     if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
-        raise InvalidValueError(f"The output model must be a subclass of pydantic.BaseModel, not {output_model!r}.")
+        raise InvalidValueError(
+            f"The output model must be a subclass of pydantic.BaseModel, not {shown(output_model)}."
+        )
 
 
 def _grammar_of(forced: CallGrammar) -> Grammar:

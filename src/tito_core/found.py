@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.message_check import check_messages, check_schemas
+from tito_core.chat.message_check import check_bounds, check_messages, check_schemas
 from tito_core.chat.words import LONG_TEXT
 from tito_core.history import Place, find_place, opening_of
 from tito_core.ledger.ledger import Ledger
@@ -51,6 +51,7 @@ def find(
     except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
         check_messages(messages)  # says what is wrong with them, if that is the reason
         check_schemas(tool_specs)
+        check_bounds(messages, "messages")
         raise
     characters = check_messages(messages[place.answered :], place.answered)
     if place.parent is None:

@@ -16,6 +16,8 @@ DEEPEST = 100
 _READ = frozenset({"text", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
 """Keys of content blocks that can become tokens, or say nothing of them."""
 _KNOWN = _READ | ContentBlock.__annotations__.keys()
+_LEAST, _BEYOND = -(2**63), 2**64
+"""The range of whole numbers that a ledger's file holds."""
 _SHOWN = 60
 """Characters of a wrong value that an error shows."""
 
@@ -40,7 +42,7 @@ def check_messages(messages: Any, first: int = 0) -> int:
     """
     if not isinstance(messages, list | tuple):
         raise InvalidMessageError(
-            f"messages is {_shown(messages)}: give a list, such as [{{'role': 'user', 'content': [{{'text': 'Hi'}}]}}]."
+            f"messages is {shown(messages)}: give a list, such as [{{'role': 'user', 'content': [{{'text': 'Hi'}}]}}]."
         )
     count = 0
     for index, message in enumerate(messages, first):
@@ -57,12 +59,12 @@ def check_system_blocks(content: Any) -> None:
     """
     if not isinstance(content, list | tuple):
         raise InvalidMessageError(
-            f"system_prompt_content is {_shown(content)}: give a list, such as [{{'text': '...'}}]."
+            f"system_prompt_content is {shown(content)}: give a list, such as [{{'text': '...'}}]."
         )
     for i, block in enumerate(content):
         where = f"system_prompt_content[{i}]"
         if not isinstance(block, dict):
-            raise InvalidMessageError(f"{where} is {_shown(block)}: a block is a dict, such as {{'text': '...'}}.")
+            raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': '...'}}.")
         if "text" in block:
             _text(block["text"], f"{where}['text']")
 
@@ -77,26 +79,36 @@ def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
     if not isinstance(messages, list | tuple):
         check_messages(messages)
     if system_prompt is not None and not isinstance(system_prompt, str):
-        raise InvalidMessageError(f"system_prompt is {_shown(system_prompt)}: give a string, or None.")
+        raise InvalidMessageError(f"system_prompt is {shown(system_prompt)}: give a string, or None.")
     if tool_specs is not None and not isinstance(tool_specs, list | tuple):
-        raise InvalidMessageError(f"tool_specs is {_shown(tool_specs)}: give a list of tool specifications, or None.")
+        raise InvalidMessageError(f"tool_specs is {shown(tool_specs)}: give a list of tool specifications, or None.")
     for i, spec in enumerate(tool_specs or ()):
         where = f"tool_specs[{i}]"
         if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or not spec["name"]:
             raise InvalidMessageError(
-                f"{where} is {_shown(spec)}: a tool specification is a dict with 'name', 'description' and "
+                f"{where} is {shown(spec)}: a tool specification is a dict with 'name', 'description' and "
                 "'inputSchema', and its name is a non-empty string."
             )
         schema = spec.get("inputSchema")
         if not isinstance(schema, dict) or not isinstance(schema.get("json"), dict):
             raise InvalidMessageError(
-                f"{where}['inputSchema'] of tool {spec['name']!r} is {_shown(schema)}: give "
+                f"{where}['inputSchema'] of tool {spec['name']!r} is {shown(schema)}: give "
                 "{'json': {'type': 'object', ...}}, with the JSON Schema of its arguments."
             )
         if not isinstance(spec.get("description", ""), str):
             raise InvalidMessageError(
-                f"{where}['description'] of tool {spec['name']!r} is {_shown(spec['description'])}: give a string."
+                f"{where}['description'] of tool {spec['name']!r} is {shown(spec['description'])}: give a string."
             )
+
+
+def check_bounds(value: Any, where: str) -> None:
+    """Check that a value, whatever its form, can be kept: not nested too deeply, its whole numbers of 64 bits.
+
+    Raises:
+        InvalidMessageError: It cannot.
+    """
+    if fault := _bound_fault(value, where):
+        raise InvalidMessageError(f"The value cannot be kept: {fault}.")
 
 
 def check_schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> None:
@@ -131,14 +143,14 @@ def _usual(message: Any) -> int | None:
 
 def _message(message: Any, where: str) -> int:
     if not isinstance(message, dict):
-        raise InvalidMessageError(f"{where} is {_shown(message)}: a message is a dict with 'role' and 'content'.")
+        raise InvalidMessageError(f"{where} is {shown(message)}: a message is a dict with 'role' and 'content'.")
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         hint = " Give a system prompt as system_prompt." if role == "system" else ""
-        has = f"has the role {_shown(role)}" if "role" in message else "has no role"
+        has = f"has the role {shown(role)}" if "role" in message else "has no role"
         raise InvalidMessageError(f"{where} {has}: the role is 'user' or 'assistant'.{hint}")
     if not isinstance(content, list | tuple):
-        has = f"{where}['content'] is {_shown(content)}" if "content" in message else f"{where} has no content"
+        has = f"{where}['content'] is {shown(content)}" if "content" in message else f"{where} has no content"
         raise InvalidMessageError(f"{has}: content is a list of blocks, such as [{{'text': 'Hi'}}].")
     return sum([_block(block, role, f"{where}['content'][{i}]") for i, block in enumerate(content)])
 
@@ -153,7 +165,7 @@ def _block(block: Any, role: str, where: str) -> int:
     if kind not in _READ:
         raise UnsupportedContentError(_unsupported(f"a block of kind {kind!r}", role, where))
     if not isinstance(value, dict):
-        raise InvalidMessageError(f"{where}[{kind!r}] is {_shown(value)}: give a dict.")
+        raise InvalidMessageError(f"{where}[{kind!r}] is {shown(value)}: give a dict.")
     if kind == "reasoningContent":
         return _reasoning(value, f"{where}['reasoningContent']")
     if (kind == "toolUse") != (role == "assistant"):
@@ -169,17 +181,17 @@ def _block(block: Any, role: str, where: str) -> int:
 def _kind(block: Any, where: str) -> str:
     """Return the key that says what a block is."""
     if not isinstance(block, dict):
-        raise InvalidMessageError(f"{where} is {_shown(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
+        raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
     kinds = [key for key in block if key in _KNOWN]
     if len(kinds) == 1:
         return str(kinds[0])
-    has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {_shown(block)}"
+    has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {shown(block)}"
     raise InvalidMessageError(f"{where} {has}. Give each block one of {', '.join(sorted(_READ))}.")
 
 
 def _text(value: Any, where: str) -> int:
     if not isinstance(value, str):
-        raise InvalidMessageError(f"{where} is {_shown(value)}: give a string.")
+        raise InvalidMessageError(f"{where} is {shown(value)}: give a string.")
     return len(value)
 
 
@@ -188,7 +200,7 @@ def _reasoning(value: Mapping[str, Any], where: str) -> int:
         return 0
     thought = value["reasoningText"]
     if not isinstance(thought, dict):
-        raise InvalidMessageError(f"{where}['reasoningText'] is {_shown(thought)}: give {{'text': ...}}.")
+        raise InvalidMessageError(f"{where}['reasoningText'] is {shown(thought)}: give {{'text': ...}}.")
     return _text(thought.get("text"), f"{where}['reasoningText']['text']")
 
 
@@ -204,22 +216,25 @@ def _call(use: Mapping[str, Any], where: str) -> int:
 def _result(result: Mapping[str, Any], role: str, where: str) -> int:
     content = result.get("content")
     if not isinstance(content, list | tuple):
-        raise InvalidMessageError(f"{where}['content'] is {_shown(content)}: give a list, such as [{{'text': '5'}}].")
-    return sum([_shown_result(item, result, role, f"{where}['content'][{i}]") for i, item in enumerate(content)])
+        raise InvalidMessageError(f"{where}['content'] is {shown(content)}: give a list, such as [{{'text': '5'}}].")
+    return sum([_result_item(item, result, role, f"{where}['content'][{i}]") for i, item in enumerate(content)])
 
 
-def _shown_result(item: Any, result: Mapping[str, Any], role: str, where: str) -> int:
+def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) -> int:
     if not isinstance(item, dict):
-        raise InvalidMessageError(f"{where} is {_shown(item)}: give {{'text': ...}} or {{'json': ...}}.")
+        raise InvalidMessageError(f"{where} is {shown(item)}: give {{'text': ...}} or {{'json': ...}}.")
     if "text" in item:
         return _text(item["text"], f"{where}['text']")
     of = f"in the tool result {result['toolUseId']!r}"
     if "json" not in item:
         raise UnsupportedContentError(_unsupported(f"a block of kind {next(iter(item), 'empty')!r} {of}", role, where))
     try:
-        return len(json.dumps(item["json"], ensure_ascii=False, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        fault = _bound_fault(item["json"], f"{where}['json']")
+        size = 0 if fault else len(json.dumps(item["json"], ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError) as error:
         fault = _fault_of(item["json"], f"{where}['json']", DEEPEST) or str(error)
+    if fault is None:
+        return size
     raise UnsupportedContentError(_unsupported(f"a block of kind 'json' {of} that is not JSON ({fault})", role, where))
 
 
@@ -232,26 +247,42 @@ def _unsupported(what: str, role: str, where: str) -> str:
     )
 
 
+def _bound_fault(value: Any, where: str) -> str | None:
+    """Return what of a value is nested too deeply or is too large a number, or None; keys may be numbers."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEEPEST:
+            return f"{where} nests more than {DEEPEST} levels deep"
+        if isinstance(item, int) and not _LEAST <= item < _BEYOND:
+            return f"{where} holds {shown(item)}, which needs more than 64 bits"
+        if isinstance(item, dict | list | tuple):
+            waiting += [(each, depth + 1) for each in (item.values() if isinstance(item, dict) else item)]
+    return None
+
+
 def _fault_of(value: Any, where: str, depth: int) -> str | None:
     """Return the first thing in a value that JSON cannot hold and where it is, or None."""
-    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+    if isinstance(value, str) or value is None or isinstance(value, bool):
         return None
+    if isinstance(value, int):
+        return None if _LEAST <= value < _BEYOND else f"{where} is {shown(value)}, which needs more than 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{where} is {value}"
     if not isinstance(value, dict | list | tuple):
-        return f"{where} is {_shown(value)}"
+        return f"{where} is {shown(value)}"
     if not depth:
         return f"{where.partition('][')[0]}] nests more than {DEEPEST} levels deep"
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:
         if isinstance(value, dict) and not isinstance(key, str):
-            return f"{where} has the key {_shown(key)}, which is not a string"
+            return f"{where} has the key {shown(key)}, which is not a string"
         if fault := _fault_of(item, f"{where}[{key!r}]", depth - 1):
             return fault
     return None
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Show a wrong value: its beginning, and its type where that does not say it."""
     if isinstance(value, Mapping | list | tuple):
         names = (
@@ -260,7 +291,7 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__}{names}" if value else f"an empty {type(value).__name__}"
     try:
         text = repr(value)
-    except Exception:  # whatever a stranger's object raises
-        text = ""
+    except Exception:  # whatever a stranger's object raises, and numbers of more digits than Python writes
+        text = "a value"
     known = value is None or isinstance(value, str | int | float)
     return text[:_SHOWN] if known else f"of type {type(value).__name__} ({text[:_SHOWN]})"
