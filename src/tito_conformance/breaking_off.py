@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from tito_conformance.agents import Answer, Life, listen
+from tito_core.cancelling import cancelling
 from tito_core.testing import moves as m
 
 if TYPE_CHECKING:
@@ -35,17 +36,22 @@ async def cancelled(player: Player, life: Life, move: m.Cancel) -> None:
 
 async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
     task = asyncio.ensure_future(listen(stream))
-    await asyncio.sleep(move.after_s)
-    if move.how == "signal":
-        signal.set()
-        answer = await task
-        return answer if answer.reason is not None else None
-    task.cancel()
     try:
-        return await task
-    except asyncio.CancelledError:
-        return None
+        await asyncio.sleep(move.after_s)
+        if move.how == "signal":
+            signal.set()
+            answer = await task
+            return answer if answer.reason is not None else None
+        task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if cancelling():  # the whole run was stopped meanwhile: that is not ours to take
+                raise
+            return None
     finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # nothing of it is left behind, whoever broke off
         if move.how == "close":
             with contextlib.suppress(RuntimeError):
                 await stream.aclose()

@@ -8,18 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.conformance_command import served
 from support.scripted import tokenizer
-from tito_conformance.defect import Defect, latency
+from tito_conformance.defect import latency
 from tito_conformance.defects import all_defects
-from tito_conformance.scripted_policy import ConformancePolicy
-from tito_core.testing import ScriptedServer, scripted_server
+from tito_core.testing import ScriptedServer
 
 HERE = Path(__file__).parent
 
@@ -29,22 +26,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer().save_pretrained(folder)
     return str(folder)
-
-
-@contextmanager
-def served(wire: str, defect: Defect | None = None) -> Iterator[ScriptedServer]:
-    loaded = tokenizer()
-    policy: Any = ConformancePolicy(loaded, loaded.eos_token_id)
-    script = policy if defect is None or defect.wrap is None else defect.wrap(policy)
-    with scripted_server(
-        "sglang" if wire == "sglang" else "vllm",
-        script,
-        vocab_size=len(loaded),
-        eos_ids=[loaded.eos_token_id],
-        decode=lambda ids: str(loaded.decode(list(ids))),
-        fault=None if defect is None else defect.fault(wire),
-    ) as server:
-        yield server
 
 
 def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,79 @@
+"""Commands that get Ctrl-C at some moment, and what is to be seen of them then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ENTRY = "from tito_core.__main__ import main; print('begun', flush=True); main()"
+"""Runs `tito`; its line says that Python has started, whose own start nobody can guard."""
+NOISE = ("Traceback", "Exception ignored", "never retrieved", "never awaited", "Task was destroyed", "Fatal", "Error:")
+"""What no interrupted command prints."""
+WITHIN_S = 10.0
+"""How long an interrupted command may take to end, in seconds: twice its own limit, on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended.
+
+    Attributes:
+        status: Its exit status, or minus the signal that ended it.
+        out: Its standard output.
+        errors: Its standard error.
+        seconds: From its beginning, or from the interrupt, to its end.
+    """
+
+    status: int
+    out: str
+    errors: str
+    seconds: float
+
+    @property
+    def noise(self) -> list[str]:
+        """What is printed that nobody should see."""
+        return [word for word in NOISE if word in self.out + self.errors]
+
+
+def run(arguments: Sequence[str], cwd: Path, after_s: float | None = None) -> Ended:
+    """Run `tito`, and interrupt it.
+
+    Args:
+        arguments: Those of the command.
+        cwd: Where.
+        after_s: Seconds from its beginning to the interrupt; None leaves it alone.
+
+    Raises:
+        AssertionError: It goes on after `WITHIN_S`; it is killed then.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", ENTRY, *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "160", "TOKENIZERS_PARALLELISM": "false"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    since = time.monotonic()
+    if after_s is not None:
+        try:
+            process.wait(after_s)
+        except subprocess.TimeoutExpired:
+            since = time.monotonic()
+            process.send_signal(signal.SIGINT)
+    try:
+        out, errors = process.communicate(timeout=300 if after_s is None else WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT if os.environ.get("PYTHONFAULTHANDLER") else signal.SIGKILL)
+        out, errors = process.communicate()
+        raise AssertionError(f"It goes on {WITHIN_S:g} s after the interrupt: {out}{errors}") from None
+    return Ended(process.returncode, out, errors, time.monotonic() - since)
