@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +19,7 @@ from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.ledger.ledger import Ledger
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
@@ -203,19 +202,14 @@ def summary(certificate: Certificate) -> Mapping[str, Any]:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own.
 
-    def run() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:
-            failure.append(error)
+    Ctrl-C in the meantime cancels it, and is raised once it has ended.
+    """
+    runner = StoppableRunner()
 
-    thread = threading.Thread(target=run, name="tito-connect")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    def run() -> T:
+        with runner:
+            return runner.run(work)
+
+    return in_thread(run, runner.stop)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,39 +41,44 @@ class Ended:
         return [word for word in NOISE if word in self.out + self.errors]
 
 
-def run(arguments: Sequence[str], cwd: Path, after_s: float | None = None) -> Ended:
+def run(
+    arguments: Sequence[str], cwd: Path, after_s: float | None = None, reached: Callable[[], bool] = lambda: True
+) -> Ended:
     """Run `tito`, and interrupt it.
 
     Args:
         arguments: Those of the command.
         cwd: Where.
-        after_s: Seconds from its beginning to the interrupt; None leaves it alone.
+        after_s: Seconds to the interrupt from its beginning and what is `reached`; None leaves it alone.
+        reached: Whether the command has come so far.
 
     Raises:
         AssertionError: It goes on after `WITHIN_S`; it is killed then.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-u", "-c", ENTRY, *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "COLUMNS": "160", "TOKENIZERS_PARALLELISM": "false"},
+        env={**os.environ, "COLUMNS": "160", "TOKENIZERS_PARALLELISM": "false", "PYTHONFAULTHANDLER": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    since = time.monotonic()
-    if after_s is not None:
+    ) as process:
+        assert process.stdout is not None
+        begun, since = process.stdout.readline(), time.monotonic()
+        if after_s is not None:
+            while process.poll() is None and not reached():
+                time.sleep(0.001)
+            try:
+                process.wait(after_s)
+            except subprocess.TimeoutExpired:
+                since = time.monotonic()
+                process.send_signal(signal.SIGINT)
         try:
-            process.wait(after_s)
+            out, errors = process.communicate(timeout=None if after_s is None else WITHIN_S)
         except subprocess.TimeoutExpired:
-            since = time.monotonic()
-            process.send_signal(signal.SIGINT)
-    try:
-        out, errors = process.communicate(timeout=300 if after_s is None else WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT if os.environ.get("PYTHONFAULTHANDLER") else signal.SIGKILL)
-        out, errors = process.communicate()
-        raise AssertionError(f"It goes on {WITHIN_S:g} s after the interrupt: {out}{errors}") from None
+            process.send_signal(signal.SIGABRT)  # which prints where each thread is
+            out, errors = process.communicate()
+            raise AssertionError(f"It goes on {WITHIN_S:g} s after the interrupt: {out}{errors}") from None
+    assert begun == "begun\n", errors
     return Ended(process.returncode, out, errors, time.monotonic() - since)
