@@ -21,6 +21,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.retries import Attempt, Retries
+from tito_core.backend.together import together
 from tito_core.ledger.columns import Logprobs
 
 T = TypeVar("T")
@@ -221,7 +222,9 @@ async def agreed(
         BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
-    found = await asyncio.gather(*map(ask, members))
+    async with together() as group:
+        asked = [group.create_task(_asked(ask, member)) for member in members]
+    found = [task.result() for task in asked]
     known: dict[str, tuple[object, int]] = {}
     for number, each in enumerate(map(facts, found), 1):
         for what, said in each.items():
@@ -233,6 +236,10 @@ async def agreed(
                     backend=backend.name,
                 )
     return found
+
+
+async def _asked(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
+    return await ask(member)
 
 
 def _admin(member: _Member) -> EngineAdmin:
