@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tito_core.interrupt import Interrupts, in_thread, leave
+from tito_core.stages import stages_shown
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile
@@ -112,7 +113,7 @@ def _played(
     if moves is None:
         said = profile.sentence(TOKENS, weights=target.weights is not None, both=against is not None)
         console.print(said, highlight=False)
-    with _progress() as bar:
+    with stages_shown(console), _progress() as bar:
         task = bar.add_task("conversations", total=profile.conversations if moves is None else 1)
         run = Run(target, profile, lambda count: bar.update(task, completed=count), against=against, moves=moves)
         try:

@@ -86,6 +86,9 @@ class Policy:
     ) -> Policy:
         """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
 
+        Each of these stages is logged at INFO by `tito_core.policy` as it begins. Nothing that a server said or that
+        was measured is kept for the next call, since a restart may change it.
+
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
             base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
@@ -109,12 +112,16 @@ class Policy:
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
+        name = tokenizer if isinstance(tokenizer, str) else tokenizer.name_or_path
+        logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
         bound = bind(
             tokenizer, parser, template_arguments=template_arguments, content_tokens=content_tokens, renderer=renderer
         )
         logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
         probe = bound.template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
+        logger.info("backend=<%s> | asking the server what it is", engine.name)
         asked = await engine.connect()
+        logger.info("model=<%s>, version=<%s> | measuring what its logprobs mean", asked.model, asked.version)
         found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
         return cls(engine, of_all(found), *bound, file)
 

@@ -52,6 +52,8 @@ def test_a_sound_server_passes_and_its_report_says_so(wire: str, tokenizer_folde
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every law that applies holds." in done.stdout
     assert "up to 8 conversations" in done.stdout
+    stages = ("loading it and certifying", "parser=<", "asking the server", "measuring what its logprobs mean")
+    assert [stage for line in done.stdout.splitlines() for stage in stages if stage in line] == list(stages)
     found = json.loads((tmp_path / "out" / "conformance.json").read_text())
     assert found["sound"]
     assert found["server"]["model"] == "scripted"

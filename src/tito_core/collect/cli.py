@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
+from tito_core.stages import stages_shown
 
 if TYPE_CHECKING:
     from tito_core.collect.connection import Connection
@@ -69,7 +70,12 @@ def collect(
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
         console = Console(stderr=True)
         try:
-            with on_console(console) as draw, StoppableRunner() as runner, interrupts.calling(runner.stop):
+            with (
+                stages_shown(console),
+                on_console(console) as draw,
+                StoppableRunner() as runner,
+                interrupts.calling(runner.stop),
+            ):
 
                 def on_end(tally: Tally) -> None:
                     told[:] = [tally]
