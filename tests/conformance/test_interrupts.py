@@ -32,34 +32,37 @@ JITTER_S = 0.1
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
-@pytest.mark.parametrize(
-    ("defect", "count"), [(None, INTERRUPTS - INTERRUPTS // 4), (BROKEN, INTERRUPTS // 4)], ids=["sound", "broken"]
-)
-def test_an_interrupt_at_any_moment_ends_it(wire: str, defect: Defect | None, count: int, tmp_path: Path) -> None:
-    dice = random.Random(f"{SEED} {wire} {count}")
+def test_an_interrupt_at_any_moment_ends_it(wire: str, tmp_path: Path) -> None:
+    dice = random.Random(f"{SEED} {wire}")
     tokenizer().save_pretrained(tmp_path / "tokenizer")
-    with served(wire, defect) as server:
-        whole = run(command(server, wire), tmp_path)
-        requests = len(server.engine.exchanges)
-    assert whole.status == int(defect is not None), whole.out + whole.errors
     seen: Counter[str] = Counter()
-    for number in range(count):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        # One of three comes at some time, which is while it loads and before it asks anything, the others at some
-        # request of the whole run: what a request takes is nothing that a busy machine changes.
-        timed = number % 3 == 0
-        after_s = dice.uniform(0, whole.seconds if timed else JITTER_S)
-        nth = 0 if timed else dice.randint(1, requests)
+    for defect, count in ((None, INTERRUPTS - INTERRUPTS // 4), (BROKEN, INTERRUPTS // 4)):
         with served(wire, defect) as server:
-            ended = run(command(server, wire), tmp_path, after_s, lambda: len(server.engine.exchanges) >= nth)
-            until = time.monotonic() + WITHIN_S
-            while server.engine.running:
-                assert time.monotonic() < until, "a request was left running"
-                time.sleep(0.01)
-        where = f"{after_s:.3f} s after request {nth}, status {ended.status}: {ended.out}\n{ended.errors}"
-        assert not ended.noise, f"{ended.noise} {where}"
-        seen[what_it_said(ended, tmp_path / "out", where)] += 1
-    print(f"\n{count} interrupts on {wire}: {dict(seen)}")
+            whole = run(command(server, wire), tmp_path)
+            requests = len(server.engine.exchanges)
+        assert whole.status == int(defect is not None), whole.out + whole.errors
+        for number in range(count):
+            # One of three comes at some time, which is while it loads and before it asks anything, the others at some
+            # request of the whole run: how many there are does not depend on how busy the machine is.
+            timed = number % 3 == 0
+            after_s = dice.uniform(0, whole.seconds if timed else JITTER_S)
+            nth = 0 if timed else dice.randint(1, requests)
+            seen[interrupted(wire, defect, after_s, nth, tmp_path)] += 1
+    print(f"\n{INTERRUPTS} interrupts on {wire}: {dict(seen)}")
+
+
+def interrupted(wire: str, defect: Defect | None, after_s: float, nth: int, cwd: Path) -> str:
+    """Interrupt it so many seconds after the nth request, and name the stage in which it was."""
+    shutil.rmtree(cwd / "out", ignore_errors=True)
+    with served(wire, defect) as server:
+        ended = run(command(server, wire), cwd, after_s, lambda: len(server.engine.exchanges) >= nth)
+        until = time.monotonic() + WITHIN_S
+        while server.engine.running:
+            assert time.monotonic() < until, "a request was left running"
+            time.sleep(0.01)
+    where = f"{after_s:.3f} s after request {nth}, status {ended.status}: {ended.out}\n{ended.errors}"
+    assert not ended.noise, f"{ended.noise} {where}"
+    return what_it_said(ended, cwd / "out", where)
 
 
 def command(server: ScriptedServer, wire: str) -> Sequence[str]:

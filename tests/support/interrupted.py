@@ -42,7 +42,11 @@ class Ended:
 
 
 def run(
-    arguments: Sequence[str], cwd: Path, after_s: float | None = None, reached: Callable[[], bool] = lambda: True
+    arguments: Sequence[str],
+    cwd: Path,
+    after_s: float | None = None,
+    reached: Callable[[], bool] = lambda: True,
+    number: int = signal.SIGINT,
 ) -> Ended:
     """Run `tito`, and interrupt it.
 
@@ -51,6 +55,7 @@ def run(
         cwd: Where.
         after_s: Seconds to the interrupt from its beginning and what is `reached`; None leaves it alone.
         reached: Whether the command has come so far.
+        number: The signal.
 
     Raises:
         AssertionError: It goes on after `WITHIN_S`; it is killed then.
@@ -73,7 +78,7 @@ def run(
                 process.wait(after_s)
             except subprocess.TimeoutExpired:
                 since = time.monotonic()
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
         try:
             out, errors = process.communicate(timeout=None if after_s is None else WITHIN_S)
         except subprocess.TimeoutExpired:

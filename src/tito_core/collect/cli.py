@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tito_core.collect.workers import Workers
     from tito_core.settings import Choices
 
-STATUSES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit statuses after Ctrl-C and SIGTERM, with which schedulers end a job, as shells have them."""
 
 
