@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from tito_conformance.agents import Answer, Life, listen
-from tito_core.cancelling import cancelling
 from tito_core.testing import moves as m
 
 if TYPE_CHECKING:
@@ -40,17 +39,13 @@ async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move
         await asyncio.sleep(move.after_s)
         if move.how == "signal":
             signal.set()
-            answer = await task
-            return answer if answer.reason is not None else None
-        task.cancel()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if cancelling():  # the whole run was stopped meanwhile: that is not ours to take
-                raise
-            return None
+        else:
+            task.cancel()
+        await asyncio.wait({task})  # unlike `await task`, raises only a cancellation that is meant for this one
+        return None if task.cancelled() else task.result()
     finally:
-        task.cancel()
+        if not task.cancelling():
+            task.cancel()
         await asyncio.gather(task, return_exceptions=True)  # nothing of it is left behind, whoever broke off
         if move.how == "close":
             with contextlib.suppress(RuntimeError):

@@ -131,6 +131,21 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         expect_collected(out, server, WANTED)
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_agents_that_do_not_end_cannot_hold_it_up(
+    signals: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    with served("vllm") as server:
+        pid = forks.start(command("vllm", server, folder, tasks, out, "--agent", "collect_agents:stubborn"), log)
+        wait_for(out, 1)
+        for _ in range(signals):
+            os.kill(pid, signal.SIGINT)
+        assert forks.wait(pid) == 130, log.read_text()
+    assert "1 of 5 rollouts are there." in log.read_text()
+    assert len(lines(out)) == 1
+
+
 def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(
     tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
