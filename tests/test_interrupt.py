@@ -92,7 +92,9 @@ with Interrupts({signal.SIGINT: 9, signal.SIGTERM: 8}, "Nothing.", lambda: "This
         %s
 """
 OUTCOMES = {
-    "nothing to lose": ("with Interrupts({signal.SIGINT: 9}, 'Nothing.'):\n    begin(); time.sleep(600)", 9, "", "Nothing.\n"),
+    "nothing to lose": (
+        "with Interrupts({signal.SIGINT: 9}, 'Nothing.'):\n    begin(); time.sleep(600)", 9, "", "Nothing.\n"
+    ),
     "work that goes on": (STUBBORN % "leave(7)", 7, "asked\ngave up\n", ""),
     "work and command that go on": (STUBBORN % "time.sleep(600)", 9, "asked\ngave up\n", "This is known.\n"),
     "a library's caller": (
