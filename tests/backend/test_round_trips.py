@@ -1,4 +1,4 @@
-"""How many round trips connecting takes: requests that do not need each other's answers go together."""
+"""What connecting asks: few round trips, and everything that is measured is measured anew each time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from support.backends import EOS, Kind, backend_of, engine_of
+from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
 from tito_core.policy import run_blocking
@@ -48,3 +48,17 @@ def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
     assert policy.info.processed_logprobs is not None
     print(f"{kind}: {len(there.rounds)} requests in {max(there.rounds)} rounds")
     assert max(there.rounds) == rounds
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_server_that_was_restarted_otherwise_is_measured_anew(kind: Kind) -> None:
+    size = len(tokenizer())
+    raw, processed = (
+        engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size, raw_logprobs=raw) for raw in (True, False)
+    )
+    there = InProcessTransport(raw)
+    backend = backend_of(raw, http_transport=lambda: there)
+    for engine, processes in ((raw, False), (processed, True), (raw, False)):
+        there.engine = engine
+        policy = run_blocking(Policy.connect_async(backend=backend, tokenizer=tokenizer()))
+        assert policy.info.processed_logprobs is processes
