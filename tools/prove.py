@@ -27,6 +27,7 @@ RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
 CHAT = ("src/tito_core/chat", "tests/chat/prove/zoo.py", "tests/support/zoo.py", "tests/support/zoo_templates.json")
 PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
+INTERRUPT = ("src/tito_core/interrupt.py", "src/tito_core/__main__.py", "tests/support/interrupted.py")
 ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
 
@@ -130,6 +131,29 @@ PROOFS = {
             f"TITO_ROLLOUTS={count} TITO_KILLS=10 TITO_SEED={seed} {PYTEST} -s tests/collect/test_kills.py"
         ),
         r"(\d+) rollouts of",
+    ),
+    "interrupts": Proof(
+        "`tito conformance` gets Ctrl-C at random moments, on each wire, a quarter of them with a server that breaks a "
+        "law: it ends within seconds with the documented exit status, says what is known, prints no traceback and "
+        "nothing else that nobody asked for, and leaves no request running.",
+        "interrupts on each wire",
+        100,
+        20,
+        (*INTERRUPT, "src/tito_conformance", "tests/conformance/test_interrupts.py"),
+        lambda count, seed: (
+            f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
+        ),
+        r"(\d+) interrupts",
+    ),
+    "collect-interrupts": Proof(
+        "`tito collect` gets Ctrl-C or SIGTERM at random moments, on each wire, again and again: each time it ends so, "
+        "too, and in the end every rollout is there once, those that were finished unchanged.",
+        "interrupts on each wire",
+        30,
+        30,
+        (*INTERRUPT, "src/tito_core/collect", "tests/support/collect_command.py", "tests/collect/test_interrupts.py"),
+        lambda count, seed: f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/collect/test_interrupts.py",
+        r"(\d+) interrupts",
     ),
     "ids": Proof(
         "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "

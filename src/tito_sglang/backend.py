@@ -14,6 +14,7 @@ from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
+from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
@@ -27,11 +28,21 @@ class SGLangBackend(SGLangAdmin):
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
-        length = wire.usable_length(model.max_model_len, loads)
-        weights, vocab_size = await self.weight_version(), await self._vocab_size()
-        can = wire.capabilities(await self.get_if_there("/server_info", wire.ServerInfo), vocab_size)
-        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=vocab_size, capabilities=can)
+        async with together() as group:
+            asked_loads = group.create_task(self.get_if_there("/v1/loads", wire.Loads))
+            weights = group.create_task(self.weight_version())
+            server = group.create_task(self.get_if_there("/server_info", wire.ServerInfo))
+            vocab_size = await self._vocab_size()
+        loads = asked_loads.result() or wire.Loads()
+        return EngineInfo(
+            self.name,
+            model.id,
+            wire.usable_length(model.max_model_len, loads),
+            loads.version,
+            weights.result(),
+            vocab_size=vocab_size,
+            capabilities=wire.capabilities(server.result(), vocab_size),
+        )
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""

@@ -15,6 +15,7 @@ from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
+from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
@@ -32,16 +33,20 @@ class VLLMBackend(VLLMAdmin):
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        version = await self.get_if_there("/version", wire.Version)
-        is_open = await self._is_open(model.id)
+        async with together() as group:
+            asked_version = group.create_task(self.get_if_there("/version", wire.Version))
+            weights = group.create_task(self.weight_version())
+            is_open = await self._is_open(model.id)
+            can = await self._capabilities(model.id, is_open)
+        version = asked_version.result()
         return EngineInfo(
             self.name,
             model.id,
             model.max_model_len,
             version.version if version else None,
-            await self.weight_version(),
+            weights.result(),
             endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
-            capabilities=await self._capabilities(model.id, is_open),
+            capabilities=can,
         )
 
     async def _capabilities(self, model: str, is_open: bool) -> Capabilities:

@@ -71,6 +71,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         argv = command(kind, server, folder, tasks, out, *more)
         first = here.invoke(cli.app, argv)
         assert first.exit_code == 0, first.output
+        assert "measuring what its logprobs mean" in first.stderr
         turns = expect_collected(out, server, WANTED)
         asked = len(server.engine.requests)
         again = here.invoke(cli.app, argv)
@@ -128,6 +129,21 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         assert forks.wait(forks.start(argv, log)) == 0, log.read_text()
         assert lines(out)[: len(had)] == had
         expect_collected(out, server, WANTED)
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_agents_that_do_not_end_cannot_hold_it_up(
+    signals: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    with served("vllm") as server:
+        pid = forks.start(command("vllm", server, folder, tasks, out, "--agent", "collect_agents:stubborn"), log)
+        wait_for(out, 1)
+        for _ in range(signals):
+            os.kill(pid, signal.SIGINT)
+        assert forks.wait(pid) == 130, log.read_text()
+    assert "1 of 5 rollouts are there." in log.read_text()
+    assert len(lines(out)) == 1
 
 
 def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(

@@ -131,7 +131,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool], otherwise: str) -> None:
         """Wait until something holds."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, otherwise
             await asyncio.sleep(0.002)

@@ -21,6 +21,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.retries import Attempt, Retries
+from tito_core.backend.together import together
 from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
@@ -240,7 +241,9 @@ async def agreed(
         BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
-    found = await asyncio.gather(*map(ask, members))
+    async with together() as group:
+        asked = [group.create_task(_asked(ask, member)) for member in members]
+    found = [task.result() for task in asked]
     known: dict[str, tuple[object, int]] = {}
     for number, each in enumerate(map(facts, found), 1):
         for what, said in each.items():
@@ -256,6 +259,10 @@ async def agreed(
 
 def _shown(ids: list[int] | None) -> str:
     return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
+
+
+async def _asked(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
+    return await ask(member)
 
 
 def _admin(member: _Member) -> EngineAdmin:
