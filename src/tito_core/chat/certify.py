@@ -53,6 +53,7 @@ def choose(
     Raises:
         TemplateError: None is; the message shows the first difference of the one that came furthest.
     """
+    _check_renderings(rendering, judge(()).referee)
     trials: list[Trial] = []
     refusal: TemplateError | None = None
     for candidate in candidates:
@@ -75,6 +76,25 @@ def choose(
     )
 
 
+def _check_renderings(rendering: Rendering, referee: Referee) -> None:
+    """Check that tracing content changes nothing of what the template writes.
+
+    Raises:
+        TemplateError: Some conversation is rendered in another way than transformers renders it.
+    """
+    for case in cases():
+        try:
+            plain = referee.render(case.history, case.system, case.tools)
+            traced = rendering.of_messages(case.history, case.system, case.tools)
+        except (RefusedError, TemplateError):
+            continue  # one of them refuses it, which is judged with the delta
+        if str.__ne__(traced, plain):
+            raise TemplateError(
+                "The chat template cannot be followed: with its content traced it writes another text than with "
+                f"transformers, on the probe {case.name!r}, {Difference(plain, str.__str__(traced))}"
+            )
+
+
 def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> Trial:
     """Try one candidate on probes, up to the first difference.
 
@@ -86,9 +106,11 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
         turn = Turn(case.before, case.answered, case.new, case.system, case.tools, case.opened is None)
         try:
             difference = judge.difference(turn, lambda last, case=case: _ids(source, case, last))  # type: ignore[misc]
-        except (RefusedError, TemplateError) as error:
+        except RefusedError as error:
             trial.refused.append((case.name, str(error)))
             continue
+        except TemplateError as error:  # the template takes the conversation, and not what the candidate makes of it
+            difference = Difference("(it is rendered)", f"(refused: {error})")
         if difference is None:
             trial.passed.append(case)
         elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide

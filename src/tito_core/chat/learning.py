@@ -104,17 +104,18 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = 
 def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) -> tuple[tuple[int, ...], int]:
     """Return the ids that close an answer, and where in the text they end.
 
-    They are the first control tokens in a row, unless the last of these stands within turns too and a later one does
-    not (Kimi K3 closes parts of its messages and its messages alike, and then ends them by another token).
+    The last control token before the next opener ends the answer, where it stands for the first time, with those right
+    before it (Command R writes two). Tokens that also stand within turns end parts of them (Kimi K3), unless all do.
     """
     tokens = _before_openers(tuple(token for _, _, token in controls), openers)
-    row = _before_openers(adjacent(controls), openers)
-    only = next((i for i, token in enumerate(tokens) if token not in inner), len(row))
-    if only < len(row):
-        return row, controls[len(row) - 1][1]
-    if only == len(tokens) or not row:
+    ends = [token for token in tokens if token not in inner]
+    if not ends:
+        row = _before_openers(adjacent(controls), openers)
         return row, controls[len(row) - 1][1] if row else 0
-    return (tokens[only],), controls[only][1]
+    begin = end = tokens.index(ends[-1])
+    while begin and controls[begin - 1][1] == controls[begin][0] and tokens[begin - 1] not in inner:
+        begin -= 1
+    return tokens[begin : end + 1], controls[end][1]
 
 
 def _before_openers(closing: tuple[int, ...], openers: Set[int]) -> tuple[int, ...]:
@@ -159,6 +160,9 @@ def _calls_end(sample: Sample, found: tuple[list[Control], list[Control], int, i
         return (), none, none, None
     if answers.closing and at is not None and at < len(before):
         return answers.closing, answers.finals, answers.openers, (there[at][0], there[at + length - 1][1])
+    ended = next((i for i in range(min(same, len(before))) if common[i] in answers.openers), None)
+    if ended is not None:  # what ends answers only where a message follows ends calls always (Hunyuan 3)
+        return (common[ended],), none, answers.openers, there[ended][:2]
     if not answers.closing and same < len(before):
         opener = there[same]
         return (), none, answers.openers | {opener[2]}, (opener[0], opener[0])

@@ -78,7 +78,7 @@ class Judge:
         stops: Set[int],
         eos: int | None,
     ) -> None:
-        self._referee = referee
+        self.referee = referee
         self._encode = encode
         self._decode = decode
         self._controls = controls
@@ -92,10 +92,12 @@ class Judge:
             RefusedError: The template refuses the conversation, or leaves out, repeats or moves what new messages say.
         """
         history = [*turn.before, turn.answered, *turn.new]
-        whole = self._referee.render(history, turn.system, turn.tools)
+        whole = self.referee.render(history, turn.system, turn.tools)
         words = list(_words(turn.new))
         if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
             raise RefusedError(f"Of the new messages it writes the texts {shown}, in this order, instead of {words}.")
+        if not _shows_calls(turn, whole):
+            raise RefusedError("It leaves out the calls of the answer.")
         begun = whole.find(words[0]) if words else len(whole)
         rest = _after(turn.answered, whole, begun)
         if rest is None:  # nothing of the turn is shown: reasoning that was cut off, or a call without arguments
@@ -103,7 +105,7 @@ class Judge:
             return self._unless_equal(expected[len(expected) - len(found) :], found, words)
         if not turn.completed:
             return self._unless_equal(self._encode(rest), delta(None), words)
-        alone = self._referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
+        alone = self.referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
         tail = self._encode(_after(turn.answered, alone, len(alone)) or "")
         stop = next((token for token in tail if token in self._stops), None)
         wrong = self._wrong_stop(turn, alone, tail, stop)
@@ -137,7 +139,7 @@ class Judge:
         """Return the control tokens with which a rendering begins, up to the first text."""
         ids = self._encode(text)
         begun = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
-        return {token for token in ids[:begun] if self._controls[token] != self._referee.bos}
+        return {token for token in ids[:begun] if self._controls[token] != self.referee.bos}
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
         if expected == found and _WORD.findall(self._decode(found)) == words:
@@ -153,6 +155,13 @@ def _words(messages: Iterable[Any]) -> Iterator[str]:
         texts = [block for block in message["content"] if "toolResult" not in block]
         for part in (*results, *texts):
             yield from _WORD.findall(json.dumps(part, ensure_ascii=False))
+
+
+def _shows_calls(turn: Turn, whole: str) -> bool:
+    """Return whether a rendering names the tool of an answer's first call after all that came before."""
+    begun = max((whole.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=-1)
+    name = next((block["toolUse"]["name"] for block in turn.answered["content"] if "toolUse" in block), "")
+    return whole.find(name, max(begun, 0)) >= 0
 
 
 def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:
