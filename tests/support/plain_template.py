@@ -21,12 +21,19 @@ class Plain:
         self.tokenizer = tokenizer
         added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)  # Gemma has added blanks
         self.controls = re.compile("|".join(map(re.escape, added))) if added else re.compile(r"(?!)")
+        self.needs_tools = False
         self.reading = self._read()
+        if self.reading is None:  # some templates render nothing at all without tools
+            self.needs_tools = True
+            self.reading = self._read()
         self.openers = self._openers() if self.reading else frozenset()
+        self.ends = self._ends() if self.reading else frozenset()
         self.inner = (self._inner(calls=False), self._inner(calls=True)) if self.reading else (frozenset(),) * 2
 
     def render(self, messages: list[Any], tools: Any = None, prompt: bool = False) -> str:
         """Give the rendering as text; raises whatever the template raises."""
+        if self.needs_tools and not tools:
+            tools = Chat("", 3, "", ()).openai_tools()
         shown: str = self.tokenizer.apply_chat_template(
             json.loads(json.dumps(messages)), tools=tools, add_generation_prompt=prompt, tokenize=False
         )
@@ -130,6 +137,17 @@ class Plain:
         first = [pair for pair in self.found(asked) if pair[0] != self.tokenizer.bos_token][:1]
         return frozenset(text for text, _ in [*first, *self.found(opening)])
 
+    def _ends(self) -> frozenset[str]:
+        """Collect what stands between an answer of plain text and the question after it, up to its opener."""
+        assert self.reading is not None
+        chat = Chat("", 0, "zq1v", ((Answer("zq2v", "", (), "zq2v"), Reply((), "zq3v")),))
+        try:
+            text = self.render(chat.openai(1, self.reading))
+        except Exception:  # as in `shows`
+            return frozenset()
+        between = text[text.rfind("zq2v") : text.rfind("zq3v")]
+        return frozenset(control for control, _ in self.closers(between))
+
     def _inner(self, *, calls: bool) -> frozenset[str]:
         """Collect the control tokens inside answers, or calls: what closes a part of a turn is no stop."""
         assert self.reading is not None
@@ -182,6 +200,15 @@ def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
         if text != other:
             break
         common += 1
+    if answer.calls and (
+        found := [
+            pair
+            for pair in rewritten[: common + 1]
+            if pair[0] in plain.ends - inner and not re.search(r"zq\d+v", later[: pair[1]])
+        ]
+    ):
+        stop, end = found[-1]  # what ends an answer ends calls too, whatever markup stands before it
+        return Ended(stop, later[:end], after + end, after)
     if stops := [text for text, _ in closers[:common] if text not in inner]:
         end, other = (next(end for text, end in found if text == stops[-1]) for found in (closers, rewritten))
         return Ended(stops[-1], rest[:end], after + other, after)

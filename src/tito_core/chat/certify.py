@@ -24,6 +24,7 @@ class Trial:
     Attributes:
         passed: Those on which its delta is the template's own.
         refused: Those that the template refuses, or shows in part only, each with the reason.
+        unable: How many of these the template takes, so that another candidate may be able to.
         moved: Those in which the template writes text besides calls in another place than it was sampled in.
         difference: The first that is wrong, and how.
     """
@@ -31,6 +32,7 @@ class Trial:
     source: DeltaSource
     passed: list[Case] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+    unable: int = 0
     moved: list[str] = field(default_factory=list)
     difference: tuple[str, Difference] | None = None
 
@@ -50,6 +52,8 @@ def choose(
 ) -> Trial:
     """Return the first candidate that is right on all probes that the template takes.
 
+    Where each is unable to render some of them, the one that is able to render most: the others raise in use.
+
     Raises:
         TemplateError: None is; the message shows the first difference of the one that came furthest.
     """
@@ -62,9 +66,12 @@ def choose(
         except TemplateError as error:
             refusal = refusal or error
             continue
-        if trial.difference is None:
+        if trial.difference is None and not trial.unable:
             return trial
         trials.append(trial)
+    right = [trial for trial in trials if trial.difference is None]
+    if right:
+        return min(right, key=lambda trial: trial.unable)
     furthest = max(trials, key=lambda trial: len(trial.passed), default=None)
     if furthest is None or furthest.difference is None:
         raise refusal or TemplateError("There is no candidate to try.")
@@ -110,7 +117,9 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
             trial.refused.append((case.name, str(error)))
             continue
         except TemplateError as error:  # the template takes the conversation, and not what the candidate makes of it
-            difference = Difference("(it is rendered)", f"(refused: {error})")
+            trial.refused.append((case.name, str(error)))
+            trial.unable += 1
+            continue
         if difference is None:
             trial.passed.append(case)
         elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide

@@ -66,11 +66,15 @@ class Sample:
 
         A template that ignores `add_generation_prompt` writes the next opener after the last turn as well.
         """
-        return frozenset(adjacent(self.encoder.controls(self.followed)))
+        controls = self.encoder.controls(self.followed)
+        asked = max((stop for _, stop, source in self.followed.spans if source == self.source - 1), default=0)
+        closer = next((token for start, _, token in controls if start >= asked), None)  # an empty first message has one
+        return frozenset(adjacent(controls)) - {closer}
 
-    def follows(self, end: int) -> int:
-        """Return where the next message's content begins."""
-        return min((a for a, _, source in self.followed.spans if source > self.source and a >= end), default=end)
+    def follows(self, end: int, text: Traced | None = None) -> int:
+        """Return where the next message's content begins; the end of a text that shows none."""
+        text = self.followed if text is None else text
+        return min((a for a, _, source in text.spans if source > self.source and a >= end), default=len(text))
 
 
 def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = frozenset()) -> Ending | None:
@@ -78,7 +82,7 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = 
 
     Args:
         sample: An answer of text.
-        thoughts: What holds reasoning, with nothing after it: an answer without text, and calls.
+        thoughts: What holds reasoning: an answer without text, before a question and at the end, and calls.
         inner: Ids that stand within turns too; see `inner_controls`.
     """
     found = sample.controls()
@@ -206,7 +210,10 @@ def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | No
     spans = content_spans(thought, sample.source)
     if not spans or str.__str__(cut(thought, *spans[0][:2])) != THOUGHT:
         return None
-    end, controls = spans[0][1], controls_from(sample.encoder, thought, spans[0][1])
+    end, until = spans[0][1], sample.follows(spans[0][1], thought)
+    controls = [control for control in controls_from(sample.encoder, thought, end) if control[0] < until]
+    if until < len(thought) and not ending.closing:
+        return None  # the next message's opener would have to be told from reasoning's closer
     closing = np.array(ending.closing, np.int32)
     if len(spans) > 1:
         return np.concatenate([_ids(sample.encoder, thought, end, controls[0][1] if controls else end), closing])

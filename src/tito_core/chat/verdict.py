@@ -125,7 +125,7 @@ class Judge:
     def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
         """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
         until = tail if stop is None else tail[: tail.index(stop)]
-        openers = self._openers(alone)
+        openers = self._openers(turn, alone)
         if stop in openers and not self._controls.keys().isdisjoint(until):
             return f"(the engine would stop at {self._controls[stop or 0]!r}, which opens messages)"
         later = [token for token in tail[len(until) :] if token in self._stops and token not in {stop, *openers}]
@@ -135,11 +135,14 @@ class Judge:
         early = next((token for token in self._encode(spoken) if token in self._stops), None)
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
 
-    def _openers(self, text: str) -> set[int]:
-        """Return the control tokens with which a rendering begins, up to the first text."""
+    def _openers(self, turn: Turn, text: str) -> set[int]:
+        """Return the control tokens with which a rendering begins, up to the first text; none that closes messages."""
         ids = self._encode(text)
         begun = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
-        return {token for token in ids[:begun] if self._controls[token] != self.referee.bos}
+        openers = {token for token in ids[:begun] if self._controls[token] != self.referee.bos}
+        asked = max((text.rfind(word) for word in _words(turn.before)), default=-1)
+        after = self._encode(text[asked:]) if asked >= 0 else []
+        return openers - {next((token for token in after if token in self._controls), -1)}
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
         if expected == found and _WORD.findall(self._decode(found)) == words:
