@@ -200,16 +200,11 @@ def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
         if text != other:
             break
         common += 1
-    if answer.calls and (
-        found := [
-            pair
-            for pair in rewritten[: common + 1]
-            if pair[0] in plain.ends - inner and not re.search(r"zq\d+v", later[: pair[1]])
-        ]
-    ):
-        stop, end = found[-1]  # what ends an answer ends calls too, whatever markup stands before it
-        return Ended(stop, later[:end], after + end, after)
     if stops := [text for text, _ in closers[:common] if text not in inner]:
+        markup = answer.calls and stops[-1] not in plain.ends
+        if markup and rewritten[common:] and rewritten[common][0] in plain.ends - inner:
+            stop, end = rewritten[common]  # the call's markup ends it, and what ends answers follows
+            return Ended(stop, later[:end], after + end, after)
         end, other = (next(end for text, end in found if text == stops[-1]) for found in (closers, rewritten))
         return Ended(stops[-1], rest[:end], after + other, after)
     if own := [pair for pair in closers if pair[0] not in inner]:

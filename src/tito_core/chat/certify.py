@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import Opened
-from tito_core.chat.probes import Case, cases
+from tito_core.chat.probes import USUAL, Case, cases
 from tito_core.chat.referee import Referee, RefusedError
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.verdict import Difference, Judge, Turn
@@ -117,9 +117,11 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
             trial.refused.append((case.name, str(error)))
             continue
         except TemplateError as error:  # the template takes the conversation, and not what the candidate makes of it
-            trial.refused.append((case.name, str(error)))
-            trial.unable += 1
-            continue
+            if case.name.partition(",")[0] not in USUAL:
+                trial.refused.append((case.name, str(error)))
+                trial.unable += 1
+                continue
+            difference = Difference("(it is rendered)", f"(refused: {error})")
         if difference is None:
             trial.passed.append(case)
         elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide

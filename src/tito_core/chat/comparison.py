@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tito_core.chat.referee import Referee, RefusedError
@@ -55,7 +55,7 @@ class Comparisons:
                 return
             found = text()
             expected = whole[len(whole) - len(found) :] if answered else whole
-            if expected != found:
+            if expected != found or _left_behind(messages[answered:], whole, found):
                 raise LawViolationError(
                     7,
                     "what this turn adds to the prompt is not the chat template's own rendering. It differs "
@@ -67,16 +67,26 @@ class Comparisons:
 
 
 def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
-    """Return the shape of a delta: the kinds of the blocks in it and in its turn, and what came before.
-
-    Of a first prompt, the pairs of kinds that follow each other.
+    """Return the shape of a delta: the system prompt, the tools, how many messages and results came before, and the
+    kinds of the blocks in its turn and in what follows it; of a first prompt, those of all messages.
     """
-    opened = bool(system), bool(tools)
+    opened = system, tuple(tool["name"] for tool in tools or ())
     if not answered:
-        kinds = [_kinds(message) for message in messages]
-        return (*opened, frozenset(zip([None, *kinds], kinds, strict=False)))
+        return (*opened, *map(_kinds, messages))
     earlier = sum("toolResult" in block for message in messages[: answered - 1] for block in message["content"][:1])
-    return (*opened, min(earlier, 3), *(_kinds(message) for message in messages[answered - 1 :]))
+    return (*opened, answered, earlier, *map(_kinds, messages[answered - 1 :]))
+
+
+def _left_behind(new: Sequence[Any], whole: str, found: str) -> bool:
+    """Return whether a text of the new messages stands before a delta instead of in it."""
+    return any(text.strip() not in found and text.strip() in whole for message in new for text in _texts(message))
+
+
+def _texts(message: Any) -> Iterator[str]:
+    for block in message["content"]:
+        yield from (item["text"] for item in block.get("toolResult", {}).get("content", ()) if "text" in item)
+        if "text" in block:
+            yield block["text"]
 
 
 def _kinds(message: Any) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ class DeltaSource:
         """Return the rendering of a delta and its tokens; see `ChatTemplate.delta`."""
         tail = self.tail(answered, new, tools, history)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
-        missing = tail.ending.missing(last_output_id, opened)
+        missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
         if not len(missing) and not tail.ending.openers:
             return tail, encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
@@ -252,13 +252,14 @@ class DeltaSource:
 
 def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> int:
     start = content_start(text, source)
+    until = min((begin for begin, _, origin in text.spans if origin > source and begin >= start), default=len(text))
     if ending.closing:
         run = find_run(controls, ending.closing, start)
-        if run is not None:
+        if run is not None and run[1] <= until:
             return run[1]
     else:
         for begin, _, token in controls:
-            if begin >= start and token in ending.openers:
+            if start <= begin < until and token in ending.openers:
                 return begin
     named = ending.closing or sorted(ending.openers)
     raise TemplateError(

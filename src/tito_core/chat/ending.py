@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,13 +34,22 @@ class Ending:
     openers: frozenset[int]
     closers: Mapping[Opened, TokenIds]
 
-    def missing(self, last_output_id: int | None, opened: Opened) -> TokenIds:
-        """Give the ids to insert after a turn whose last token is this one; none where it closed itself."""
+    def missing(self, last_output_id: int | None, opened: Opened, controls: Set[int] = frozenset()) -> TokenIds:
+        """Return the ids to insert after a turn whose last token is this one; none where it closed itself.
+
+        Args:
+            last_output_id: The last token that the engine sampled.
+            opened: What the turn left open.
+            controls: Ids of control tokens: one of a call's closers that was sampled last is not inserted again.
+        """
         closers = self.closers.get(opened, self.closers[Opened.MESSAGE])
         if last_output_id in self.finals:
             return closers[:0]
         if last_output_id in self.closing:
             return closers[len(closers) - len(self.closing) + self.closing.index(last_output_id) + 1 :]
+        call = self.closers.get(Opened.CALL, closers).tolist()
+        if opened != Opened.REASONING and last_output_id in controls and last_output_id in call:
+            return self.closers[Opened.CALL][call.index(last_output_id) + 1 :]
         return closers
 
     @property

@@ -221,6 +221,8 @@ def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | No
     if finals:
         return np.concatenate([_ids(sample.encoder, thought, end, finals[-1][0]), closing])
     closings = [control for control in controls if control[2] in ending.closing[-1:]]
+    if until < len(thought) and not closings:
+        return None
     return _ids(sample.encoder, thought, end, closings[-1][1] if closings else len(str.__str__(thought).rstrip()))
 
 

@@ -144,7 +144,8 @@ def _copy(text: str, control: frozenset[str], added: set[str], backend: Tokenize
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    written = token.content in template and not token.content.isspace()
+    # Words such as `role` are names in the template's own code.
+    written = token.content in template and not token.content.isspace() and not token.content.isidentifier()
     return token.special or written or _MARKUP.fullmatch(token.content) is not None
 
 

@@ -95,7 +95,10 @@ class Judge:
         whole = self.referee.render(history, turn.system, turn.tools)
         words = list(_words(turn.new))
         if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
-            raise RefusedError(f"Of the new messages it writes the texts {shown}, in this order, instead of {words}.")
+            results = set(_words(_results(turn.new)))
+            if results and results.isdisjoint(shown) and shown == [word for word in words if word not in results]:
+                raise RefusedError("It leaves out tool results.")  # which is refused in use as well
+            return Difference(f"(each text once: {words})", f"({shown})")
         if not _shows_calls(turn, whole):
             raise RefusedError("It leaves out the calls of the answer.")
         begun = whole.find(words[0]) if words else len(whole)
@@ -128,7 +131,10 @@ class Judge:
         openers = self._openers(turn, alone)
         if stop in openers and not self._controls.keys().isdisjoint(until):
             return f"(the engine would stop at {self._controls[stop or 0]!r}, which opens messages)"
-        later = [token for token in tail[len(until) :] if token in self._stops and token not in {stop, *openers}]
+        prompt = self.referee.render(turn.before, turn.system, turn.tools)
+        begun = max((prompt.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=0)
+        begins = {stop, *openers, *self._encode(prompt[max(begun, 0) :])}  # of templates that always write a prompt
+        later = [token for token in tail[len(until) :] if token in self._controls and token not in begins]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
         spoken = _between(turn.answered, alone)
@@ -165,6 +171,11 @@ def _shows_calls(turn: Turn, whole: str) -> bool:
     begun = max((whole.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=-1)
     name = next((block["toolUse"]["name"] for block in turn.answered["content"] if "toolUse" in block), "")
     return whole.find(name, max(begun, 0)) >= 0
+
+
+def _results(messages: Sequence[Any]) -> list[Any]:
+    """Return messages with nothing but their tool results."""
+    return [{"content": [block for block in message["content"] if "toolResult" in block]} for message in messages]
 
 
 def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:
