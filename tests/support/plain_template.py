@@ -202,8 +202,9 @@ def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
         common += 1
     if stops := [text for text, _ in closers[:common] if text not in inner]:
         markup = answer.calls and stops[-1] not in plain.ends
-        if markup and rewritten[common:] and rewritten[common][0] in plain.ends - inner:
-            stop, end = rewritten[common]  # the call's markup ends it, and what ends answers follows
+        then = rewritten[common : common + 1] if markup else []
+        if then and then[0][0] in plain.ends - inner and not re.search(r"zq\d+v", later[: then[0][1]]):
+            stop, end = then[0]  # the call's markup ends it, and what ends answers follows
             return Ended(stop, later[:end], after + end, after)
         end, other = (next(end for text, end in found if text == stops[-1]) for found in (closers, rewritten))
         return Ended(stops[-1], rest[:end], after + other, after)
