@@ -109,7 +109,7 @@ def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) ->
     """
     tokens = _before_openers(tuple(token for _, _, token in controls), openers)
     row = _before_openers(adjacent(controls), openers)
-    only = next((i for i, token in enumerate(tokens) if token not in inner), len(row))
+    only = next((i for i, token in enumerate(tokens) if token not in inner), len(tokens))
     if only < len(row):
         return row, controls[len(row) - 1][1]
     if only == len(tokens) or not row:
