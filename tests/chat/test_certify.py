@@ -21,6 +21,10 @@ CASES = len(list(cases()))
 RESULT = "{{- '\n<tool_response>\n' + message.content"
 
 
+def _calls(message: Any) -> list[Any]:
+    return [block for block in message["content"] if "toolUse" in block]
+
+
 def certified(source: str, **arguments: Any) -> Certificate:
     return ChatTemplate.certify(byte_level(template=source), **arguments)
 
@@ -73,7 +77,7 @@ def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
         (CHATML + PROMPT + "{{ messages|length }}", "question, first, with a system prompt"),
         (CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"), "result, first, with a system prompt"),
         (
-            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content == 'Why?' }}",
+            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content != '.' }}",
             "question, after an answer",
         ),
     ],
@@ -103,7 +107,9 @@ def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
         "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
     )
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
-    assert {name.split(",")[0] for name, _ in certificate.refused} == {"two results", "two results and question"}
+    several = [case.name for case in cases() if any(len(_calls(message)) > 1 for message in case.history)]
+    assert [name for name, _ in certificate.refused] == several
+    assert {name.split(",")[0] for name in several} >= {"two results", "two results and question"}
     assert all("one call" in reason for _, reason in certificate.refused)
     assert len(certificate.passed) + len(certificate.refused) == CASES
 
@@ -194,15 +200,49 @@ def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert default_folder().name == "certificates"
 
 
-def test_text_that_is_moved_behind_calls_is_told() -> None:
-    moved = CHATML_TOOLS.replace(
-        "{{- header(message.role) + message.content -}}",
-        "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}",
-    ).replace(
-        "{%- endfor -%}\n        {{- '<|im_end|>",
-        "{%- endfor -%}\n{{- message.content if message.tool_calls -}}{{- '<|im_end|>",
-    )
-    certificate = certified(moved)
+REMARK = "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}"
+CLOSED = "{%- endfor -%}\n        {{- '<|im_end|>\n' -}}"
+
+
+def moving(closed: str) -> str:
+    """Leave text besides calls out of its usual place, and write the end of a turn anew."""
+    source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", REMARK).replace(CLOSED, closed)
+    assert REMARK in source
+    assert closed in source
+    return source
+
+
+def test_text_that_is_moved_behind_calls_changes_no_delta() -> None:
+    certificate = certified(moving("{%- endfor -%}{{- message.content if message.tool_calls -}}{{- '<|im_end|>\n' -}}"))
+    assert certificate.passed == tuple(case.name for case in cases())
+
+
+def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
+    certificate = certified(moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}"))
     assert [line for line in certificate.rewrites if line.startswith("text besides calls")]
     assert not [name for name in certificate.passed if name.startswith("result after a remark")]
     assert [name for name in certificate.passed if name.startswith("two results")]
+    assert certificate.tools
+
+
+def test_a_result_written_otherwise_after_a_remark_is_refused_and_not_taken_for_a_moved_text() -> None:
+    beside = "{%- set said = messages[loop.index0 - 1] -%}{{- 'So:' if said.tool_calls and said.content else '' -}}"
+    with pytest.raises(TemplateError, match="on the probe 'result after a remark, first'"):
+        certified(CHATML_TOOLS.replace(RESULT, beside + RESULT))
+
+
+RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
+
+
+@pytest.mark.parametrize(
+    ("condition", "candidate"),
+    [
+        (RESULTS + " and not tools", "after a question, with a tool"),
+        (RESULTS + " and messages[0].role != 'system'", "after a system prompt and a question"),
+    ],
+)
+def test_a_candidate_that_the_template_refuses_gives_way_to_one_that_it_takes(condition: str, candidate: str) -> None:
+    certificate = certified(CHATML_TOOLS + "{{- raise_exception('not so') if " + condition + " -}}")
+    assert certificate.candidate == candidate
+    assert certificate.tools
+    assert all(reason.endswith("not so") for _, reason in certificate.refused)

@@ -24,6 +24,7 @@ class Trial:
     Attributes:
         passed: Those on which its delta is the template's own.
         refused: Those that the template refuses, or shows in part only, each with the reason.
+        missed: Number of refused ones that the template takes as a whole, and only this candidate's delta does not.
         moved: Those in which the template writes text besides calls in another place than it was sampled in.
         difference: The first that is wrong, and how.
     """
@@ -31,6 +32,7 @@ class Trial:
     source: DeltaSource
     passed: list[Case] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+    missed: int = 0
     moved: list[str] = field(default_factory=list)
     difference: tuple[str, Difference] | None = None
 
@@ -48,12 +50,13 @@ class Trial:
 def choose(
     rendering: Rendering, encoder: ContentSafeEncoder, judge: JudgeOf, candidates: Sequence[Candidate] = CANDIDATES
 ) -> Trial:
-    """Return the first candidate that is right on all probes that the template takes.
+    """Return the first candidate that is right on all probes that the template takes, or on most where none is.
 
     Raises:
         TemplateError: None is; the message shows the first difference of the one that came furthest.
     """
-    trials: list[Trial] = []
+    wrong: list[Trial] = []
+    right: list[Trial] = []
     refusal: TemplateError | None = None
     for candidate in candidates:
         try:
@@ -61,10 +64,12 @@ def choose(
         except TemplateError as error:
             refusal = refusal or error
             continue
-        if trial.difference is None:
+        if trial.difference is None and not trial.missed:
             return trial
-        trials.append(trial)
-    furthest = max(trials, key=lambda trial: len(trial.passed), default=None)
+        (right if trial.difference is None else wrong).append(trial)
+    if right:
+        return max(right, key=lambda trial: len(trial.passed))
+    furthest = max(wrong, key=lambda trial: len(trial.passed), default=None)
     if furthest is None or furthest.difference is None:
         raise refusal or TemplateError("There is no candidate to try.")
     probe, difference = furthest.difference
@@ -88,10 +93,12 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
             difference = judge.difference(turn, lambda last, case=case: _ids(source, case, last))  # type: ignore[misc]
         except (RefusedError, TemplateError) as error:
             trial.refused.append((case.name, str(error)))
+            trial.missed += isinstance(error, TemplateError) and not case.remark and _renders(source.rendering, case)
             continue
         if difference is None:
             trial.passed.append(case)
-        elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide
+        elif case.remark and judge.moves_text(turn):
+            # A policy's text besides calls stays where it was sampled; the probes without it decide.
             trial.moved.append(case.name)
         else:
             trial.difference = case.name, difference
@@ -99,6 +106,14 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     if not trial.passed:
         raise TemplateError(trial.refused[0][1] if trial.refused else "There is no probe to try.")
     return trial
+
+
+def _renders(rendering: Rendering, case: Case) -> bool:
+    try:
+        rendering.of_messages(case.history, case.system, case.tools)
+    except TemplateError:
+        return False
+    return True
 
 
 def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:

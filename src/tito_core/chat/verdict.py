@@ -120,6 +120,19 @@ class Judge:
             at = ids.index(stop) if stop is not None else len(ids)
         return self._unless_equal(ids[at + 1 :], delta(stop), words)
 
+    def moves_text(self, turn: Turn) -> bool:
+        """Return whether the plain rendering shows the text of a turn behind the first of its calls.
+
+        Raises:
+            RefusedError: The template refuses the conversation.
+        """
+        whole = self._referee.render([*turn.before, turn.answered, *turn.new], turn.system, turn.tools)
+        texts, calls = (
+            [whole.rfind(word) for block in turn.answered["content"] if kind in block for word in _words_of(block)]
+            for kind in ("text", "toolUse")
+        )
+        return max(texts, default=-1) > min(calls, default=len(whole))
+
     def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
         """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
         until = tail if stop is None else tail[: tail.index(stop)]
@@ -152,13 +165,16 @@ def _words(messages: Iterable[Any]) -> Iterator[str]:
         results.sort(key=lambda result: int(result["toolUseId"].removeprefix("call_")))
         texts = [block for block in message["content"] if "toolResult" not in block]
         for part in (*results, *texts):
-            yield from _WORD.findall(json.dumps(part, ensure_ascii=False))
+            yield from _words_of(part)
+
+
+def _words_of(part: Any) -> list[str]:
+    return _WORD.findall(json.dumps(part, ensure_ascii=False))
 
 
 def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:
     """Return where a rendering shows the texts of a turn, each for the last time before a position."""
-    words = _WORD.findall(json.dumps(answered, ensure_ascii=False))
-    found = [(text.rfind(word, 0, until), len(word)) for word in words]
+    found = [(text.rfind(word, 0, until), len(word)) for word in _words_of(answered)]
     return sorted((at, at + length) for at, length in found if at >= 0)
 
 
