@@ -218,7 +218,9 @@ def test_text_that_is_moved_behind_calls_changes_no_delta() -> None:
 
 
 def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
-    certificate = certified(moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}"))
+    certificate = certified(
+        moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}")
+    )
     assert [line for line in certificate.rewrites if line.startswith("text besides calls")]
     assert not [name for name in certificate.passed if name.startswith("result after a remark")]
     assert [name for name in certificate.passed if name.startswith("two results")]

@@ -39,9 +39,7 @@ def test_a_difference_is_shown_at_its_place_with_little_around(
 ) -> None:
     assert AROUND == 60
     assert str(Difference(expected, found)) == (
-        f"at character {at}:\n"
-        f"  template: '{shown[0]}'\n"
-        f"  delta:    '{shown[1]}'"
+        f"at character {at}:\n  template: '{shown[0]}'\n  delta:    '{shown[1]}'"
     )
 
 
@@ -106,7 +104,9 @@ def test_what_the_template_refuses_as_a_whole_is_not_counted_against_a_candidate
 def test_a_template_that_takes_no_question_is_refused_with_its_own_words() -> None:
     first = PROBES["question, first"]
     with pytest.raises(TemplateError, match="never"):
-        tried(CHATML_TOOLS + "{{ raise_exception('never') if messages[0].content != '.' and messages|length > 1 }}", first)
+        tried(
+            CHATML_TOOLS + "{{ raise_exception('never') if messages[0].content != '.' and messages|length > 1 }}", first
+        )
     with pytest.raises(TemplateError, match="no probe"):
         tried(CHATML_TOOLS)
 
