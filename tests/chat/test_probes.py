@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from tito_core.chat.ending import Opened
@@ -102,7 +103,7 @@ def test_each_text_has_a_number_of_its_own_and_each_call_an_id() -> None:
 
 def test_the_results_after_calls_are_theirs() -> None:
     for case in CASES.values():
-        for message, after in zip(case.history, case.history[1:], strict=False):
+        for message, after in pairwise(case.history):
             called_ids = [use["toolUseId"] for use in uses(message)]
             assert sorted(result["toolUseId"] for result in shown_results(after)) == called_ids
 
@@ -111,7 +112,7 @@ def test_roles_alternate_but_where_two_questions_are_probed() -> None:
     for name, case in CASES.items():
         roles = [message["role"] for message in case.history]
         assert roles[0] == "user"
-        pairs = [pair for pair in zip(roles, roles[1:], strict=False) if pair[0] == pair[1]]
+        pairs = [pair for pair in pairwise(roles) if pair[0] == pair[1]]
         assert pairs == [("user", "user")] * name.startswith("two questions")
 
 
