@@ -6,6 +6,7 @@ It uses nothing of the code that translates messages for a rollout, so that it c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Writer:
 
     def text(self) -> str:
         self._texts += 1
-        return f"{self._words()} w{self._texts:03}."
+        return f"{self._words()} n{self._texts:03}."
 
     def question(self, count: int = 1) -> Any:
         return {"role": "user", "content": [{"text": self.text()} for _ in range(count)]}
@@ -53,6 +54,17 @@ class Writer:
 
     def _thought(self, thought: bool) -> list[Any]:
         return [{"reasoningContent": {"reasoningText": {"text": self.text()}}}] if thought else []
+
+
+def numbers(value: Any) -> list[str]:
+    """Return the numbers of texts in a message, several of them, or a rendering."""
+    return re.findall(r"\bn\d{3}\b", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def after(answered: Any, new: Any, text: str) -> str:
+    """Return what a rendering holds after the last text of a turn."""
+    until = text.index(found[0]) if (found := numbers(new)) else len(text)
+    return text[max(text.rfind(number, 0, until) for number in numbers(answered)) + len("n000.") :]
 
 
 @st.composite
