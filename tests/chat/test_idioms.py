@@ -5,6 +5,8 @@ What is expected is the plain rendering of transformers, from messages and with 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +28,8 @@ class Expected:
         answers: What ends an answer that nothing follows.
         calls: What ends calls.
         instead: What stands in the place of one of these once a message follows.
+        never_written: What ends an answer is the policy's alone: the template writes it nowhere.
+        short_ids: Call ids have nine characters.
     """
 
     answers: str
@@ -33,6 +37,16 @@ class Expected:
     candidate: str = "after a question"
     most_calls: int = 3
     instead: dict[str, str] = field(default_factory=dict)
+    never_written: bool = False
+    short_ids: bool = False
+
+    def talks(self) -> Any:
+        drawn = talks(most_calls=self.most_calls)
+        return drawn.map(_with_short_ids) if self.short_ids else drawn
+
+
+def _with_short_ids(messages: Any) -> Any:
+    return json.loads(re.sub(r'"call_(\d)"', r'"call0000\1"', json.dumps(messages)))
 
 
 CERTIFIED = {
@@ -42,6 +56,10 @@ CERTIFIED = {
     "results within the turn": Expected("<|assistant_end|>", "<|tools_suffix|>"),
     "numbers all results": Expected("<|end|>", "<|end|>", "after messages like the rollout's own"),
     "asks for parts of text": Expected("<|end|>", "<|end|>"),
+    "ends by an end that it never writes": Expected(
+        "<|eos|>", "<|calls|>", instead={"<|eos|>": "<|end|>"}, never_written=True
+    ),
+    "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
 }
 REFUSED = {"results within a turn that has ended": "<|tools_suffix|>"}
 
@@ -73,15 +91,16 @@ def test_an_engine_stops_where_the_turn_ends_and_nowhere_else(name: str) -> None
     assert template.closer_id == template.stop_ids[0] == tokenizer.convert_tokens_to_ids(expected.answers)
 
     @settings(deadline=None, max_examples=25)
-    @given(talks(most_calls=expected.most_calls))
+    @given(expected.talks())
     def check(messages: Any) -> None:
         for before, answered, _ in turns(messages):
             prompt = plain(tokenizer, before, None, [LOOK])
             text = plain(tokenizer, [*before, answered], None, [LOOK], prompt=False)
             assert text.startswith(prompt)
-            ids = tokenizer.encode(text[len(prompt) :], add_special_tokens=False)
-            at = next(i for i, token in enumerate(ids) if token in stops)
             called = any("toolUse" in block for block in answered["content"])
+            said = text[len(prompt) :] + (expected.answers if expected.never_written and not called else "")
+            ids = tokenizer.encode(said, add_special_tokens=False)
+            at = next(i for i, token in enumerate(ids) if token in stops)
             assert tokenizer.decode(ids[at]) == (expected.calls if called else expected.answers)
             assert numbers(answered)[-1] in tokenizer.decode(ids[:at])
             assert numbers(tokenizer.decode(ids[at:])) == []
@@ -98,7 +117,7 @@ def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> 
     assert template.certificate.tools
 
     @settings(deadline=None, max_examples=25)
-    @given(talks(most_calls=expected.most_calls))
+    @given(expected.talks())
     def check(messages: Any) -> None:
         for before, answered, new in turns(messages):
             rest = after(answered, new, plain(tokenizer, [*before, answered, *new], None, [LOOK]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +130,37 @@ ASKS_FOR_PARTS = """
 """
 """Asks whether a result's content is a mapping by looking for an item of it, which plain text has not."""
 
+ENDS_BY_EOS = """
+{%- if tools -%}<|start|>system<|sep|>{{ tools | tojson }}<|end|>{%- endif -%}
+{%- for m in messages -%}
+  {%- if m.role == 'assistant' -%}
+    {%- if m.reasoning_content -%}<|start|>assistant<|think|>{{ m.reasoning_content }}<|end|>{%- endif -%}
+    {%- if m.tool_calls -%}<|start|>assistant<|call|>
+      {%- for c in m.tool_calls -%}{{ c.function.name }}{{ c.function.arguments | tojson }};{%- endfor -%}<|calls|>
+    {%- else -%}<|start|>assistant<|sep|>{{ m.content }}<|end|>{%- endif -%}
+  {%- else -%}<|start|>{{ m.role }}<|sep|>{{ m.content }}<|end|>
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+"""
+"""Solar: `<|end|>` closes reasoning and answers alike, and the end of sequence, which it never writes, a turn."""
+
+NINE_CHARACTERS = """
+{%- macro nine(id) -%}{{ id if id | length == 9 else raise_exception('nine characters') }}{%- endmacro -%}
+{%- if tools -%}<|start|>system<|sep|>{{ tools | tojson }}<|end|>{%- endif -%}
+{%- for m in messages -%}
+  <|start|>{{ m.role }}<|sep|>{{ nine(m.tool_call_id) + ':' if m.role == 'tool' }}{{ m.content }}
+  {%- for c in m.tool_calls or [] -%}
+    <|call|>{{ nine(c.id) + ':' + c.function.name }}{{ c.function.arguments | tojson }}
+  {%- endfor -%}
+  <|end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant<|sep|>{%- endif -%}
+"""
+"""Mistral: call ids have nine characters."""
+
 _USUAL = ("<|end|>", "<|start|>", "<|sep|>", "<|call|>", "<|endoftext|>")
+_SOLAR = ("<|eos|>", "<|start|>", "<|sep|>", "<|think|>", "<|call|>", "<|calls|>", "<|end|>", "<pad>")
 _CHANNELS = ("<|return|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|endoftext|>")
 _SPECIAL = ("<SPECIAL_12>", "<SPECIAL_10>", "<SPECIAL_11>", "<TOOLCALL>", "</TOOLCALL>", "<TOOL_RESPONSE>",
             "</TOOL_RESPONSE>", "<pad>")  # fmt: skip
@@ -159,8 +188,6 @@ IDIOMS = {
     "results within the turn": Idiom(IN_TURN.replace(_FOLLOWED, ""), _IN_TURN),
     "numbers all results": Idiom(NUMBERED, _USUAL),
     "asks for parts of text": Idiom(ASKS_FOR_PARTS, _USUAL),
+    "ends by an end that it never writes": Idiom(ENDS_BY_EOS, _SOLAR),
+    "ids of nine characters": Idiom(NINE_CHARACTERS, _USUAL),
 }
-
-
-def spelled(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(list(ids))]
