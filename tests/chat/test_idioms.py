@@ -61,7 +61,10 @@ CERTIFIED = {
     ),
     "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
 }
-REFUSED = {"results within a turn that has ended": "<|tools_suffix|>"}
+REFUSED = {
+    "results within a turn that has ended": "<|tools_suffix|>",
+    "results before what ends the turn": "(shows the texts [] instead of ['n003'])",
+}
 
 
 @cache
@@ -137,7 +140,7 @@ def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_template_whose_turns_an_engine_would_leave_early_is_refused(name: str) -> None:
+def test_a_template_whose_turns_an_engine_would_end_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(TemplateError) as refused:
         ChatTemplate.of(IDIOMS[name].tokenizer())
     assert REFUSED[name] in str(refused.value)

@@ -96,6 +96,22 @@ IN_TURN = """
 """
 """Apertus: results stand within the assistant's turn, after `<|tools_suffix|>`."""
 
+ENDS_BEHIND_RESULTS = """
+{%- if tools -%}<|developer_start|>{{ tools | tojson }}<|developer_end|>{%- endif -%}
+{%- for m in messages -%}
+  {%- if m.role == 'assistant' -%}<|assistant_start|>{{ m.content }}
+    {%- if m.tool_calls -%}<|tools_prefix|>{{ m.tool_calls | map(attribute='function') | list | tojson }}
+    {%- else -%}<|assistant_end|>{%- endif -%}
+  {%- elif m.role == 'tool' -%}
+    {{- '[' if loop.previtem.role != 'tool' else ', ' -}}{{- m.content -}}
+    {{- ']<|assistant_end|>' if loop.last or loop.nextitem.role != 'tool' -}}
+  {%- else -%}{{ '<|' + m.role + '_start|>' + m.content + '<|' + m.role + '_end|>' }}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant_start|>{%- endif -%}
+"""
+"""Ends a turn of calls behind their results, so that a delta from its end on has lost them."""
+
 NUMBERED = """
 {%- set ns = namespace(results=0, calls=0) -%}
 {%- if tools -%}<|start|>system<|sep|>{{ tools | tojson }}<|end|>{%- endif -%}
@@ -185,6 +201,7 @@ IDIOMS = {
     "ignores add_generation_prompt": Idiom(ALWAYS_PROMPTS, _USUAL),
     "calls close before the turn": Idiom(CALL_CLOSERS, _SPECIAL),
     "results within a turn that has ended": Idiom(IN_TURN, _IN_TURN),
+    "results before what ends the turn": Idiom(ENDS_BEHIND_RESULTS, _IN_TURN),
     "results within the turn": Idiom(IN_TURN.replace(_FOLLOWED, ""), _IN_TURN),
     "numbers all results": Idiom(NUMBERED, _USUAL),
     "asks for parts of text": Idiom(ASKS_FOR_PARTS, _USUAL),

@@ -153,9 +153,12 @@ class Judge:
         return {token for token in ids[:begun] if self._controls[token] != self._referee.bos}
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
-        if expected == found and _WORD.findall(self._decode(found)) == words:
-            return None
-        return Difference(self._decode(expected), self._decode(found))
+        text = self._decode(found)
+        if expected != found:
+            return Difference(self._decode(expected), text)
+        if (shown := _WORD.findall(text)) != words:  # they stand before what ends the turn
+            return Difference(text, f"(shows the texts {shown} instead of {words})")
+        return None
 
 
 def _words(messages: Iterable[Any]) -> Iterator[str]:
