@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from strands import Agent, tool
 
 from support.byte_level import CHATML_TOOLS, byte_level
+from support.conversations import HOSTILE, conversations
+from support.idioms import IDIOMS
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
 from support.talks import LOOK, talks
+from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
 from tito_core.chat.comparison import LONGEST, Comparisons, shape_of
 from tito_core.chat.messages import MALFORMED_CALL
@@ -113,9 +116,11 @@ def template(ending: str = "") -> ChatTemplate:
 
 def fresh(ending: str = "") -> ChatTemplate:
     """Return a template that has compared nothing yet."""
-    made = copy(template(ending))
-    object.__setattr__(made, "_comparisons", Comparisons(made._comparisons._referee))
-    return made
+    return fresh_of(template(ending))
+
+
+def fresh_of(made: ChatTemplate) -> ChatTemplate:
+    return replace(made, _comparisons=Comparisons(made._comparisons._referee))
 
 
 def places(messages: Any) -> list[tuple[Any, int]]:
@@ -140,6 +145,24 @@ def test_a_right_delta_is_compared_once_a_shape(messages: Any, system: str | Non
             compare()
             seen.add(shape)
         assert made.comparison(history, answered, system, tools, 10) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["byte level", "smollm2", "qwen3-tiny", "ids of nine characters", "numbers all results"]
+)
+def test_no_content_makes_a_right_delta_look_wrong(name: str) -> None:
+    made = template_of(name) if name in NAMES else ChatTemplate.of(IDIOMS[name].tokenizer())
+
+    @settings(max_examples=15)
+    @given(conversations(HOSTILE))
+    def check(messages: Any) -> None:
+        used = fresh_of(made)
+        for history, answered in places(messages):
+            compare = used.comparison(history, answered, None, [LOOK], 10)
+            if compare is not None:
+                compare()
+
+    check()
 
 
 def test_what_was_not_compared_yet_stays_due() -> None:
