@@ -15,7 +15,7 @@ from strands import Agent, tool
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import HOSTILE, conversations
-from support.idioms import IDIOMS
+from support.families import FAMILIES
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
@@ -151,7 +151,7 @@ def test_a_right_delta_is_compared_once_a_shape(messages: Any, system: str | Non
     "name", ["byte level", "smollm2", "qwen3-tiny", "ids of nine characters", "numbers all results"]
 )
 def test_no_content_makes_a_right_delta_look_wrong(name: str) -> None:
-    made = template_of(name) if name in NAMES else ChatTemplate.of(IDIOMS[name].tokenizer())
+    made = template_of(name) if name in NAMES else ChatTemplate.of(FAMILIES[name].tokenizer())
 
     @settings(max_examples=15)
     @given(conversations(HOSTILE))

@@ -57,7 +57,7 @@ def shown_results(message: Any) -> list[Any]:
 
 
 def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_first() -> None:
-    deeper = len(USUAL) * len(DEEPER)
+    deeper = len(USUAL) * len(DEEPER) * 2
     assert len(CASES) == len(list(cases())) == len(ANSWERS) * (len(BEFORE) + 3) + deeper
     for answer in ANSWERS:
         openings = [
@@ -68,7 +68,10 @@ def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_firs
         assert [name for name in CASES if name.startswith(f"{answer}, first")] == openings
         for place in {**BEFORE, **(DEEPER if answer in USUAL else {})}:
             if place != "first":
-                assert [name for name in (f"{answer}, {place}", f"{answer}, {place}, with tools") if name in CASES]
+                systems = ["", ", with a system prompt"] if place in DEEPER else [""]
+                for system in systems:
+                    name = f"{answer}, {place}{system}"
+                    assert (name in CASES) != (f"{name}, with tools" in CASES)
 
 
 def test_the_deeper_places_hold_two_and_three_rounds_and_two_answers() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from support import structures
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.idioms import IDIOMS
+from support.families import FAMILIES
 from support.talks import LOOK, plain, talks
 from support.templates import tokenizer_of
 from tito_core.chat.referee import Conversion, Referee, RefusedError
@@ -29,8 +29,8 @@ JSON = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
 
 @cache
 def tokenizer(name: str) -> Any:
-    if name in IDIOMS:
-        return IDIOMS[name].tokenizer()
+    if name in FAMILIES:
+        return FAMILIES[name].tokenizer()
     return structures.tokenizer(name) if name in structures.STRUCTURES else tokenizer_of(name)
 
 

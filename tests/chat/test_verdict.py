@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from support.idioms import IDIOMS
+from support.families import FAMILIES
 from support.talks import LOOK, Writer, after, numbers, plain, talks
 from tito_core.chat.certify import judge_of
 from tito_core.chat.encoder import ContentSafeEncoder
@@ -68,8 +68,8 @@ def bench(source: str = CHATML_TOOLS) -> Bench:
 
 
 @cache
-def of_idiom(name: str, *stops: str) -> Bench:
-    return Bench(IDIOMS[name].tokenizer(), stops)
+def of_family(name: str, *stops: str) -> Bench:
+    return Bench(FAMILIES[name].tokenizer(), stops)
 
 
 def last_turn(messages: Any, *, completed: bool = True) -> Turn:
@@ -199,7 +199,7 @@ def test_a_stop_within_a_turn_is_a_difference(
     writer = Writer(lambda: "So")
     answered = writer.calls(thought=True, remark=True) if calls else writer.answer(thought=True)
     turn = last_turn([writer.question(), answered, writer.results() if calls else writer.question()])
-    usual, early = of_idiom(name, *stops), of_idiom(name, *stops, *others)
+    usual, early = of_family(name, *stops), of_family(name, *stops, *others)
     assert usual.judge.difference(turn, usual.best(turn)) is None
     found = early.judge.difference(turn, early.best(turn))
     assert found is not None
@@ -211,7 +211,7 @@ def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_
     writer = Writer(lambda: "So")
     answered, new = (writer.calls(), writer.results()) if calls else (writer.answer(), writer.question())
     turn = last_turn([writer.question(), answered, new])
-    usual, late = (of_idiom("ignores add_generation_prompt", stop) for stop in ("<|end|>", "<|start|>"))
+    usual, late = (of_family("ignores add_generation_prompt", stop) for stop in ("<|end|>", "<|start|>"))
     assert usual.judge.difference(turn, usual.best(turn)) is None
     found = late.judge.difference(turn, late.best(turn))
     assert found is not None
@@ -221,7 +221,7 @@ def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_
 def test_a_stop_that_never_comes_is_a_difference() -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.answer(), writer.question()])
-    never = of_idiom("numbers all results", "<|call|>")
+    never = of_family("numbers all results", "<|call|>")
     assert isinstance(never.judge.difference(turn, never.best(turn)), Difference)
 
 
@@ -230,7 +230,7 @@ def test_a_stop_that_never_comes_is_a_difference() -> None:
 def test_results_lost_within_the_turn_are_a_difference(count: int, question: bool) -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.calls(count), writer.results(count, question)])
-    made = of_idiom("results within the turn", "<|tools_suffix|>", "<|assistant_end|>")
+    made = of_family("results within the turn", "<|tools_suffix|>", "<|assistant_end|>")
     assert made.judge.difference(turn, made.best(turn)) is None
     text = made.rest(turn).split("<|tools_suffix|>", 1)[1]
     for lost in (text[text.index("]") + 1 :], text[text.index("]") :], ""):
@@ -245,7 +245,7 @@ def test_results_are_numbered_through_the_whole_conversation(earlier: int, count
     for _ in range(earlier):
         messages += [writer.calls(), writer.results()]
     turn = last_turn([*messages, writer.calls(count), writer.results(count)])
-    made = of_idiom("numbers all results", "<|end|>")
+    made = of_family("numbers all results", "<|end|>")
     text = made.rest(turn).split("<|end|>", 1)[1]
     assert f"[{earlier}] " in text
     for first in range(6):

@@ -137,8 +137,8 @@ class Judge:
         """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
         until = tail if stop is None else tail[: tail.index(stop)]
         openers = self._openers(alone)
-        if stop in openers and not self._controls.keys().isdisjoint(until):
-            return f"(the engine would stop at {self._controls[stop or 0]!r}, which opens messages)"
+        if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
+            return f"(the engine would stop at {self._controls[stop]!r}, where the next message has begun)"
         later = [token for token in tail[len(until) :] if token in self._stops and token not in {stop, *openers}]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"

@@ -186,7 +186,7 @@ _IN_TURN = ("<|assistant_end|>", "<|assistant_start|>", "<|user_start|>", "<|use
 
 
 @dataclass(frozen=True, slots=True)
-class Idiom:
+class Family:
     """A template with its control tokens; the first is the tokenizer's end of sequence."""
 
     source: str
@@ -196,15 +196,22 @@ class Idiom:
         return of_structure(self.source, self.special)
 
 
-IDIOMS = {
-    "parts end as questions do": Idiom(CHANNELS, _CHANNELS),
-    "ignores add_generation_prompt": Idiom(ALWAYS_PROMPTS, _USUAL),
-    "calls close before the turn": Idiom(CALL_CLOSERS, _SPECIAL),
-    "results within a turn that has ended": Idiom(IN_TURN, _IN_TURN),
-    "results before what ends the turn": Idiom(ENDS_BEHIND_RESULTS, _IN_TURN),
-    "results within the turn": Idiom(IN_TURN.replace(_FOLLOWED, ""), _IN_TURN),
-    "numbers all results": Idiom(NUMBERED, _USUAL),
-    "asks for parts of text": Idiom(ASKS_FOR_PARTS, _USUAL),
-    "ends by an end that it never writes": Idiom(ENDS_BY_EOS, _SOLAR),
-    "ids of nine characters": Idiom(NINE_CHARACTERS, _USUAL),
+FAMILIES = {
+    "parts end as questions do": Family(CHANNELS, _CHANNELS),
+    "ignores add_generation_prompt": Family(ALWAYS_PROMPTS, _USUAL),
+    "ignores add_generation_prompt but for the end": Family(
+        ALWAYS_PROMPTS.replace(
+            "{%- endfor -%}\n  <|end|>",
+            "{%- endfor -%}\n  {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' -}}",
+        ),
+        (*_USUAL, "<|return|>"),
+    ),
+    "calls close before the turn": Family(CALL_CLOSERS, _SPECIAL),
+    "results within a turn that has ended": Family(IN_TURN, _IN_TURN),
+    "results before what ends the turn": Family(ENDS_BEHIND_RESULTS, _IN_TURN),
+    "results within the turn": Family(IN_TURN.replace(_FOLLOWED, ""), _IN_TURN),
+    "numbers all results": Family(NUMBERED, _USUAL),
+    "asks for parts of text": Family(ASKS_FOR_PARTS, _USUAL),
+    "ends by an end that it never writes": Family(ENDS_BY_EOS, _SOLAR),
+    "ids of nine characters": Family(NINE_CHARACTERS, _USUAL),
 }

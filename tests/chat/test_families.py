@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from support.idioms import IDIOMS
+from support.families import FAMILIES
 from support.talks import LOOK, after, numbers, plain, talks
 from tito_core.chat.template import ChatTemplate, TemplateError
 
@@ -62,6 +62,7 @@ CERTIFIED = {
     "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
 }
 REFUSED = {
+    "ignores add_generation_prompt but for the end": "where the next message",
     "results within a turn that has ended": "<|tools_suffix|>",
     "results before what ends the turn": "(shows the texts [] instead of ['n003'])",
 }
@@ -69,7 +70,7 @@ REFUSED = {
 
 @cache
 def made(name: str) -> tuple[Any, ChatTemplate]:
-    tokenizer = IDIOMS[name].tokenizer()
+    tokenizer = FAMILIES[name].tokenizer()
     return tokenizer, ChatTemplate.of(tokenizer)
 
 
@@ -82,7 +83,7 @@ def turns(messages: Any) -> Iterator[tuple[list[Any], Any, list[Any]]]:
 
 
 def test_each_idiom_is_expected_to_be_certified_or_refused() -> None:
-    assert set(CERTIFIED) | set(REFUSED) == set(IDIOMS)
+    assert set(CERTIFIED) | set(REFUSED) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
@@ -142,5 +143,5 @@ def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_template_whose_turns_an_engine_would_end_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(TemplateError) as refused:
-        ChatTemplate.of(IDIOMS[name].tokenizer())
+        ChatTemplate.of(FAMILIES[name].tokenizer())
     assert REFUSED[name] in str(refused.value)
