@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import FAMILIES
 from support.talks import LOOK, Writer, after, numbers, plain, talks
+from support.zoo import of_structure
 from tito_core.chat.certify import judge_of
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.referee import Referee, RefusedError
@@ -216,6 +217,21 @@ def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_
     found = late.judge.difference(turn, late.best(turn))
     assert found is not None
     assert "<|start|>" in found.found
+
+
+def test_the_delta_is_asked_for_after_the_stop_that_the_policy_samples() -> None:
+    channels = FAMILIES["parts end as questions do"]
+    asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
+    source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
+    assert source != channels.source
+    made = Bench(of_structure(source, channels.special), ("<|return|>", "<|call|>", "<|end|>"))
+    writer = Writer(lambda: "So")
+    turn = last_turn([writer.question(), writer.answer(), writer.question()])
+    best = made.encode(made.rest(turn).split("<|end|>", 1)[1])
+    sampled = made.encode("<|return|>")
+    assert made.judge.difference(turn, lambda last: best) is None
+    wrong = made.judge.difference(turn, lambda last: best[1:] if [last] == sampled else best)
+    assert isinstance(wrong, Difference)
 
 
 def test_a_stop_that_never_comes_is_a_difference() -> None:

@@ -116,8 +116,8 @@ class Judge:
             # Another control token stands in the place of what was sampled (gpt-oss, where a message follows).
             at = next((i for i, token in enumerate(ids) if token in self._controls), len(ids))
         else:
-            stop = next((token for token in ids if token in self._stops), None)
-            at = ids.index(stop) if stop is not None else len(ids)
+            at = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
+            stop = stop if stop is not None or at == len(ids) else ids[at]
         return self._unless_equal(ids[at + 1 :], delta(stop), words)
 
     def moves_text(self, turn: Turn) -> bool:
