@@ -77,7 +77,7 @@ TURN = RECORD["turns"][0]
         ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
         ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),
         ({**RECORD, "turns": [{**TURN, "columns": {"prompt_ids": [1]}}]}, "four lists of numbers"),
-        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "must be whole numbers"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "four lists of numbers"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, "outside"),
         ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids but 1"),
         ({**RECORD, "turns": [{**TURN, "finish": "vanished"}]}, "Invalid enum value"),
@@ -94,3 +94,11 @@ def test_a_ledger_that_breaks_a_law_is_refused() -> None:
     broken = {**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0, 0.5]}}]}
     with pytest.raises(LawViolationError, match=r"logprob 0\.5 at output offset 1"):
         store.from_json(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("stop", "\ud800"), ("stop", 2**70), ("branch", {"reason": "edit", "detail": "\udfff"})]
+)
+def test_what_no_file_takes_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(store.SchemaError):
+        store.from_json({**RECORD, "turns": [{**TURN, name: value}]})

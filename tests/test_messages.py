@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from support.scripted import Says, engine_of, tokenizer
+from support.scripted import Says, engine_of, policy_of, tokenizer
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.parsing import UnknownParserError
 from tito_core.testing import ScriptedServer
@@ -29,17 +30,113 @@ def build(**changes: Any) -> TITOModel:
     [
         ({}, EngineConnectionError, r"No connection to vllm at http://127.0.0.1:9.*Is the server running"),
         ({"base_url": "localhost:8000"}, EngineConnectionError, "give an address like 'http://localhost:8000'"),
-        ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host and port"),
+        ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host.s name"),
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
         ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),
-        ({"sampling": {"temprature": 1}}, ValidationError, "did you mean 'temperature'"),
-        ({"sampling": {"extra": {"n": 2}}}, ValidationError, "For n samples, make n rollouts"),
+        ({"sampling": {"temprature": 1}}, InvalidValueError, "did you mean 'temperature'"),
+        ({"sampling": {"extra": {"n": 2}}}, InvalidValueError, "For n samples, make n rollouts"),
+        (
+            {"sampling": {"temperature": -1}},
+            InvalidValueError,
+            "^temperature must be greater than or equal to 0, not -1",
+        ),
+        ({"sampling": {"stop": 5}}, InvalidValueError, "^stop must be a list, not 5"),
+        ({"sampling": {"grammar": {"kind": "lark", "value": "x"}}}, InvalidValueError, "'json_schema'.*, not 'lark'"),
+        ({"sampling": {"grammar": {"kind": "regex"}}}, InvalidValueError, "grammar.value is missing"),
+        ({"sampling": 5}, InvalidValueError, "sampling must be a dict, such as .*, not 5"),
+        ({"sampling": "hot"}, InvalidValueError, "sampling must be a dict, such as .*, not 'hot'"),
+        ({"sampling": {1: 2}}, InvalidValueError, "no sampling parameter 1"),
+        (
+            {"wanted": {"top_logprobs": -1}},
+            InvalidValueError,
+            "top_logprobs must be greater than or equal to 0, not -1",
+        ),
+        ({"wanted": {"routed_experts": 5}}, InvalidValueError, "a valid boolean or be a list, not 5"),
+        ({"wanted": "all"}, InvalidValueError, "wanted must be a dict"),
+        ({"stream": "no"}, InvalidValueError, "stream must be True or False, not 'no'"),
+        ({"tokenizer": None}, TokenizerError, "tokenizer is None: give a model's name"),
+        ({"tokenizer": 5}, TokenizerError, "tokenizer is of type int: give a model's name"),
+        ({"tokenizer": tokenizer().backend_tokenizer}, TokenizerError, "AutoTokenizer.from_pretrained returns"),
+        ({"template_arguments": "x"}, ValueError, "template_arguments must be a dict.*, not 'x'"),
+        ({"template_arguments": {1: 2}}, ValueError, "template_arguments must be a dict"),
+        (
+            {"template_arguments": {"messages": []}},
+            ValueError,
+            "has messages, which each turn sets itself",
+        ),
+        ({"renderer": "nope"}, TemplateError, "The renderer 'nope' cannot be made"),
+        ({"store": 5}, InvalidValueError, "store must be a file's path.*, not 5"),
+        (
+            {"backend": None},
+            InvalidValueError,
+            r"backend must be a name \('sglang', 'vllm'\) or .*, not None",
+        ),
+        ({"backend": object()}, InvalidValueError, "not of type object"),
+        ({"base_url": None}, InvalidValueError, "base_url must be an address or a list of them, not None"),
+        ({"base_url": 5}, InvalidValueError, "base_url must be an address"),
+        ({"timeout_s": "x"}, InvalidValueError, "timeout_s must be a number of seconds, not 'x'"),
+        ({"connect_timeout_s": None}, InvalidValueError, "connect_timeout_s must be a number of seconds, not None"),
+        ({"max_connections": "x"}, InvalidValueError, "max_connections must be a whole number, not 'x'"),
+        ({"max_attempts": "3"}, InvalidValueError, "max_attempts must be a whole number, not '3'"),
+        ({"api_key": 5}, InvalidValueError, "api_key must be a string, or None, not a value of another type"),
+        ({"model_id": 5}, InvalidValueError, "model must be a name on the server"),
+        ({"temperature": 0}, InvalidValueError, r"temperature is a sampling parameter: give it as sampling=\{'temper"),
+        ({"timeout": 5}, InvalidValueError, "no option of the backend vllm named 'timeout'; did you mean 'timeout_s'"),
+        (
+            {"base_url": ["http://127.0.0.1:9"], "foo": 1},
+            InvalidValueError,
+            "no option of .* vllm named 'foo'",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as caught:
         build(**changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"temperature": 0}, r"temperature is a sampling parameter: give it as sampling=\{'temperature': ...\}"),
+        ({"max_total_token": 5}, "did you mean 'max_total_tokens'"),
+        ({"ledger": "x"}, "ledger must be a Ledger, or None for a new one, not of type str"),
+    ],
+)
+def test_bad_choices_of_a_rollout_are_one_sentence(choices: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        policy_of("vllm").model(**choices)
+
+
+def test_a_model_is_made_of_a_policy() -> None:
+    with pytest.raises(InvalidValueError, match=r"policy must be what Policy\.connect returns, not of type NoneType"):
+        TITOModel.of(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": "hot"}, "temperature must be a valid number, not 'hot'"),
+        ({"sampling": 5}, "sampling must be a dict"),
+        ({"context_window_limit": "x"}, "context_window_limit must be a number of tokens"),
+        ({"history": "error"}, "no sampling parameter 'history'"),
+    ],
+)
+def test_a_bad_change_is_one_sentence_and_changes_nothing(changes: dict[str, Any], words: str) -> None:
+    model = policy_of("vllm").model(sampling={"temperature": 0.5})
+    before = model.get_config()
+    with pytest.raises(ValueError, match=words) as caught:
+        model.update_config(**changes)
+    assert "\n" not in str(caught.value)
+    assert model.get_config() == before
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    model = policy_of("vllm").model(sampling={"stop": "END"})
+    assert model.get_config()["sampling"]["stop"] == ("END",)
+    model.update_config(stop="X")
+    assert model.get_config()["sampling"]["stop"] == ("X",)
 
 
 def test_a_tokenizer_that_nobody_has_is_said_soon_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:

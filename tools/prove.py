@@ -27,6 +27,7 @@ RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
 CHAT = ("src/tito_core/chat", "tests/chat/prove/zoo.py", "tests/support/zoo.py", "tests/support/zoo_templates.json")
 PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
+INTERRUPT = ("src/tito_core/interrupt.py", "src/tito_core/__main__.py", "tests/support/interrupted.py")
 ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
 
@@ -131,6 +132,29 @@ PROOFS = {
         ),
         r"(\d+) rollouts of",
     ),
+    "interrupts": Proof(
+        "`tito conformance` gets Ctrl-C at random moments, on each wire, a quarter of them with a server that breaks a "
+        "law: it ends within seconds with the documented exit status, says what is known, prints no traceback and "
+        "nothing else that nobody asked for, and leaves no request running.",
+        "interrupts on each wire",
+        100,
+        20,
+        (*INTERRUPT, "src/tito_conformance", "tests/conformance/test_interrupts.py"),
+        lambda count, seed: (
+            f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
+        ),
+        r"(\d+) interrupts",
+    ),
+    "collect-interrupts": Proof(
+        "`tito collect` gets Ctrl-C or SIGTERM at random moments, on each wire, again and again: each time it ends so, "
+        "too, and in the end every rollout is there once, those that were finished unchanged.",
+        "interrupts on each wire",
+        30,
+        30,
+        (*INTERRUPT, "src/tito_core/collect", "tests/support/collect_command.py", "tests/collect/test_interrupts.py"),
+        lambda count, seed: f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/collect/test_interrupts.py",
+        r"(\d+) interrupts",
+    ),
     "ids": Proof(
         "Each format, its tags as tokens and as text, reads any ids without an exception: random ones, characters cut "
         "in the middle, only control tokens, and pieces of sound turns. Whole, token by token and in random chunks "
@@ -163,6 +187,28 @@ PROOFS = {
         lambda count, seed: f"python tests/chat/prove/zoo.py --conversations {count} --seed {seed}",
         r"(\d+) conversations",
     ),
+    "templates": Proof(
+        "Templates that we did not choose (llama.cpp's, vLLM's, several hundred of the model hub's, TRL's), with real "
+        "tokenizers where packages ship them: random conversations under each that is certified are what transformers "
+        "renders, by a referee that shares no code with the deltas. `TITO_NEWEST=1` takes the newest versions.",
+        "conversations of each template",
+        200,
+        25,
+        (
+            *CHAT,
+            "tests/support/corpora.json",
+            "tests/support/corpora.py",
+            "tests/support/corpus_tokenizers.py",
+            "tests/support/gguf_tokenizer.py",
+            "tests/support/plain_referee.py",
+            "tests/support/plain_template.py",
+            "tests/support/random_chats.py",
+            "tests/support/stand_in.py",
+            "tools/templates.py",
+        ),
+        lambda count, seed: f"python tools/templates.py --all --conversations {count} --seed {seed}",
+        r"(\d+) conversations each",
+    ),
     "attacks": Proof(
         "Every place for content, names and schema keys too, is filled from a grammar over each tokenizer's control "
         "strings (whole, cut, nested, doubled, in other cases, widths and normal forms): no control id comes from it.",
@@ -183,6 +229,41 @@ PROOFS = {
         lambda count, seed: f"python tests/chat/prove/zoo.py --strings {count} --seed {seed}",
         r"(\d+) strings",
     ),
+    **{
+        f"fuzz-{name}": Proof(
+            f"{what} Nothing hangs, takes unbounded memory or raises what is not documented.",
+            "cases",
+            count,
+            chunk,
+            ("src", "tests/fuzz"),
+            lambda count, seed, name=name: f"python tools/fuzz.py --class {name} --cases {count} --seed {seed}",
+            rf"(\d+) cases of {name}",
+        )
+        for name, what, count, chunk in (
+            (
+                "files",
+                "Hostile rollout files, ledgers as JSON and indices of folders: each is refused with a documented "
+                "error, or what is loaded is what a reader of our own finds in the bytes, keeps the laws and comes "
+                "back equal.",
+                100_000,
+                25_000,
+            ),
+            (
+                "answers",
+                "Hostile answers on each wire, whole and streamed: a turn holds exactly what the conformance suite's "
+                "own reader finds in the answer, or is refused, and the ledger is as before.",
+                10_000,
+                2_500,
+            ),
+            (
+                "messages",
+                "Hostile messages, tool specifications and results: a turn that keeps the laws, with no control token "
+                "out of content, or an error of the package's own, and the ledger is as before.",
+                10_000,
+                2_500,
+            ),
+        )
+    },
     "properties": Proof(
         "Every property test of the suite, with a raised budget for each.",
         "examples a property",

@@ -35,17 +35,18 @@ async def cancelled(player: Player, life: Life, move: m.Cancel) -> None:
 
 async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
     task = asyncio.ensure_future(listen(stream))
-    await asyncio.sleep(move.after_s)
-    if move.how == "signal":
-        signal.set()
-        answer = await task
-        return answer if answer.reason is not None else None
-    task.cancel()
     try:
-        return await task
-    except asyncio.CancelledError:
-        return None
+        await asyncio.sleep(move.after_s)
+        if move.how == "signal":
+            signal.set()
+        else:
+            task.cancel()
+        await asyncio.wait({task})  # unlike `await task`, raises only a cancellation that is meant for this one
+        return None if task.cancelled() else task.result()
     finally:
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # nothing of it is left behind, whoever broke off
         if move.how == "close":
             with contextlib.suppress(RuntimeError):
                 await stream.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tito_core.interrupt import Interrupts, in_thread, leave
+from tito_core.stages import stages_shown
+
 if TYPE_CHECKING:
+    from tito_conformance.profiles import Profile
+    from tito_conformance.suite import Outcome
     from tito_conformance.target import Target
 
 console = Console()
+INTERRUPTED = 2
+"""Exit status after Ctrl-C."""
+NOTHING_PLAYED = "Interrupted before anything was played."
 
 
 def conformance(
@@ -51,53 +60,69 @@ def conformance(
     With --against-url a second server of the same weights plays the same script: the ledgers, and greedy tokens up to a
     near-tie, shall be equal.
 
-    The exit status is 0 when every law that applies holds, 1 when one is broken, 2 when it was interrupted.
+    The exit status is 0 when every law that applies holds, 1 when one is broken, 2 when it was interrupted (130 where
+    that was before it began, while Python loads it).
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("the suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
-    from tito_conformance import suite
-    from tito_conformance.player import TOKENS
-    from tito_conformance.profiles import PROFILES
-    from tito_conformance.report import print_report, write_files
-    from tito_conformance.target import Target
+    with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
+        from tito_conformance.profiles import PROFILES
+        from tito_conformance.report import print_report, write_files
+        from tito_conformance.target import Target
 
-    if profile not in PROFILES:
-        raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
-    options: dict[str, Any] = {"model": model} if model else {}
-    target = Target(
-        backend,
-        base_url,
-        tokenizer,
-        parser,
-        options=options,
-        tolerance_nats=tolerance,
-        seed=seed,
-        seeds=seeds,
-        experts=_experts(experts),
-        weights=weights or None,
-    )
-    against = _second(target, against_backend, against_url)
-    if weights and against is not None:
-        raise typer.BadParameter("--weights changes one server: it cannot be held against another meanwhile.")
-    if replay is not None:
-        outcome = suite.replay(target, PROFILES[profile], read_moves(replay), against=against)
-    else:
-        console.print(PROFILES[profile].sentence(TOKENS, weights=bool(weights), both=bool(against)), highlight=False)
-        with _progress() as bar:
-            task = bar.add_task("conversations", total=PROFILES[profile].conversations)
-            outcome = suite.run(
-                target, PROFILES[profile], lambda count: bar.update(task, completed=count), against=against
-            )
-    folder = report or Path("conformance")
-    files = write_files(outcome, folder) if report is not None or outcome.moves else []
-    again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
-    for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
-        again += [f"--{option}", value] if value else []
-    again += ["--against-backend", against_backend] if against_backend else []
-    print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
-    for file in files:
-        console.print(f"Written: {file}", highlight=False)
-    sys.exit(2 if outcome.interrupted else 0 if outcome.sound else 1)
+        if profile not in PROFILES:
+            raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
+        target = Target(
+            backend,
+            base_url,
+            tokenizer,
+            parser,
+            options={"model": model} if model else {},
+            tolerance_nats=tolerance,
+            seed=seed,
+            seeds=seeds,
+            experts=_experts(experts),
+            weights=weights or None,
+        )
+        against = _second(target, against_backend, against_url)
+        if weights and against is not None:
+            raise typer.BadParameter("--weights changes one server: it cannot be held against another meanwhile.")
+        outcome = _played(target, PROFILES[profile], against, replay, interrupts)
+        folder = report or Path("conformance")
+        files = write_files(outcome, folder) if report is not None or outcome.moves else []
+        again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
+        for option, value in (("experts", experts), ("weights", weights), ("against-url", against_url)):
+            again += [f"--{option}", value] if value else []
+        again += ["--against-backend", against_backend] if against_backend else []
+        print_report(outcome, console, shlex.join([*again, "--replay", str(folder / "conversation.json")]))
+        for file in files:
+            console.print(f"Written: {file}", highlight=False)
+        if outcome.interrupted:
+            leave(INTERRUPTED)
+    sys.exit(0 if outcome.sound else 1)
+
+
+def _played(
+    target: Target, profile: Profile, against: Target | None, replay: Path | None, interrupts: Interrupts
+) -> Outcome:
+    """Play all of a profile, or one conversation; give what is known once that is over or interrupted."""
+    from tito_conformance.player import TOKENS
+    from tito_conformance.suite import Run
+
+    moves = None if replay is None else read_moves(replay)
+    if moves is None:
+        said = profile.sentence(TOKENS, weights=target.weights is not None, both=against is not None)
+        console.print(said, highlight=False)
+    with stages_shown(console), _progress() as bar:
+        task = bar.add_task("conversations", total=profile.conversations if moves is None else 1)
+        run = Run(target, profile, lambda count: bar.update(task, completed=count), against=against, moves=moves)
+        try:
+            outcome: Outcome | None = in_thread(run.play, run.stop, interrupts)
+        except KeyboardInterrupt:
+            outcome = run.interrupted()
+    if outcome is None:
+        leave(INTERRUPTED, NOTHING_PLAYED)
+    return outcome
 
 
 def _experts(said: str) -> tuple[int, int] | None:

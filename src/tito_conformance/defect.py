@@ -97,6 +97,7 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bo
         vocab_size=len(tokenizer),
         eos_ids=[end],
         decode=lambda ids: str(tokenizer.decode(list(ids))),
+        encode=lambda text, special: list(tokenizer.encode(text, add_special_tokens=special)),
         scale_out=wire == "vllm",
         fault=defect.fault(wire),
         experts=EXPERTS,

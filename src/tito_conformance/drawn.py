@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from tito_conformance.laws import BrokenLawError
 from tito_conformance.playing import Playing, Stage, can_force
 from tito_conformance.profiles import Profile
 from tito_core.backend.errors import BackendError
+from tito_core.interrupt import StoppableRunner
 from tito_core.ledger import LawViolationError
 from tito_core.testing import strategies
 from tito_core.testing.moves import Move, Opening
@@ -45,7 +45,7 @@ class Drawn:
     stage: Stage
     profile: Profile
     seed: int
-    runner: asyncio.Runner
+    runner: StoppableRunner
     progress: Callable[[int], None]
     found: list[Found] = field(default_factory=list)
     conversations: int = 0

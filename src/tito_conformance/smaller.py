@@ -18,8 +18,8 @@ MOST_TRIES = 60
 
 def smaller(
     broken: BrokenLawError, moves: tuple[Move, ...], play: Play, tries: int = MOST_TRIES
-) -> tuple[BrokenLawError, tuple[Move, ...]]:
-    """Look for a smaller conversation that breaks the same check.
+) -> Iterator[tuple[BrokenLawError, tuple[Move, ...]]]:
+    """Look for smaller and smaller conversations that break the same check.
 
     Args:
         broken: What was found.
@@ -27,21 +27,21 @@ def smaller(
         play: Plays another one.
         tries: How many are tried at most.
 
-    Returns:
-        What the smallest one that was found breaks, and that conversation.
+    Yields:
+        What each that is found breaks, and that conversation; the last one is the smallest.
     """
     going = True
     while going:
         going = False
         for candidate in _candidates(moves):
             if tries == 0:
-                return broken, moves
+                return
             tries -= 1
             found = play(candidate)
             if found is not None and found.check is broken.check:
-                broken, moves, going = found, candidate, True
+                moves, going = candidate, True
+                yield found, moves
                 break
-    return broken, moves
 
 
 def _candidates(moves: tuple[Move, ...]) -> Iterator[tuple[Move, ...]]:

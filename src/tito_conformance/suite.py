@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tito_conformance import fixed, reloading
 from tito_conformance.drawn import Drawn, Found, refused_as_law
@@ -16,6 +15,7 @@ from tito_conformance.profiles import Profile
 from tito_conformance.smaller import smaller
 from tito_conformance.target import Connected, Target, connect
 from tito_core.backend.errors import BackendError
+from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.testing.moves import Move, Opening
 
 Progress = Callable[[int], None]
@@ -39,6 +39,7 @@ class Outcome:
         error: Something else that ended the run, as a sentence.
         conversations: How many were played.
         seconds: How long it took.
+        interrupted: Whether it was stopped before it was over.
     """
 
     connected: Connected
@@ -63,6 +64,70 @@ class Outcome:
         return self.broken is None and self.error is None and not self.interrupted
 
 
+class Run:
+    """One run of the suite.
+
+    Args:
+        target: The server.
+        profile: How much is played.
+        progress: Called after each conversation.
+        shrink: Whether the smallest conversation that breaks a law is looked for.
+        against: A second server of the same weights, which is to say the same; None tests one.
+        moves: The only conversation to play, as a report gives it; None draws many.
+
+    Attributes:
+        outcome: What is known so far; None until the server is connected to. It is whole once `play` has returned.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        profile: Profile,
+        progress: Progress = lambda count: None,
+        *,
+        shrink: bool = True,
+        against: Target | None = None,
+        moves: Sequence[Move] | None = None,
+    ) -> None:
+        self._target, self._profile, self._progress = target, profile, progress
+        self._shrink, self._against, self._moves = shrink, against, moves
+        self._runner = StoppableRunner()
+        self._started = time.monotonic()
+        self.outcome: Outcome | None = None
+
+    def play(self) -> Outcome:
+        """Connect and play.
+
+        Raises:
+            BackendError, TemplateError, TokenizerError: A server cannot be connected to at all.
+            KeyboardInterrupt: It was stopped.
+        """
+        with self._runner as runner:
+            outcome = self.outcome = runner.run(_connected(self._target, self._against, self._profile))
+            try:
+                if self._moves is not None:
+                    _replayed(outcome, runner, self._moves)
+                else:
+                    if self._against is None:
+                        _fixed(outcome, runner)
+                    if outcome.broken is None:
+                        _drawn(outcome, runner, self._progress, shrink=self._shrink)
+            finally:
+                outcome.seconds = time.monotonic() - self._started
+                runner.close(_closed(outcome))
+        return outcome
+
+    def stop(self) -> None:
+        """End it soon, and abort what is in flight. Any thread may call it."""
+        self._runner.stop()
+
+    def interrupted(self) -> Outcome | None:
+        """Return what is known of a run that was stopped; None where no server was connected to."""
+        if self.outcome is None:
+            return None
+        return replace(self.outcome, interrupted=True, seconds=time.monotonic() - self._started)
+
+
 def run(
     target: Target,
     profile: Profile,
@@ -71,48 +136,17 @@ def run(
     shrink: bool = True,
     against: Target | None = None,
 ) -> Outcome:
-    """Test a server, or two against each other.
-
-    Args:
-        target: Which.
-        profile: How much.
-        progress: Told after each conversation.
-        shrink: Whether the smallest conversation that breaks a law is looked for.
-        against: A second server of the same weights, which is to say the same; None tests one.
-
-    Raises:
-        BackendError, TemplateError, TokenizerError: A server cannot be connected to at all.
-    """
-    started = time.monotonic()
-    with asyncio.Runner() as runner:
-        outcome = runner.run(_connected(target, against, profile))
-        try:
-            if against is None:
-                _fixed(outcome, runner)
-            if outcome.broken is None:
-                _drawn(outcome, runner, progress, shrink=shrink)
-        except KeyboardInterrupt:
-            outcome.interrupted = True
-        finally:
-            runner.run(_closed(outcome))
-    outcome.seconds = time.monotonic() - started
-    return outcome
+    """Test a server, or two against each other; see `Run`."""
+    return _in_thread(Run(target, profile, progress, shrink=shrink, against=against))
 
 
 def replay(target: Target, profile: Profile, moves: Sequence[Move], *, against: Target | None = None) -> Outcome:
-    """Play one conversation, as a report gives it."""
-    started = time.monotonic()
-    with asyncio.Runner() as runner:
-        outcome = runner.run(_connected(target, against, profile))
-        try:
-            runner.run(whole(_stage(outcome), moves))
-            outcome.conversations = 1
-        except (BrokenLawError, BackendError) as error:
-            _found(outcome, Found(refused_as_law(error), tuple(moves)))
-        finally:
-            runner.run(_closed(outcome))
-    outcome.seconds = time.monotonic() - started
-    return outcome
+    """Play one conversation, as a report gives it; see `Run`."""
+    return _in_thread(Run(target, profile, against=against, moves=moves))
+
+
+def _in_thread(whole_run: Run) -> Outcome:
+    return in_thread(whole_run.play, whole_run.stop)
 
 
 async def whole(stage: Stage, moves: Sequence[Move]) -> None:
@@ -150,7 +184,15 @@ def _stage(outcome: Outcome) -> Stage:
     return Pair(outcome.connected, outcome.against, outcome.tally)
 
 
-def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
+def _replayed(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
+    try:
+        runner.run(whole(_stage(outcome), moves))
+        outcome.conversations = 1
+    except (BrokenLawError, BackendError) as error:
+        _found(outcome, Found(refused_as_law(error), tuple(moves)))
+
+
+def _fixed(outcome: Outcome, runner: StoppableRunner) -> None:
     try:
         runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
         if outcome.connected.target.weights is not None:
@@ -162,7 +204,7 @@ def _fixed(outcome: Outcome, runner: asyncio.Runner) -> None:
         outcome.broken = broken
 
 
-def _drawn(outcome: Outcome, runner: asyncio.Runner, progress: Progress, *, shrink: bool) -> None:
+def _drawn(outcome: Outcome, runner: StoppableRunner, progress: Progress, *, shrink: bool) -> None:
     def told(count: int) -> None:
         outcome.conversations = count
         progress(count)
@@ -173,9 +215,9 @@ def _drawn(outcome: Outcome, runner: asyncio.Runner, progress: Progress, *, shri
         return
     _found(outcome, found)
     if shrink and outcome.broken is not None:
-        outcome.broken, outcome.moves = smaller(
-            outcome.broken, outcome.moves, lambda moves: _played_again(stage, runner, moves)
-        )
+        found_smaller = smaller(outcome.broken, outcome.moves, lambda moves: _played_again(stage, runner, moves))
+        for outcome.broken, outcome.moves in found_smaller:
+            pass  # each is kept at once: the search may be interrupted
 
 
 def _found(outcome: Outcome, found: Found) -> None:
@@ -186,7 +228,7 @@ def _found(outcome: Outcome, found: Found) -> None:
         outcome.error = f"{type(found.error).__name__}: {found.error}"
 
 
-def _played_again(stage: Stage, runner: asyncio.Runner, moves: Sequence[Move]) -> BrokenLawError | None:
+def _played_again(stage: Stage, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
     try:
         runner.run(whole(stage, moves))
     except BrokenLawError as broken:

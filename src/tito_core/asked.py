@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from strands.types.tools import ToolChoice
 
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.message_check import shown
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.registry import ToolParser
@@ -33,6 +35,18 @@ class Asked:
 
     tool_choice: ToolChoice | None = None
     output_model: type[BaseModel] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what a caller gave.
+
+        Raises:
+            UnsupportedToolChoiceError: `tool_choice` does not have Strands' form.
+            InvalidValueError: `output_model` is not a pydantic model.
+        """
+        if self.tool_choice is not None:
+            _check_choice(self.tool_choice)
+        if self.output_model is not None:
+            check_output_model(self.output_model)
 
     @property
     def forces_call(self) -> bool:
@@ -70,7 +84,7 @@ class Asked:
         except NoCallGrammarError as error:
             if (shape := self._shape(parser, prompt_tail)) is not None:
                 return shape
-            raise UnsupportedToolChoiceError(f"tool_choice={choice!r}: {error}") from error
+            raise UnsupportedToolChoiceError(f"The tool choice cannot be forced: {str(error)[:500]}") from error
         return _grammar_of(forced)
 
     def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
@@ -79,6 +93,27 @@ class Asked:
         schema = self.output_model.model_json_schema()
         thinking = parser.answer_grammar(schema, prompt_tail) if isinstance(parser, TurnParser) else None
         return Grammar(kind="json_schema", value=json.dumps(schema)) if thinking is None else _grammar_of(thinking)
+
+
+def _check_choice(choice: Any) -> None:
+    is_choice = isinstance(choice, Mapping) and any(key in choice for key in ("auto", "any", "tool"))
+    tool = choice.get("tool", {"name": ""}) if is_choice else None
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise UnsupportedToolChoiceError(
+            f"tool_choice is {shown(choice)}: give {{'auto': {{}}}}, {{'any': {{}}}} or {{'tool': {{'name': ...}}}}."
+        )
+
+
+def check_output_model(output_model: Any) -> None:
+    """Check the shape that an answer is to have.
+
+    Raises:
+        InvalidValueError: It is not a subclass of pydantic's BaseModel.
+    """
+    if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
+        raise InvalidValueError(
+            f"The output model must be a subclass of pydantic.BaseModel, not {shown(output_model)}."
+        )
 
 
 def _grammar_of(forced: CallGrammar) -> Grammar:

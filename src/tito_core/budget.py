@@ -13,8 +13,10 @@ class TotalTokensReachedError(MaxTokensReachedException):
     """
 
 
-def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int) -> int:
+def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int, *, at_least: bool = False) -> int:
     """Give the tokens that may be sampled: at most `wanted`, at most what the bound leaves beside the prompt.
+
+    With `at_least` the prompt may have more tokens than `prompt_length`.
 
     Raises:
         TotalTokensReachedError: It leaves none.
@@ -22,8 +24,9 @@ def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int) -> in
     if max_total_tokens is None:
         return wanted
     if prompt_length >= max_total_tokens:
+        has = f"at least {prompt_length}" if at_least else prompt_length
         raise TotalTokensReachedError(
-            f"The trajectory has {prompt_length} tokens with what came since its last answer, and "
+            f"The trajectory has {has} tokens with what came since its last answer, and "
             f"max_total_tokens={max_total_tokens}, which leaves none to sample: end the rollout, or raise the bound."
         )
     return min(wanted, max_total_tokens - prompt_length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -88,10 +89,16 @@ async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:
     return rescored_line(merge([await rescore(ledger, engine) for ledger in ledgers]))
 
 
-def main() -> None:
-    """Run the command; errors for people are one sentence and exit status 1."""
+@cache
+def add_commands() -> None:
+    """Add the commands of other packages, once."""
     for point in entry_points(group=COMMANDS):
         app.command(point.name)(point.load())
+
+
+def main() -> None:
+    """Run the command; errors for people are one sentence and exit status 1."""
+    add_commands()
     try:
         app()
     except (*EXPECTED_ERRORS, CollectError, store.SchemaError) as error:

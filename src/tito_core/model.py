@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
@@ -15,13 +17,16 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
 from tito_core import settings
-from tito_core.asked import Asked
+from tito_core.argument_checks import check_channels, check_parts
+from tito_core.asked import Asked, check_output_model
 from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Wanted
 from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.chat.message_check import check_messages, check_opening
 from tito_core.chat.renderers import MakeRenderer
+from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.malformed import MalformedCalls
@@ -144,11 +149,13 @@ class TITOModel(Model):
     @classmethod
     def of(cls, policy: Policy, ledger: Ledger | None = None, **choices: Unpack[settings.Choices]) -> TITOModel:
         """Make the model of one rollout from a shared policy; `choices` are those arguments of `TITOModel`."""
+        settings.check_choices(choices)
         model = cls.__new__(cls)
         model._begin(policy, ledger, settings.Settings.of(**choices))
         return model
 
     def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
+        check_parts(policy, ledger, Policy)
         self.policy = policy
         self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
@@ -166,7 +173,7 @@ class TITOModel(Model):
         """Change sampling parameters by name, all of them by `sampling`, or `context_window_limit`.
 
         Raises:
-            ValueError: An unknown name or a bad value (pydantic's ValidationError for sampling); nothing is changed.
+            ValueError: An unknown name or a bad value; nothing is changed.
         """
         self._settings = self._settings.changed(self.policy.info, model_config)
 
@@ -230,20 +237,26 @@ class TITOModel(Model):
         """Run one turn: prepare, generate, yield its events, and commit it once they have all been taken.
 
         Raises:
-            ContextWindowOverflowException: The history does not fit.
+            InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
+            UnsupportedContentError: A message holds what cannot become tokens, such as an image.
+            ContextLengthError: The history does not fit; it is Strands' `ContextWindowOverflowException`, too.
             TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
-            ModelThrottledException: The engine stayed overloaded through every retry.
+            ThrottledError: The engine stayed overloaded through every retry. Strands does not try again.
             TurnNotStoredError: The store could not take the turn.
             MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no more events.
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
+        system = settings.system_text(system_prompt, system_prompt_content)
+        check_opening(messages, system, tool_specs)
+        check_channels(model_state, cancel_signal)
+        settings.refuse_reserved_name(tool_specs)
         return one_turn(
             self.policy,
             self._recording,
             self._settings,
             messages,
-            settings.system_text(system_prompt, system_prompt_content),
+            system,
             tool_specs,
             Asked(tool_choice, structured_output_model),
             model_state,
@@ -262,10 +275,13 @@ class TITOModel(Model):
         Messages alone, without a system prompt and tools (not even an empty list of them), are counted as what they add
         to a longer history: so does Strands ask before every turn but the first, of what is new.
         """
-        system = settings.system_text(system_prompt, system_prompt_content)
+        system, template = settings.system_text(system_prompt, system_prompt_content), self.policy.template
+        check_opening(messages, system, tool_specs)
+        characters = check_messages(messages)
+        count = partial(template.count_tokens, messages, system, tool_specs)
         if system is None and tool_specs is None:
-            return self.policy.template.added_tokens(messages)
-        return self.policy.template.count_tokens(messages, system, tool_specs)
+            count = partial(template.added_tokens, messages)
+        return count() if characters < LONG_TEXT else await asyncio.to_thread(count)
 
     async def structured_output(
         self, output_model: type[M], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
@@ -275,6 +291,7 @@ class TITOModel(Model):
         Yields:
             The stream's events, and last {"output": the validated object}.
         """
+        check_output_model(output_model)
         texts: list[str] = []
         async for event in self.stream(prompt, None, system_prompt, structured_output_model=output_model, **kwargs):
             texts.append(cast(dict[str, Any], event).get("contentBlockDelta", {}).get("delta", {}).get("text", ""))

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
+from strands.types.content import Messages
+
 from tito_core.backend.protocol import Backend, EngineInfo
-from tito_core.backend.registry import create_backend
+from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure, of_all
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
+from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.vocabulary import VocabularyCheck
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.prompts import Prompts
 from tito_core.settings import Choices
 from tito_core.store import LedgerFile
 from tito_core.terms import Terms
+from tito_core.vocabulary import compare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,6 +57,7 @@ class Policy:
         store: The file that every rollout's turns are appended to as they are committed, or None.
         prompts: The text of what is sent, by ledger and turn.
         terms: What is recorded of sampling parameters, worked out once.
+        vocabulary: How the tokenizer was compared with the server's (law 15).
     """
 
     backend: Backend
@@ -65,6 +70,7 @@ class Policy:
     store: LedgerFile | None = None
     prompts: Prompts = field(default_factory=Prompts)
     terms: Terms = field(default_factory=Terms)
+    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
 
     @classmethod
     def connect(cls, **settings: Any) -> Policy:
@@ -87,6 +93,9 @@ class Policy:
     ) -> Policy:
         """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
 
+        Each of these stages is logged at INFO by `tito_core.policy` as it begins. Nothing that a server said or that
+        was measured is kept for the next call, since a restart may change it.
+
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
             base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
@@ -105,19 +114,31 @@ class Policy:
         Raises:
             TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
                 sentence.
+            LawViolationError: The tokenizer is not the one that the server uses (law 15).
         """
+        check_backend(backend)
+        if not isinstance(store, LedgerFile | str | PathLike | None):
+            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {store!r}.")
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
+        name = getattr(tokenizer, "name_or_path", tokenizer)
+        logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
         bound = bind(
             tokenizer, parser, template_arguments=template_arguments, content_tokens=content_tokens, renderer=renderer
         )
         logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-        probe = bound.template.first_prompt([{"role": "user", "content": [{"text": "Count to ten."}]}], None, None)
+        counted: Messages = [{"role": "user", "content": [{"text": "Count to ten."}]}]
+        probe = bound.template.first_prompt(counted, None, bound.template.rendering.usual_tools)
+        logger.info("backend=<%s> | asking the server what it is", engine.name)
         asked = await engine.connect()
+        logger.info("model=<%s>, version=<%s> | comparing its tokenizer", asked.model, asked.version)
+        # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
+        vocabulary = await compare(engine, asked, bound.tokenizer, bound.template, bound.parser)
+        logger.info("measuring what its logprobs mean")
         found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
-        return cls(engine, of_all(found), *bound, file)
+        return cls(engine, of_all(found), *bound, file, vocabulary=vocabulary)
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
         """Make the Strands model of one rollout.
@@ -141,6 +162,7 @@ class Policy:
             tokenizer=self.tokenizer.name_or_path or None,
             user=user,
             certificate=summary(self.template.certificate),
+            vocabulary=self.vocabulary,
         )
         return ledger if self.store is None else self.store.attach(ledger)
 
@@ -203,19 +225,14 @@ def summary(certificate: Certificate) -> Mapping[str, Any]:
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own."""
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own.
 
-    def run() -> None:
-        try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:
-            failure.append(error)
+    Ctrl-C in the meantime cancels it, and is raised once it has ended.
+    """
+    runner = StoppableRunner()
 
-    thread = threading.Thread(target=run, name="tito-connect")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    def run() -> T:
+        with runner:
+            return runner.run(work)
+
+    return in_thread(run, runner.stop)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tito_core.backend.errors import BackendError, UnknownBackendError
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.drift import drifted_turns
@@ -28,6 +29,7 @@ from tito_core.verify import Rescored, merge, rescore
 EXPECTED_ERRORS = (
     BackendError,
     EngineError,
+    InvalidValueError,
     LawViolationError,
     TemplateError,
     TokenizerError,

@@ -15,7 +15,10 @@ from tito_core import budget, malformed
 from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.unknown_names import checked_names, refuse_unknown
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
+from tito_core.chat.message_check import check_system_blocks
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.malformed import MalformedCalls
 
@@ -111,7 +114,7 @@ class Settings:
         """Check what a user wrote.
 
         Raises:
-            ValueError: A bad value (pydantic's ValidationError for sampling).
+            ValueError: A bad value.
         """
         return cls(
             sampling_params(sampling),
@@ -122,7 +125,7 @@ class Settings:
             Aborts(on_abort, max_resumes),
             seconds("turn_timeout_s", turn_timeout_s),
             budget.checked(max_total_tokens),
-            bool(stream),
+            boolean("stream", stream),
             Wanted.of(wanted),
             echoes_every_turn(verify_echo),
         )
@@ -168,14 +171,50 @@ class Settings:
 
 
 def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-    """Give checked parameters from what a user wrote; defaults for None."""
-    return given if isinstance(given, SamplingParams) else SamplingParams.model_validate(dict(given or {}))
+    """Return checked parameters from what a user wrote; defaults for None.
+
+    Raises:
+        ValueError: An unknown name or a bad value.
+    """
+    if isinstance(given, SamplingParams):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {given!r}.")
+    return SamplingParams(**checked_names("sampling parameter", given or {}, SamplingParams.model_fields))
+
+
+def check_choices(given: Mapping[str, Any]) -> None:
+    """Check the names of what a user chose for a rollout.
+
+    Raises:
+        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
+    """
+    for name in given:
+        if name in SamplingParams.model_fields:
+            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
+    refuse_unknown("setting of a rollout named", given, Choices.__annotations__)
+
+
+def boolean(name: str, given: bool) -> bool:
+    """Check a setting that is on or off.
+
+    Raises:
+        ValueError: It is neither True nor False.
+    """
+    if given not in (True, False):
+        raise InvalidValueError(f"{name} must be True or False, not {given!r}.")
+    return bool(given)
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
-    """Give the system prompt as text; its blocks are joined by newlines, as Strands joins them."""
-    if system_prompt is not None or not content:
+    """Give the system prompt as text; its blocks are joined by newlines, as Strands joins them.
+
+    Raises:
+        InvalidMessageError: The blocks do not have Strands' form.
+    """
+    if system_prompt is not None or content is None:
         return system_prompt
+    check_system_blocks(content)
     return "\n".join(block["text"] for block in content if "text" in block) or None
 
 
@@ -207,7 +246,9 @@ def seconds(name: str, given: float | None) -> float | None:
     Raises:
         ValueError: It is no positive number of seconds.
     """
-    if given is not None and not (isinstance(given, int | float) and math.isfinite(given) and given > 0):
+    if given is not None and not (
+        isinstance(given, int | float) and given is not True and math.isfinite(given) and given > 0
+    ):
         raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
     return given
 

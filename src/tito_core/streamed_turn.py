@@ -6,19 +6,23 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from strands.types.content import Messages
-from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
 from tito_core import generating, settings, turns
 from tito_core.asked import Asked
-from tito_core.backend.errors import ContextLengthError, ThrottledError
+from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import TokenChunk, TokenResponse
+from tito_core.found import find
 from tito_core.history import as_shown, remember
+from tito_core.ledger.ledger import Ledger
 from tito_core.malformed import MalformedCallError
+from tito_core.overflow import how_to_shorten
 from tito_core.policy import Policy
 from tito_core.recording import Recording
 from tito_core.showing import Showing
@@ -49,26 +53,10 @@ async def one_turn(
     cancel_signal: threading.Event | None,
 ) -> AsyncGenerator[StreamEvent]:
     """Run one turn and yield its events; what it raises is told by `TITOModel.stream`."""
-    settings.refuse_reserved_name(tool_specs)
     await in_turn()
     ledger = recording.begin(model_state)
     try:
-        prepared = turns.prepare(
-            policy,
-            ledger,
-            messages,
-            system,
-            tool_specs,
-            model_state,
-            chosen.sampling,
-            asked=asked,
-            context_limit=chosen.context_limit,
-            may_branch=chosen.may_branch,
-            keeps_thinking=chosen.keeps_thinking,
-            max_total_tokens=chosen.max_total_tokens,
-            wanted=chosen.wanted,
-            echoes_every_turn=chosen.echoes_every_turn,
-        )
+        prepared = await _prepared(policy, ledger, messages, system, tool_specs, asked, model_state, chosen)
         await _compare(policy, prepared, messages, system, tool_specs)
         showing = Showing(policy.parser, prepared.tail)
         came: TokenChunk | TokenResponse
@@ -85,9 +73,8 @@ async def one_turn(
     except generating.CancelledBySignal:
         return  # without messageStop, which is how Strands recognises a provider that was cancelled
     except ContextLengthError as error:
-        raise ContextWindowOverflowException(str(error)) from error
-    except ThrottledError as error:
-        raise ModelThrottledException(str(error)) from error
+        error.args = (f"{error} {how_to_shorten(messages, system, tool_specs)}",)
+        raise
     with ledger.call_ids.of_a_turn() as next_call_id:
         runs_calls = chosen.runs_calls or asked.forces_call
         read = turns.read(policy, prepared, response, next_call_id, chosen.malformed_calls, runs_calls)
@@ -103,3 +90,45 @@ async def one_turn(
     remember(model_state, ledger, turn.index)
     if refused:
         raise MalformedCallError(refused, turn.index, read.message)
+
+
+async def _prepared(
+    policy: Policy,
+    ledger: Ledger,
+    messages: Messages,
+    system: str | None,
+    tool_specs: list[ToolSpec] | None,
+    asked: Asked,
+    model_state: dict[str, Any] | None,
+    chosen: settings.Settings,
+) -> turns.Prepared:
+    """Prepare a turn; one with a long new text in a thread, since it would hold up the event loop for seconds."""
+    found = find(
+        policy,
+        ledger,
+        messages,
+        system,
+        tool_specs,
+        model_state,
+        may_branch=chosen.may_branch,
+        keeps=chosen.keeps_thinking,
+    )
+    prepare = partial(
+        turns.prepare,
+        policy,
+        ledger,
+        # The thread gets a copy of what it renders: the agent's own list may change meanwhile.
+        [*messages[: found.place.answered], *deepcopy(messages[found.place.answered :])] if found.is_long else messages,
+        system,
+        tool_specs,
+        model_state,
+        chosen.sampling,
+        asked=asked,
+        context_limit=chosen.context_limit,
+        may_branch=chosen.may_branch,
+        max_total_tokens=chosen.max_total_tokens,
+        wanted=chosen.wanted,
+        echoes_every_turn=chosen.echoes_every_turn,
+        found=found,
+    )
+    return await asyncio.to_thread(prepare) if found.is_long else prepare()

@@ -20,12 +20,14 @@ from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.history import Place, as_shown, find_place, opening_of
+from tito_core.found import Found, find
+from tito_core.history import Place, as_shown
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.malformed import MalformedCalls, malformed_of
+from tito_core.overflow import least_length
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.policy import Policy
 from tito_core.view import assistant_message, sampled_arguments
@@ -68,36 +70,34 @@ def prepare(
     max_total_tokens: int | None = None,
     wanted: Wanted = NOTHING_WANTED,
     echoes_every_turn: bool = True,
+    found: Found | None = None,
 ) -> Prepared:
     """Find where a history continues, render what is new, and check it all before it leaves.
 
+    With `found`, the place that `find` gave for the same history, it may run in any thread.
+
     Raises:
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
-        TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
         TotalTokensReachedError: They leave nothing of `max_total_tokens`.
         ContextLengthError: They leave no room to answer.
         UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
     """
-    opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
-    strips = None if keeps_thinking else policy.template.strips_thinking
-    place = find_place(ledger, opening, messages, state, may_branch=may_branch, strips=strips)
-    if place.parent is None:
-        delta = policy.template.first_prompt(messages, system_prompt, tool_specs)
-    else:
-        before = ledger[place.parent].draft
-        delta = policy.template.delta(
-            messages[place.answered - 1],
-            messages[place.answered :],
-            int(before.output_ids[-1]) if len(before.output_ids) else None,
-            opened=opened(before),
-            tool_specs=tool_specs or (),
-            history=messages[: place.answered - 1],
+    if found is None:
+        found = find(
+            policy, ledger, messages, system_prompt, tool_specs, state, may_branch=may_branch, keeps=keeps_thinking
         )
+    place = found.place
+    if found.is_long:
+        least = ledger.path_length(place.parent) + least_length(policy, place, messages, system_prompt, tool_specs)
+        left = left_of(max_total_tokens, least, sampling.max_new_tokens, at_least=True)
+        clamp_new_tokens(left, least, context_limit, backend=policy.backend.name, at_least=True)
+    delta = _delta(policy, ledger, place, messages, system_prompt, tool_specs)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=policy.backend.name)
     input_ids = ledger.path_ids(place.parent, delta.ids)
     left = left_of(max_total_tokens, len(input_ids), sampling.max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context_limit, backend=policy.backend.name)
-    tools = {spec["name"]: spec["inputSchema"].get("json", {}) for spec in tool_specs or ()}
+    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     shaped = asked.sampling(sampling, policy.parser, tools, tail)
     request = TokenRequest(
@@ -111,6 +111,28 @@ def prepare(
         echo=echoes_every_turn or place.parent is None,
     )
     return Prepared(place, delta, request, tools, tail)
+
+
+def _delta(
+    policy: Policy,
+    ledger: Ledger,
+    place: Place,
+    messages: Messages,
+    system_prompt: str | None,
+    tool_specs: Sequence[ToolSpec] | None,
+) -> EncodedText:
+    """Render and encode what a turn adds to its parent's tokens."""
+    if place.parent is None:
+        return policy.template.first_prompt(messages, system_prompt, tool_specs)
+    before = ledger[place.parent].draft
+    return policy.template.delta(
+        messages[place.answered - 1],
+        messages[place.answered :],
+        int(before.output_ids[-1]) if len(before.output_ids) else None,
+        opened=opened(before),
+        tool_specs=tool_specs or (),
+        history=messages[: place.answered - 1],
+    )
 
 
 def opened(before: Draft) -> Opened:

@@ -8,11 +8,13 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
+from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
@@ -26,11 +28,21 @@ class SGLangBackend(SGLangAdmin):
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        loads = await self.get_if_there("/v1/loads", wire.Loads) or wire.Loads()
-        length = wire.usable_length(model.max_model_len, loads)
-        weights, vocab_size = await self.weight_version(), await self._vocab_size()
-        can = wire.capabilities(await self.get_if_there("/server_info", wire.ServerInfo), vocab_size)
-        return EngineInfo(self.name, model.id, length, loads.version, weights, vocab_size=vocab_size, capabilities=can)
+        async with together() as group:
+            asked_loads = group.create_task(self.get_if_there("/v1/loads", wire.Loads))
+            weights = group.create_task(self.weight_version())
+            server = group.create_task(self.get_if_there("/server_info", wire.ServerInfo))
+            vocab_size = await self._vocab_size()
+        loads = asked_loads.result() or wire.Loads()
+        return EngineInfo(
+            self.name,
+            model.id,
+            wire.usable_length(model.max_model_len, loads),
+            loads.version,
+            weights.result(),
+            vocab_size=vocab_size,
+            capabilities=wire.capabilities(server.result(), vocab_size),
+        )
 
     async def _vocab_size(self) -> int | None:
         """Learn the size of the vocabulary, past which an id kills the server, from a request that it refuses."""
@@ -51,7 +63,8 @@ class SGLangBackend(SGLangAdmin):
         }
         if on_chunk is not None:
             fields["sampling_params"]["stream_interval"] = stream.interval(request)
-        answer = await self._ask(request.request_id, fields, prompt, request.session_id, on_chunk)
+        size = answer_size(request, repeats=stream.events(request))
+        answer = await self._ask(request.request_id, fields, prompt, size, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
@@ -77,7 +90,7 @@ class SGLangBackend(SGLangAdmin):
     ) -> Sequence[tuple[int | None, float | None]]:
         """Score by `input_token_logprobs` without generating; they are raw."""
         fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
-        answer = await self._ask(request_id, fields, IdText.of(ids))
+        answer = await self._ask(request_id, fields, IdText.of(ids), size_of(len(ids), 0, scores=True))
         return [(entry.token, entry.logprob) for entry in answer.value.meta_info.input_token_logprobs or ()]
 
     async def _ask(
@@ -85,6 +98,7 @@ class SGLangBackend(SGLangAdmin):
         request_id: str,
         fields: dict[str, Any],
         prompt: IdText,
+        size: AnswerSize,
         session: str | None = None,
         on_chunk: OnChunk | None = None,
     ) -> Answer[wire.Generation]:
@@ -92,9 +106,9 @@ class SGLangBackend(SGLangAdmin):
 
         def prepare(running: str) -> HttpRequest:
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
-            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers)
+            return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        streaming = streaming_to(on_chunk, stream.Events)
+        streaming = streaming_to(on_chunk, lambda: stream.Events(size.body))
         return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
 
     @staticmethod

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tito_core.backend.answer_sizes import AnswerSize, size_of
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError
 from tito_core.backend.transport import HttpRequest, HttpTransportFactory
+from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Wanted
 from tito_core.dropin.shared_policies import SharedPolicies
 from tito_sglang.backend import SGLangBackend
 from tito_sglang.exceptions import known
 
 T = TypeVar("T")
 DEFAULT_MAX_CONNECTIONS = 1000
+_DEFAULT_NEW_TOKENS = 4096
+"""Counted where a raw request leaves the number to the server, whose own default is 128."""
 _FOREVER_S = 30 * 86400.0
 
 
@@ -104,9 +108,10 @@ class SGLangClient:
             SGLangClientError: One of its subclasses. A request that is given up is aborted on the server.
         """
         body = {**fields, "input_ids": list(input_ids), "stream": False}
+        size = _size(len(body["input_ids"]), fields)
 
         def prepare(running: str) -> HttpRequest:
-            return HttpRequest("/generate", json.dumps({"rid": running, **body}).encode())
+            return HttpRequest("/generate", json.dumps({"rid": running, **body}).encode(), size=size)
 
         try:
             answer = await self.backend.exchange(uuid.uuid4().hex, prepare, dict[str, Any])
@@ -158,6 +163,18 @@ class SGLangClient:
             return decoded(self.backend.http, answer, kind)
         except BackendError:
             return None
+
+
+def _size(prompt: int, fields: Mapping[str, Any]) -> AnswerSize:
+    """Return the bounds on the answer to fields of `/generate`, as if all optional outputs were asked for."""
+    sampling = fields.get("sampling_params") or {}
+    wanted = Wanted(
+        top_logprobs=min(int(fields.get("top_logprobs_num") or 0), MOST_TOP_LOGPROBS),
+        prompt_logprobs=True,
+        routed_experts=bool(fields.get("return_routed_experts")),
+    )
+    sampled = int(sampling.get("max_new_tokens") or _DEFAULT_NEW_TOKENS) * int(sampling.get("n") or 1)
+    return size_of(prompt + sampled, sampled, wanted, top_k=int(sampling.get("top_k") or 0))
 
 
 def slime_address(args: SlimeArguments) -> str:

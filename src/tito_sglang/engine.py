@@ -5,6 +5,8 @@ The wheel imports CUDA-only packages; `standins/README.md` explains what we put 
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from importlib.resources import files
 from pathlib import Path
 
@@ -43,8 +45,13 @@ def command(launch: Launch) -> list[str]:
 
 
 def env(launch: Launch) -> dict[str, str]:
-    """The same for every start: SGLang keeps its pause and weight endpoints open in any mode."""
-    return ENV
+    """Torch's rendezvous goes over a new file for each start, as vLLM's does.
+
+    By default it is a TCP store, which torch binds to all interfaces whatever address it is given. SGLang keeps its
+    pause and weight endpoints open in any mode, so there is nothing to open here.
+    """
+    store = Path(tempfile.gettempdir(), f"tito-sglang-{uuid.uuid4().hex}")
+    return {**ENV, "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": store.as_uri()}
 
 
 SPEC = EngineSpec(

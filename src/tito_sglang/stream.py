@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tito_core.backend.bodies import BodyTooLargeError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.streaming import StreamError, go_on
 from tito_sglang import wire
@@ -23,6 +24,11 @@ def interval(request: TokenRequest) -> int:
     return 1 + repeated // _SAID_AGAIN
 
 
+def events(request: TokenRequest) -> int:
+    """Return how many events an answer comes in, with some to spare."""
+    return 8 + request.sampling.max_new_tokens // interval(request)
+
+
 class _Count(msgspec.Struct):
     completion_tokens: int
 
@@ -35,9 +41,15 @@ class _Event(msgspec.Struct):
 
 
 class Events:
-    """Puts one answer together. An event that is lost, comes twice or out of order shows in its count of tokens."""
+    """Puts one answer together. An event that is lost, comes twice or out of order shows in its count of tokens.
 
-    def __init__(self) -> None:
+    Args:
+        limit: Most bytes of the events that are kept, which hold the answer once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._length = 0
         self._ids: list[int] = []
         self._kept: list[bytes] = []
 
@@ -46,9 +58,12 @@ class Events:
         said, before = msgspec.json.decode(event, type=_Event), len(self._ids)
         count, ids = said.meta_info.completion_tokens, said.output_ids
         if len(ids) == count and ids[:before] == self._ids:  # all so far, which stands for the events before
-            self._kept, new = [event], ids[before:]
+            self._kept, self._length, new = [event], len(event), ids[before:]
         elif before and before + len(ids) == count:
             self._kept.append(event)
+            self._length += len(event)
+            if self._length > self._limit:
+                raise BodyTooLargeError(self._limit)
             new = ids
         else:
             raise StreamError(

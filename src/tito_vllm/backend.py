@@ -9,11 +9,13 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError, BadRequestError
 from tito_core.backend.exchanges import Answer
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.streaming import streaming_to
+from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
@@ -31,16 +33,20 @@ class VLLMBackend(VLLMAdmin):
 
     async def _discover(self) -> EngineInfo:
         model = await self.served_model()
-        version = await self.get_if_there("/version", wire.Version)
-        is_open = await self._is_open(model.id)
+        async with together() as group:
+            asked_version = group.create_task(self.get_if_there("/version", wire.Version))
+            weights = group.create_task(self.weight_version())
+            is_open = await self._is_open(model.id)
+            can = await self._capabilities(model.id, is_open)
+        version = asked_version.result()
         return EngineInfo(
             self.name,
             model.id,
             model.max_model_len,
             version.version if version else None,
-            await self.weight_version(),
+            weights.result(),
             endpoints=(_GENERATE, _COMPLETIONS) if is_open else (_COMPLETIONS,),
-            capabilities=await self._capabilities(model.id, is_open),
+            capabilities=can,
         )
 
     async def _capabilities(self, model: str, is_open: bool) -> Capabilities:
@@ -90,10 +96,10 @@ class VLLMBackend(VLLMAdmin):
             **stream.fields(on_chunk),
             "return_token_ids": request.echo,
         }
-        body = prompt.body(fields, "token_ids")
+        body, size = prompt.body(fields, "token_ids"), answer_size(request)
         answer = await self.exchange(
             request.request_id,
-            lambda running: _post(_GENERATE, body, running, request.session_id),
+            lambda running: _post(_GENERATE, body, running, size, request.session_id),
             wire.Generation,
             streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
             prompt,
@@ -127,10 +133,10 @@ class VLLMBackend(VLLMAdmin):
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
-        body = prompt.body(fields, "prompt")
+        body, size = prompt.body(fields, "prompt"), answer_size(request)
         answer = await self.exchange(
             request.request_id,
-            lambda running: _post(_COMPLETIONS, body, running, request.session_id),
+            lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
             wire.Completion,
             streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
             prompt,
@@ -160,7 +166,10 @@ class VLLMBackend(VLLMAdmin):
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
         body = msgspec.json.encode({"model": info.model, "prompt": ids.tolist(), **sampling, "prompt_logprobs": 0})
-        answer = await self.exchange(request_id, lambda running: _post(_COMPLETIONS, body, running), wire.Completion)
+        size = size_of(len(ids), 1, scores=True)
+        answer = await self.exchange(
+            request_id, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
+        )
         entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
         return [wire.score_of(entry) for entry in entries]
 
@@ -179,9 +188,9 @@ class VLLMBackend(VLLMAdmin):
         return HttpRequest("/inference/v1/abort_requests", body)
 
 
-def _post(path: str, body: bytes | Pieces, running: str, session: str | None = None) -> HttpRequest:
+def _post(path: str, body: bytes | Pieces, running: str, size: AnswerSize, session: str | None = None) -> HttpRequest:
     """Name the try for the server, and the session for vLLM's router."""
-    return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})})
+    return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})}, size)
 
 
 class _Usage(TypedDict):

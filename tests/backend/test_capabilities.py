@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import (
@@ -25,6 +24,7 @@ from tito_core.backend import (
     Wanted,
 )
 from tito_core.backend.semantics import measure
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS
 from tito_core.settings import Settings
 from tito_core.testing import Completion
@@ -158,14 +158,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given_wanted", "sentence"), BAD)
 def test_what_nobody_can_want_is_refused_where_it_is_written(given_wanted: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(InvalidValueError) as caught:
         Settings.of(wanted=given_wanted)
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["priority", "cache_salt", "return_routed_experts", "top_logprobs_num"])
 def test_it_is_not_asked_for_past_wanted(name: str) -> None:
-    with pytest.raises(ValidationError, match=rf"extra may not hold '{name}': ask for it by wanted="):
+    with pytest.raises(InvalidValueError, match=rf"extra may not hold '{name}': ask for it by wanted="):
         SamplingParams(extra={name: 1})
 
 

@@ -126,7 +126,7 @@ async def test_whatever_carries_an_answer_it_is_read_alike(packing: str, carrier
             if part == "pieces":
                 read.append(b"".join([piece async for piece in reply.pieces()]))
             else:
-                read.append(await (reply.whole() if part == "whole" else reply.text()))
+                read.append(await (reply.whole(5_000) if part == "whole" else reply.text(5_000)))
             await reply.aclose()
         await carries.aclose()
     assert read == [body, body, said]

@@ -210,8 +210,8 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     backend, _ = replicas(kind, engines)
     await backend.connect()
     tasks = [asyncio.create_task(backend.generate(of_session(None, f"r{n}"))) for n in range(2)]
-    await asyncio.sleep(0.05)
-    assert [engine.running for engine in engines] == [1, 1]
+    while [engine.running for engine in engines] != [1, 1]:
+        await asyncio.sleep(0.01)
     await backend.abort("r1")
     await backend.abort("of nobody")
     await asyncio.wait({tasks[1]})

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.backend.sampling import OWNED_FIELDS
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.testing import Completion
 from tito_sglang.wire import sampling_fields as sglang_fields
 from tito_vllm.wire import sampling_fields as vllm_fields
@@ -114,7 +114,7 @@ def test_ids_that_a_grammar_avoids_are_a_bias_beside_the_users_own(kind: Kind) -
 
 
 def test_a_bias_that_is_no_mapping_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
+    with pytest.raises(InvalidValueError, match=r"logit_bias must map token ids to numbers, not \[5\]"):
         SamplingParams(extra={"logit_bias": [5]})
 
 
@@ -127,13 +127,13 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
     asyncio.run(backend_of(engine).generate(request_of()))
     (body,) = bodies(engine)
     for name in {*body, *fields(SamplingParams(seed=1, grammar=grammar))} - {"sampling_params"}:
-        with pytest.raises(ValidationError, match=name):
+        with pytest.raises(InvalidValueError, match=name):
             SamplingParams(extra={name: 1})
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_FIELDS))
 def test_owned_fields_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValidationError, match=f"{name}.* itself"):
+    with pytest.raises(InvalidValueError, match=f"{name}.* itself"):
         SamplingParams(extra={name: 1})
 
 
@@ -142,12 +142,12 @@ REFUSED = ["structured_outputs", "json_schema", "guided_regex", "response_format
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_grammar_past_the_record_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="'grammar', which is recorded"):
+    with pytest.raises(InvalidValueError, match="'grammar', which is recorded"):
         SamplingParams(extra={name: {}})
 
 
 def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> None:
-    with pytest.raises(ValidationError, match="use the sampling parameter 'stop', which is recorded"):
+    with pytest.raises(InvalidValueError, match="use the sampling parameter 'stop', which is recorded"):
         SamplingParams(extra={"stop_regex": "((("})
 
 
@@ -163,13 +163,13 @@ def test_a_stop_regex_is_refused_since_a_malformed_one_kills_a_real_sglang() -> 
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
-    with pytest.raises(ValidationError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
-        SamplingParams.model_validate({wrong: 1})
+    with pytest.raises(InvalidValueError, match=f"no sampling parameter '{wrong}'; did you mean '{meant}'"):
+        SamplingParams(**{wrong: 1})
 
 
 def test_a_name_like_no_other_lists_all() -> None:
-    with pytest.raises(ValidationError, match="Known: max_new_tokens, temperature"):
-        SamplingParams.model_validate({"zzz": 1})
+    with pytest.raises(InvalidValueError, match="Known: max_new_tokens, temperature"):
+        SamplingParams(**{"zzz": 1})
 
 
 NAN, INF = float("nan"), float("inf")
@@ -183,7 +183,7 @@ BAD: list[tuple[str, Any]] = [
     *(("max_new_tokens", value) for value in (0, -1, 2.5, None, NAN, 2**31)),
     *(("min_new_tokens", value) for value in (-1, 1025)),
     *(("stop_token_ids", value) for value in ((-1,), (2**31,), (1.5,), 5, ("x",))),
-    *(("stop", value) for value in (("",), (5,), "text")),
+    *(("stop", value) for value in (("",), (5,), "", 5)),
     *(("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "x")),
     *(("grammar", value) for value in ({"kind": "regex", "value": ""}, {"kind": "lark", "value": "x"}, "x")),
     *(("extra", value) for value in ({"a": print}, {"a": NAN}, {"a": {1}}, [1])),
@@ -192,14 +192,19 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), BAD, ids=lambda value: repr(value)[:30])
 def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
-    with pytest.raises(ValidationError) as caught:
-        SamplingParams.model_validate({name: value})
+    with pytest.raises(InvalidValueError) as caught:
+        SamplingParams(**{name: value})
     assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_string_is_one_stop_string() -> None:
+    assert SamplingParams(stop="x") == SamplingParams(stop=("x",))  # type: ignore[arg-type]
 
 
 def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:
     grammar = Grammar(kind="regex", value="[a-z]{5}")
-    with pytest.raises(ValidationError, match="min_new_tokens=3 and a grammar do not go together"):
+    with pytest.raises(InvalidValueError, match="min_new_tokens=3 and a grammar do not go together"):
         SamplingParams(grammar=grammar, min_new_tokens=3)
     SamplingParams(grammar=grammar)
 

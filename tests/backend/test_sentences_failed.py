@@ -16,18 +16,22 @@ from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
     EngineConnectionError,
+    EngineTimeoutError,
     ProtocolViolationError,
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.carrier import OverHttpx
+from tito_core.backend.connection_errors import error_from_failure
 from tito_core.backend.decoded import decoded
-from tito_core.backend.http_errors import error_from_failure, error_from_status
+from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.streaming import StreamReader, streaming_to
 from tito_core.backend.transport import EngineHttp, HttpAnswer
 from tito_sglang.stream import Events
 
 B = "sglang"
+LIMIT = 1 << 20
 
 
 def said(kind: type[Exception], sentence: str, act: Callable[[], Any]) -> Any:
@@ -128,33 +132,50 @@ def test_when_to_come_back() -> None:
 
 
 BROKE = (
-    "The connection to sglang at u broke before its answer was whole ({}). Is the server still running? Its log may "
+    "The connection to sglang at u was {} before its answer was whole ({}). Is the server still running? Its log may "
     "say why it hung up."
 )
 NOBODY = "No connection to sglang at u ({}). Is the server running, and are host and port right?"
+LATE = (
+    "No connection to sglang at u (it did not open within 2.5 s). A firewall may drop the packets, or the server "
+    "accepts no more connections; raise connect_timeout_s to wait longer."
+)
+KEY: Any = SimpleNamespace(ssl=True, host="h", port=1)
 
 
-FAILURES: list[tuple[Exception, bool, str]] = [
-    (httpx.ReadError("reset"), True, BROKE.format("reset")),
-    (httpx.ReadError(""), True, BROKE.format("ReadError")),
-    (aiohttp.ServerDisconnectedError("gone"), True, BROKE.format("gone")),
-    (OSError("pipe"), True, BROKE.format("pipe")),
-    (httpx.ConnectError("refused"), False, NOBODY.format("refused")),
-    (httpx.ConnectTimeout("slow"), False, NOBODY.format("no answer within 2.5 s")),
-    (aiohttp.ConnectionTimeoutError("slow"), False, NOBODY.format("no answer within 2.5 s")),
+FAILURES: list[tuple[Exception, bool, str, str]] = [
+    (httpx.ReadError("cut"), True, "closed", BROKE.format("closed", "cut")),
+    (httpx.ReadError(""), True, "closed", BROKE.format("closed", "ReadError")),
+    (aiohttp.ServerDisconnectedError("gone"), True, "closed", BROKE.format("closed", "in or before its head")),
+    (ConnectionResetError(104, "reset"), True, "reset", BROKE.format("reset", "[Errno 104] reset")),
+    (OSError("pipe"), True, "closed", BROKE.format("closed", "pipe")),
+    (httpx.ConnectError("no"), False, "closed", NOBODY.format("no")),
+    (httpx.ConnectTimeout("slow"), False, "never-opened", LATE),
+    (aiohttp.ConnectionTimeoutError("slow"), False, "never-opened", LATE),
+    (httpx.PoolTimeout("busy"), False, "never-opened", LATE),
     (
-        aiohttp.ClientConnectorError(SimpleNamespace(ssl=True, host="h", port=1), OSError(111, "Connection refused")),  # type: ignore[arg-type]
+        aiohttp.ClientConnectorError(KEY, OSError(111, "Connection refused")),
         False,
-        NOBODY.format("Connection refused"),
+        "refused",
+        NOBODY.format("it was refused: Connection refused"),
     ),
 ]
 
 
-@pytest.mark.parametrize(("failure", "sent", "sentence"), FAILURES)
-def test_a_connection_that_failed(failure: Exception, sent: bool, sentence: str) -> None:
+@pytest.mark.parametrize(("failure", "sent", "reason", "sentence"), FAILURES)
+def test_a_connection_that_failed(failure: Exception, sent: bool, reason: str, sentence: str) -> None:
     error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), str(error)) == (EngineConnectionError, sentence)
     assert (error.backend, error.request_id, error.sent) == (B, "r", sent)
+    assert isinstance(error, EngineConnectionError)
+    assert error.reason == reason
+
+
+@pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.WriteTimeout])
+def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[httpx.TimeoutException]) -> None:
+    error = error_from_failure(B, kind("slow"), url="u", connect_timeout_s=2.5, request_id="r")
+    assert (type(error), error.backend, error.request_id) == (EngineTimeoutError, B, "r")
+    assert "http_transport" in str(error)
 
 
 def test_what_speaks_no_http() -> None:
@@ -196,9 +217,10 @@ def test_a_200_that_is_none(body: bytes, content_type: str, sentence: str) -> No
 
 
 async def streamed(body: bytes, content_type: str = "text/event-stream") -> BackendError:
-    streaming = streaming_to(lambda _: None, Events)
+    streaming = streaming_to(lambda _: None, lambda: Events(LIMIT))
     assert streaming is not None
-    reader = StreamReader(streaming, B, "http://h/generate", "r", lambda text: text.replace("key", "<API key>"))
+    hide, size = (lambda text: text.replace("key", "<API key>")), AnswerSize(LIMIT, LIMIT)
+    reader = StreamReader(streaming, B, "http://h/generate", "r", hide, size)
     answer = httpx.Response(200, headers={"content-type": content_type}, content=body)
     reply = await OverHttpx(httpx.MockTransport(lambda _: answer), 1.0).send("POST", "http://h/generate", {}, b"")
     with pytest.raises(BackendError) as caught:

@@ -59,6 +59,10 @@ class Member:
         await self._done("score", list(token_ids))
         return np.zeros(len(token_ids), np.float32)
 
+    async def tokenize(self, text: str) -> Any:
+        await self._done("tokenize", text)
+        return np.array([len(text)], np.int32)
+
     async def abort(self, request_id: str) -> None:
         await self._done("abort", request_id)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.sse import EventReader
 
+SIZE = AnswerSize(1 << 20, 1 << 20)
 DATA = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1).map(str.strip))
 
 
@@ -20,7 +22,7 @@ def test_events_come_whole_however_they_are_cut(events: list[str], data: st.Data
     body = "".join(data.draw(blanks) + f"data: {event}{end}{end}" for event in events) + f"data: [DONE]{end}{end}"
     raw = body.encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
-    reader, found = EventReader(), []
+    reader, found = EventReader(SIZE), []
     for start, stop in zip([0, *cuts], [*cuts, len(raw)], strict=True):
         found += reader.feed(raw[start:stop])
     assert [event.decode() for event in found] == events
@@ -28,7 +30,7 @@ def test_events_come_whole_however_they_are_cut(events: list[str], data: st.Data
 
 
 def test_nothing_counts_after_the_end_and_an_event_without_its_end_is_none() -> None:
-    reader = EventReader()
+    reader = EventReader(SIZE)
     assert reader.feed(b'data:{"a": 1}\n\ndata: {"b"') == [b'{"a": 1}']
     assert not reader.done
     assert reader.feed(b": 2}\ndata: [DONE]\n\ndata: more\n\n") == [b'{"b": 2}']

@@ -86,7 +86,7 @@ def test_what_only_the_delta_cannot_give_is_refused_and_counted() -> None:
     assert [case.name for case in trial.passed] == ["question, first"]
     assert [name for name, _ in trial.refused] == ["question, after an answer"]
     assert "long" in trial.refused[0][1]
-    assert trial.missed == 1
+    assert trial.unable == 1
     assert trial.difference is None
 
 
@@ -98,7 +98,7 @@ def test_what_the_template_refuses_as_a_whole_is_not_counted_against_a_candidate
     )
     assert len(trial.refused) == 1
     assert "long" in trial.refused[0][1]
-    assert trial.missed == 0
+    assert trial.unable == 0
 
 
 def test_a_template_that_takes_no_question_is_refused_with_its_own_words() -> None:

@@ -108,16 +108,19 @@ def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
 @pytest.mark.parametrize(
     ("after", "inner", "closing"),
     [
-        ("<e>\n<f>", "", "<e>"),
+        ("<e>\n<f>", "", "<f>"),
         ("<e>\n<f>", "<e>", "<f>"),
-        ("<e><f>", "<e>", "<e><f>"),
-        ("<e><f>", "<f>", "<e><f>"),
+        ("<e>\n<f>", "<f>", "<e>"),
+        ("<e><f>", "", "<e><f>"),
+        ("<e><f>", "<e>", "<f>"),
+        ("<e><f>", "<f>", "<e>"),
+        ("<e>\n<f><g>", "", "<f><g>"),
         ("<e>\n<f>", "<e><f>", "<e>"),
         ("<e>\n<f>\n<g>", "<e><f>", "<g>"),
         ("<e>", "<e>", "<e>"),
     ],
 )
-def test_what_closes_parts_too_is_no_closer_where_another_token_follows(after: str, inner: str, closing: str) -> None:
+def test_the_last_token_that_closes_no_part_ends_an_answer(after: str, inner: str, closing: str) -> None:
     turn = ("<a>", SO, f"{after}\n"), ("<a>", SO, f"{after}\n<q>", ("And?", NEXT))
     learned = learn_answers(sample(*turn), [], frozenset(ids(inner)))
     assert shown(learned) == (closing, "", "", {"message": after[: after.index(closing) + len(closing)]})

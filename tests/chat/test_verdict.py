@@ -281,16 +281,20 @@ def test_what_is_no_text_of_the_conversation_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "moved"),
+    ("text", "behind", "moved"),
     [
-        ("{{- header(message.role) + message.content -}}", False),
-        ("{{- header(message.role) + ('' if message.tool_calls else message.content) -}}", True),
-        ("{{- header(message.role) -}}", False),
+        ("header(message.role) + message.content", False, False),
+        ("header(message.role)", False, False),
+        ("header(message.role) + ('' if message.tool_calls else message.content)", True, True),
+        ("header(message.role) + message.content + ('<|im_end|>' if message.tool_calls else '')", False, True),
     ],
+    ids=["where it was sampled", "left out", "behind the calls", "a turn of its own"],
 )
-def test_text_besides_calls_is_moved_where_it_stands_behind_one(text: str, moved: bool) -> None:
-    source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", text)
-    if moved:
+def test_text_besides_calls_is_moved_where_it_stands_behind_one_or_ends_before(
+    text: str, behind: bool, moved: bool
+) -> None:
+    source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", "{{- " + text + " -}}")
+    if behind:
         source = source.replace("{%- endfor -%}\n        {{- '<", "{%- endfor -%}{{- message.content + '<")
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.calls(2, remark=True), writer.results(2)])

@@ -71,6 +71,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         argv = command(kind, server, folder, tasks, out, *more)
         first = here.invoke(cli.app, argv)
         assert first.exit_code == 0, first.output
+        assert "measuring what its logprobs mean" in first.stderr
         turns = expect_collected(out, server, WANTED)
         asked = len(server.engine.requests)
         again = here.invoke(cli.app, argv)
@@ -130,6 +131,21 @@ def test_ctrl_c_ends_it_cleanly_with_what_is_done(
         expect_collected(out, server, WANTED)
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+def test_agents_that_do_not_end_cannot_hold_it_up(
+    signals: int, tasks: Path, folder: str, tmp_path: Path, forks: Nursery
+) -> None:
+    out, log = tmp_path / "out", tmp_path / "log"
+    with served("vllm") as server:
+        pid = forks.start(command("vllm", server, folder, tasks, out, "--agent", "collect_agents:stubborn"), log)
+        wait_for(out, 1)
+        for _ in range(signals):
+            os.kill(pid, signal.SIGINT)
+        assert forks.wait(pid) == 130, log.read_text()
+    assert "1 of 5 rollouts are there." in log.read_text()
+    assert len(lines(out)) == 1
+
+
 def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(
     tasks: Path, folder: str, tmp_path: Path, here: CliRunner
 ) -> None:
@@ -174,7 +190,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
     [
         (["--sampling", "hot"], "--sampling hot: write name=value, such as temperature=0.7."),
         (["--sampling", "temprature=1"], "temperature"),
-        (["--sampling", "temperature=-1"], "--sampling: temperature: Input should be"),
+        (["--sampling", "temperature=-1"], "--sampling: temperature must be greater than or equal to 0, not -1."),
         (["--n", "3"], "No such option: --n"),
         (["-n", "0"], "Invalid value for '-n'"),
         (["--verify-echo", "never"], "verify_echo must be 'always' or 'first', not 'never'."),

@@ -8,18 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.conformance_command import served
 from support.scripted import tokenizer
-from tito_conformance.defect import Defect, latency
+from tito_conformance.defect import latency
 from tito_conformance.defects import all_defects
-from tito_conformance.scripted_policy import ConformancePolicy
-from tito_core.testing import ScriptedServer, scripted_server
+from tito_core.testing import ScriptedServer
 
 HERE = Path(__file__).parent
 
@@ -29,22 +26,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer().save_pretrained(folder)
     return str(folder)
-
-
-@contextmanager
-def served(wire: str, defect: Defect | None = None) -> Iterator[ScriptedServer]:
-    loaded = tokenizer()
-    policy: Any = ConformancePolicy(loaded, loaded.eos_token_id)
-    script = policy if defect is None or defect.wrap is None else defect.wrap(policy)
-    with scripted_server(
-        "sglang" if wire == "sglang" else "vllm",
-        script,
-        vocab_size=len(loaded),
-        eos_ids=[loaded.eos_token_id],
-        decode=lambda ids: str(loaded.decode(list(ids))),
-        fault=None if defect is None else defect.fault(wire),
-    ) as server:
-        yield server
 
 
 def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -71,6 +52,8 @@ def test_a_sound_server_passes_and_its_report_says_so(wire: str, tokenizer_folde
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every law that applies holds." in done.stdout
     assert "up to 8 conversations" in done.stdout
+    stages = ("loading it and certifying", "parser=<", "asking the server", "measuring what its logprobs mean")
+    assert [stage for line in done.stdout.splitlines() for stage in stages if stage in line] == list(stages)
     found = json.loads((tmp_path / "out" / "conformance.json").read_text())
     assert found["sound"]
     assert found["server"]["model"] == "scripted"
@@ -114,7 +97,7 @@ def test_an_interrupt_ends_it_cleanly_with_what_is_known(
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         out, errors = running.communicate(timeout=60)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while server.engine.running:
             assert time.monotonic() < deadline, "a request was left running"
             time.sleep(0.01)

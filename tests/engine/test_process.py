@@ -93,10 +93,8 @@ def test_logs_that_another_start_removes_meanwhile_are_no_error(cache: Path) -> 
 
 
 def test_an_early_end_is_noticed_at_once_with_its_last_lines(fake_env: EngineEnv, model: Path, cache: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(StartFailed) as caught:
-        start(fake_env, model, server_args=("--fail", "OSError: [Errno 98] Address already in use"))
-    assert time.monotonic() - began < 15  # and not the 30 s that it may take, though it is begun twice
+    with pytest.raises(StartFailed) as caught:  # long before the hour that it may take, twice
+        start(fake_env, model, timeout_s=3600, server_args=("--fail", "OSError: [Errno 98] Address already in use"))
     message = str(caught.value)
     assert "its process ended with status 1 after" in message
     assert "  OSError: [Errno 98] Address already in use" in message
@@ -164,7 +162,7 @@ def test_a_server_ends_with_the_process_that_started_it(cache: Path, model: Path
     assert gone(cache, within_s=10)
     supervisor = find_process(pid, created)
     if supervisor is not None:
-        supervisor.wait(timeout=5)
+        supervisor.wait(timeout=60)
 
 
 def test_a_detached_server_outlives_it_and_can_still_be_stopped(cache: Path, model: Path) -> None:
@@ -185,7 +183,7 @@ def test_a_killed_supervisor_takes_the_server_along_and_stop_finds_the_rest(
     engine = start(fake_env, model, server_args=("--stubborn",))
     server = psutil.Process(engine.pid).children()[0]
     os.kill(engine.pid, signal.SIGKILL)
-    server.wait(timeout=5)
+    server.wait(timeout=60)
     assert len(processes_of(cache)) == 2  # only the supervisor knew them
     assert not is_running(engine)
     assert stop(engine)

@@ -80,6 +80,13 @@ def test_vllm_opens_its_weight_endpoints_only_when_asked() -> None:
     assert spec.env(open_)["VLLM_SERVER_DEV_MODE"] == "1"
 
 
+def test_each_sglang_has_a_rendezvous_of_its_own_in_a_file() -> None:
+    """Torch binds a TCP store to all interfaces."""
+    methods = [tito_sglang.engine.SPEC.env(LAUNCH)["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] for _ in range(2)]
+    assert all(re.fullmatch(r"file:///.+", method) for method in methods)
+    assert len(set(methods)) == 2
+
+
 def test_an_idle_sglang_sleeps() -> None:
     assert "--sleep-on-idle" in tito_sglang.engine.SPEC.command(LAUNCH)
 

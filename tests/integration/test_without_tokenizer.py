@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from support.calculating import QUESTION, make_agent
-from support.real import Served, serve
+from support.real import Served, policy_at, serve
 from tito_core.backend import BadRequestError
-from tito_core.ledger import check_ledger
+from tito_core.ledger import LawViolationError, VocabularyCheck, check_ledger
 from tito_core.verify import rescore
 
 pytestmark = [pytest.mark.engine, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
@@ -64,3 +65,16 @@ async def test_a_stop_string_is_refused_in_the_servers_words_and_it_lives_on(bar
     async for _ in model.stream(question, cancel_signal=threading.Event()):
         pass
     assert len(model.ledger) == 1
+
+
+async def test_its_vocabulary_is_compared_by_size_and_the_ledger_says_so(
+    bare: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tito_core"):
+        policy = await policy_at(bare.kind, bare.url)
+    assert policy.vocabulary is VocabularyCheck.VOCAB_SIZE
+    assert policy.ledger().header.vocabulary is VocabularyCheck.VOCAB_SIZE
+    assert any("does not encode text" in record.getMessage() for record in caplog.records)
+    with pytest.raises(LawViolationError, match="rows") as raised:
+        await policy_at(bare.kind, bare.url, "qwen3-tiny")
+    assert raised.value.law == 15

@@ -21,7 +21,8 @@ TAGS = ("<minimax:tool_call>", "</minimax:tool_call>", "[stop]")
 def connected(**options: Any) -> Policy:
     """Connect with a template that writes none of the parser's tags, though the tokenizer has them as tokens."""
     loaded = byte_level(TAGS, PLAIN + PROMPT, SPECIAL, {"eos_token": "[stop]", "pad_token": "<|endoftext|>"})
-    engine = engine_of("vllm", Says(""), vocab_size=len(loaded), eos_ids=[loaded.eos_token_id])
+    served = {"vocab_size": len(loaded), "eos_ids": [loaded.eos_token_id]}
+    engine = engine_of("vllm", Says(""), encode=lambda text, _: loaded.encode(text), **served)
     return Policy.connect(backend=backend_of(engine, "vllm"), tokenizer=loaded, **{"parser": "hermes", **options})
 
 

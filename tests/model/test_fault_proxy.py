@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from strands.types.exceptions import ModelThrottledException
 
 from support.proxy import AT, KINDS, Proxy
 from support.scripted import policy_of, tokenizer
@@ -66,7 +65,7 @@ async def rollout(model: Any, number: int, told: Told) -> None:
             try:
                 async with asyncio.timeout(limit):
                     said = [event async for event in model.stream(messages)]
-            except (BackendError, ModelThrottledException, TimeoutError) as error:
+            except (BackendError, TimeoutError) as error:
                 name = type(error).__name__
                 told.errors[name] = told.errors.get(name, 0) + 1
                 if len(model.ledger) != before:

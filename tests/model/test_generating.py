@@ -137,7 +137,8 @@ async def test_who_stops_listening_leaves_nothing_running() -> None:
     engine.watcher(TokenChunk(ids(1)))
     await first
     await coming.aclose()
-    await asyncio.sleep(0.05)
+    while not engine.ended:
+        await asyncio.sleep(0.01)
     assert engine.ended == ["aborted"]
 
 
@@ -151,12 +152,12 @@ async def test_who_is_cancelled_waits_for_the_abort() -> None:
     assert engine.ended == ["aborted"]
 
 
-async def watched(signal: threading.Event, seconds: float = 5.0) -> bool:
-    """Sleep, and tell whether the signal ended it."""
+async def watched(signal: threading.Event, over: asyncio.Event) -> bool:
+    """Wait until it is over, and tell whether the signal ended that."""
     try:
         async with asyncio.timeout(None) as limit:
             with cancelling.Watched(limit, signal):
-                await asyncio.sleep(seconds)
+                await over.wait()
     except TimeoutError:
         assert limit.expired()
         return True
@@ -167,12 +168,14 @@ async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pyte
     monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
     loop = asyncio.get_running_loop()
     signals = [threading.Event() for _ in range(3)]
-    waits = [asyncio.ensure_future(watched(signal, 0.2 if n == 0 else 5.0)) for n, signal in enumerate(signals)]
+    overs = [asyncio.Event() for _ in signals]
+    waits = [asyncio.ensure_future(watched(*each)) for each in zip(signals, overs, strict=True)]
     await asyncio.sleep(0.02)
     assert len(cancelling._waiting[loop]) == 3
     signals[1].set()
     assert await waits[1]
     assert [wait.done() for wait in waits] == [False, True, False]
+    overs[0].set()
     assert not await waits[0]
     waits[2].cancel()
     await asyncio.wait([waits[2]])
@@ -334,7 +337,9 @@ async def test_what_a_lost_turn_held_is_let_go_of_at_once(how: str, stream: bool
 
 def test_an_ended_loop_is_forgotten() -> None:
     async def wait() -> None:
-        await watched(threading.Event(), 0.0)
+        over = asyncio.Event()
+        over.set()
+        await watched(threading.Event(), over)
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(wait())

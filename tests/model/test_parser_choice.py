@@ -31,7 +31,13 @@ def test_the_parser_that_the_template_shows_is_the_default_and_says_why(
         policy = Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name))
     assert policy.detected.name == "hermes"
     assert policy.detected.why.startswith("The chat template has '<tool_call>'")
-    assert caplog.messages == [f"parser=<hermes> | {policy.detected.why}"]
+    assert caplog.messages == [
+        f"tokenizer=<{tokenizer(name).name_or_path}> | loading it and certifying its chat template",
+        f"parser=<hermes> | {policy.detected.why}",
+        f"backend=<{kind}> | asking the server what it is",
+        f"model=<scripted>, version=<{policy.info.version}> | comparing its tokenizer",
+        "measuring what its logprobs mean",
+    ]
     assert policy.model().config["parser"] == "hermes"
     assert policy.parser.calls is get_tool_parser("hermes", tokenizer(name)).calls  # type: ignore[attr-defined]
 

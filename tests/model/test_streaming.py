@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent
-from strands.types.exceptions import EventLoopException, MaxTokensReachedException, ModelThrottledException
+from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
 from support.aborting import Aborting
 from support.histories import add
 from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model_of, policy_of
 from tito_core import MalformedCallError, TITOModel, store
-from tito_core.backend import GenerationAbortedError, ServerError
+from tito_core.backend import GenerationAbortedError, ServerError, ThrottledError
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.parsing.preview import Piece, PreviewError
 from tito_core.testing import Fault, HashPolicy, ScriptedServer, at
@@ -161,12 +161,13 @@ async def test_an_answer_that_fails_in_its_middle_leaves_no_trace(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_throttling_in_the_middle_is_strands_own(kind: str) -> None:
+async def test_throttling_in_the_middle_is_tried_again_by_nobody(kind: str) -> None:
     busy = Fault(edit=lambda events: [*events[:3], {"error": {"message": "queue full", "code": 503}}])
     model = model_of(kind, Says("Let me see."), stream=True, fault=at({0: busy}))
-    with pytest.raises(ModelThrottledException, match="queue full"):
-        await events_of(model)
+    with pytest.raises(ThrottledError, match="queue full"):
+        await Agent(model=model, callback_handler=None).invoke_async("Go.")
     assert len(model.ledger) == 0
+    assert len(model.scripted.requests) == 1
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -27,8 +27,10 @@ from tito_sglang import (
     SGLangClient,
     SGLangClientError,
     SGLangConnectionError,
+    SGLangContextLengthError,
     SGLangHTTPError,
     SGLangModel,
+    SGLangThrottledError,
     ToolIterationLimiter,
     ToolLimiter,
 )
@@ -149,16 +151,18 @@ def test_models_are_used_from_threads_with_loops_of_their_own() -> None:
 
 async def test_a_models_errors_are_strands_own_or_the_known_ones() -> None:
     full = named("sglang", Says("Five."), context_window_limit=4)
-    with pytest.raises(ContextWindowOverflowException):
+    with pytest.raises(SGLangContextLengthError) as overflow:
         await events_of(full)  # type: ignore[arg-type]
+    assert isinstance(overflow.value, ContextWindowOverflowException)  # so that Strands shortens the history
     engine = engine_of("sglang", Says("Five."))
     model = SGLangModel(client=client_of(engine, max_retries=0), tokenizer=tokenizer())
     await events_of(model)
-    for status, error in ((429, ModelThrottledException), (400, SGLangHTTPError)):
+    for status, error in ((429, SGLangThrottledError), (400, SGLangHTTPError)):
         engine.fault = always(Fault(status=status))
         before = len(model.ledger)
-        with pytest.raises(error):
+        with pytest.raises(error) as caught:
             await events_of(model)
+        assert not isinstance(caught.value, ModelThrottledException)  # which Strands would try again
         assert len(model.ledger) == before
     nobody = SGLangModel(client=SGLangClient("http://127.0.0.1:9", max_retries=0), tokenizer=tokenizer())
     with pytest.raises(SGLangConnectionError):

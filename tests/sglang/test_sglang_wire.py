@@ -17,6 +17,8 @@ from tito_core.backend import SamplingParams, Wanted
 from tito_core.backend.streaming import StreamError
 from tito_sglang import stream, wire
 
+LIMIT = 1 << 20
+
 
 def event(ids: list[int], count: int) -> bytes:
     meta = {
@@ -31,7 +33,7 @@ def event(ids: list[int], count: int) -> bytes:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObject) -> None:
     for whole in (True, False):
-        events, at = stream.Events(), 0
+        events, at = stream.Events(LIMIT), 0
         while at < len(ids):
             end = data.draw(st.integers(at + 1, len(ids)))
             said = ids[:end] if whole else ids[at:end]
@@ -44,7 +46,7 @@ def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObjec
 
 @pytest.mark.parametrize(("ids", "count"), [([5, 6, 7], 2), ([7, 6], 2), ([6], 3), ([6, 6], 4), ([], 2)])
 def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> None:
-    events = stream.Events()
+    events = stream.Events(LIMIT)
     events.take(event([5], 1))
     with pytest.raises(StreamError) as caught:
         events.take(event(ids, count))
@@ -53,12 +55,12 @@ def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> 
         "from them"
     )
     with pytest.raises(StreamError):
-        stream.Events().take(event([5], 2))
+        stream.Events(LIMIT).take(event([5], 2))
 
 
 def test_a_stream_without_an_event_is_none() -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
-        stream.Events().whole()
+        stream.Events(LIMIT).whole()
     assert str(caught.value) == "it streamed no event"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -42,3 +44,11 @@ async def flaky(model: TITOModel, task: Mapping[str, Any]) -> Mapping[str, Any]:
     if fate > 0.9:
         raise RuntimeError("after")
     return {"reward": reward, "solved": True}
+
+
+async def stubborn(model: TITOModel, task: Mapping[str, Any]) -> float:
+    """Answer the first task, and go on with any other one whatever happens."""
+    while task["prompt"] != "What is 0 * 17?":
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    return await run(model, task)

@@ -67,6 +67,9 @@ class Stepped:
     async def score(self, token_ids: Any) -> Any:
         return await self.inner.score(token_ids)
 
+    async def tokenize(self, text: str) -> Any:
+        return await self.inner.tokenize(text)
+
     async def abort(self, request_id: str) -> None:
         await self.inner.abort(request_id)
 
@@ -128,7 +131,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool], otherwise: str) -> None:
         """Wait until something holds."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, otherwise
             await asyncio.sleep(0.002)

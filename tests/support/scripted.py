@@ -61,7 +61,12 @@ class Says:
 
 def engine_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> ScriptedEngine:
     loaded = tokenizer(name)
-    defaults: dict[str, Any] = {"vocab_size": len(loaded), "eos_ids": [loaded.eos_token_id], "max_model_len": 4096}
+    defaults: dict[str, Any] = {
+        "vocab_size": len(loaded),
+        "eos_ids": [loaded.eos_token_id],
+        "max_model_len": 4096,
+        "encode": lambda text, special: loaded.encode(text, add_special_tokens=special),
+    }
     return scripted_engine(kind, script, **{**defaults, **options})  # type: ignore[arg-type]
 
 

@@ -58,9 +58,12 @@ def engine_for(recording: Recording) -> ScriptedEngine:
         eos_ids=recording.eos_ids,
         model=model,
         decode=script.decode,
+        encode=lambda text, special: recording.response["tokens"],
         api_key="sk-x" if recording.name.startswith("auth") else None,
         skip_tokenizer_init=recording.name.startswith("skiptok"),
     )
+    if recording.path == "/tokenize":  # SGLang tells the tokenizer's own limit there
+        engine.state.max_model_len = recording.response.get("max_model_len", 4096)
     if found := re.search(r'"weight_version": "([^"]+)"', json.dumps(recording.response)):
         engine.state.weight_version = found[1]
     return engine

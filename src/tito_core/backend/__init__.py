@@ -3,6 +3,7 @@
 from tito_core.backend.aborts import Aborts, generate_whole
 from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
+    AnswerTooLargeError,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -20,10 +21,12 @@ from tito_core.backend.errors import (
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
     "Aborts",
+    "AnswerTooLargeError",
     "AuthenticationError",
     "Backend",
     "BackendError",
@@ -36,6 +39,7 @@ __all__ = [
     "EngineTimeoutError",
     "GenerationAbortedError",
     "Grammar",
+    "InvalidValueError",
     "OnChunk",
     "ProtocolViolationError",
     "SamplingParams",

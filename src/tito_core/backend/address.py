@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 
 import httpx
 
@@ -11,6 +13,7 @@ from tito_core.backend.errors import AuthenticationError, EngineConnectionError
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _HIGHEST_PORT = 65535
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNIX = "unix://"
 
 
@@ -56,12 +59,15 @@ def server_address(base_url: str, *, backend: str) -> str:
     """
     try:
         url = httpx.URL(base_url.strip())
-    except (httpx.InvalidURL, AttributeError) as error:
+        host = url.host  # which reads an international name, and may find that it is none
+    except (httpx.InvalidURL, AttributeError, UnicodeError) as error:
         raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
     if url.userinfo:  # not shown: it is a secret
         raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not host:
         raise _no_address(f"{base_url!r} is no server address", backend)
+    if problem := _host_problem(url.raw_host.decode("ascii")):
+        raise _no_address(f"{base_url!r} is no server address ({problem})", backend)
     if url.port is not None and not 0 < url.port <= _HIGHEST_PORT:
         raise _no_address(f"{base_url!r} has no port between 1 and {_HIGHEST_PORT}", backend)
     if url.query or url.fragment:
@@ -72,8 +78,22 @@ def server_address(base_url: str, *, backend: str) -> str:
     return address
 
 
+def _host_problem(host: str) -> str | None:
+    """Return why no connection to a host can be made, or None."""
+    if host.replace(".", "").isdigit():  # the C library reads "127.1", and what sends our requests does not
+        try:
+            IPv4Address(host)
+        except ValueError:
+            return f"{host} is not an IPv4 address of four numbers, like 127.0.0.1"
+    elif ":" not in host and not all(map(_LABEL.fullmatch, host.removesuffix(".").split("."))):
+        return "each part of a host's name has 1 to 63 letters, digits and hyphens"
+    return None
+
+
 def _no_address(problem: str, backend: str) -> EngineConnectionError:
-    return EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
+    error = EngineConnectionError(f"{problem}: give an address like 'http://localhost:8000'.", backend=backend)
+    error.reason = "address"
+    return error
 
 
 def api_key(given: str | None, *, backend: str) -> str | None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.beside import Beside, BesideChecks
-from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, ProtocolViolationError
 from tito_core.backend.id_text import SAME
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.backend.wanted import NOTHING_WANTED
@@ -143,7 +143,7 @@ class Checks:
             return
         try:
             echoed = msgspec.json.decode(raw, type=list[int] | None)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise self.violation(f"Law 4: the echo of the prompt is no list of ids: {error}.") from error
         sent = request.input_ids
         if echoed is None:

@@ -7,12 +7,14 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.backend.errors import UNREADABLE
 from tito_core.backend.protocol import NO_COLUMNS, TokenRequest
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
@@ -86,7 +88,7 @@ class BesideChecks:
     def _decoded(self, said: Beside) -> Sequence[Scored]:
         try:
             return said.top() if said.top is not None else ()
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise self.checks.violation(f"Law 2: top_logprobs cannot be read: {error}.") from error
 
     def _rows(self, name: str, rows: Sequence[Any]) -> None:
@@ -220,7 +222,10 @@ def _read_npy(raw: bytes) -> npt.NDArray[Any]:
     stream = io.BytesIO(raw)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    try:
+        shape, fortran, dtype = read(stream)
+    except (TokenError, RecursionError, MemoryError) as error:  # of Python's own parser, which NumPy lets through
+        raise ValueError("its header cannot be parsed") from error
     body = raw[stream.tell() :]
     if dtype.kind not in "iu" or len(body) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{len(body)} bytes are no {dtype} of shape {shape}")

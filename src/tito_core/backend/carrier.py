@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 import httpx
 
+from tito_core.backend.bodies import decode_pieces, read_start, read_whole, text_of
 from tito_core.backend.id_text import Pieces
 
 
@@ -25,14 +26,23 @@ class Reply(Protocol):
     def headers(self) -> Mapping[str, str]:
         """Its headers, found by names in any case."""
 
-    async def whole(self) -> bytes:
-        """Read the body to its end, decompressed."""
+    async def whole(self, limit: int) -> bytes:
+        """Read the body to its end, decompressed.
+
+        Raises:
+            BodyTooLargeError: It is longer than `limit` bytes.
+            UndecodableBodyError: It is not what its Content-Encoding says.
+        """
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body as it comes, decompressed."""
+        """Read the body as it comes, decompressed.
 
-    async def text(self) -> str:
-        """Read the body to its end, as text; see `text_of`."""
+        Raises:
+            UndecodableBodyError: It is not what its Content-Encoding says.
+        """
+
+    async def text(self, limit: int) -> str:
+        """Read at most `limit` bytes of the body as text; see `text_of`."""
 
     async def aclose(self) -> None:
         """Let go of the connection, which is kept where all of the body was read."""
@@ -95,23 +105,22 @@ class _OfHttpx:
         self.headers = cast(Mapping[str, str], response.headers)
         self.kind = self.headers.get("content-type", "")
 
-    async def whole(self) -> bytes:
-        return await self._response.aread()
+    async def whole(self, limit: int) -> bytes:
+        return await read_whole(self.pieces(), limit)
 
     def pieces(self) -> AsyncIterator[bytes]:
-        return self._response.aiter_bytes()
+        raw, encoding = self._raw()
+        return decode_pieces(raw, encoding) if encoding else raw
 
-    async def text(self) -> str:
-        await self._response.aread()
-        return text_of(self._response)
+    async def text(self, limit: int) -> str:
+        raw, encoding = self._raw()
+        return text_of(await read_start(raw, limit), encoding, self.kind, limit)
+
+    def _raw(self) -> tuple[AsyncIterator[bytes], str]:
+        """Return the body as it came and its encoding; httpx has decoded one that was made of bytes already."""
+        if self._response.is_stream_consumed:
+            return self._response.aiter_bytes(), ""
+        return self._response.aiter_raw(), self.headers.get("content-encoding", "")
 
     async def aclose(self) -> None:
         await self._response.aclose()
-
-
-def text_of(response: httpx.Response) -> str:
-    """Give a body as text by the encoding that it names, else as UTF-8; what is no text becomes U+FFFD."""
-    try:
-        return response.content.decode(response.charset_encoding or "utf-8", "replace")
-    except (LookupError, UnicodeError):  # it names what encodes no text, or not so
-        return response.content.decode("utf-8", "replace")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, ProtocolViolationError
 from tito_core.backend.transport import EngineHttp, HttpAnswer
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | 
         if raw.body and raw.content_type and "json" not in raw.content_type:
             raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
         return msgspec.json.decode(raw.body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         problem = f"but {error}" if raw.body else "but its body is empty"
         at = re.search(r"byte (\d+)", str(error))
         start = max(0, int(at[1]) - 40) if at else 0

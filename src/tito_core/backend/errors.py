@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
 
-class BackendError(Exception):
+import msgspec
+from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
+ConnectionFailure = Literal[
+    "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
+]
+"""How a connection failed. Up to "tls" the engine got nothing of the request."""
+
+
+class BackendError(EventLoopException):
     """An engine could not be used as asked.
+
+    It is an `EventLoopException`, which Strands lets out of an agent as it is. It would wrap any other error in one
+    when it comes after an invocation's first model call, so that two `except` clauses were needed.
 
     Attributes:
         backend: Name of the backend.
@@ -27,15 +42,27 @@ class BackendError(Exception):
         body: str = "",
         request_id: str | None = None,
     ) -> None:
-        super().__init__(sentence)
+        Exception.__init__(self, sentence)
+        self.request_state: Any = {}
         self.backend = backend
         self.status = status
         self.body = body[:2000]
         self.request_id = request_id
 
+    @property
+    def original_exception(self) -> Exception:  # type: ignore[override]
+        """The error itself, since it wraps no other. As an attribute it would be a cycle of references."""
+        return self
+
 
 class EngineConnectionError(BackendError):
-    """Nothing answers at the address, or the connection broke."""
+    """Nothing answers at the address, or the connection broke.
+
+    Attributes:
+        reason: How; None where a backend does not say.
+    """
+
+    reason: ConnectionFailure | None = None
 
 
 class EngineTimeoutError(BackendError):
@@ -45,6 +72,8 @@ class EngineTimeoutError(BackendError):
 class ThrottledError(BackendError):
     """The engine is overloaded (429 or 503) and stayed so through every retry.
 
+    It is not Strands' `ModelThrottledException`, for which Strands would start all the tries anew.
+
     Attributes:
         retry_after_s: Seconds the server asked to wait, or None.
     """
@@ -52,8 +81,11 @@ class ThrottledError(BackendError):
     retry_after_s: float | None = None
 
 
-class ContextLengthError(BackendError):
-    """The prompt, or prompt and completion together, do not fit the engine's context."""
+class ContextLengthError(BackendError, ContextWindowOverflowException):
+    """The prompt, or prompt and completion together, do not fit the engine's context.
+
+    Strands lets the conversation manager shorten the history, and asks again.
+    """
 
 
 class WeightsNotLoadedError(BackendError):
@@ -78,6 +110,16 @@ class ServerError(BackendError):
 
 class ProtocolViolationError(BackendError):
     """The answer breaks law 2, 4 or 10, or is none of the shapes that this engine speaks. Nothing is filled in."""
+
+
+class AnswerTooLargeError(ProtocolViolationError):
+    """The answer is longer than what was asked for can need; it was read up to the bound and no further.
+
+    Attributes:
+        limit: The bound, in bytes.
+    """
+
+    limit: int = 0
 
 
 class GenerationAbortedError(BackendError):

@@ -71,7 +71,7 @@ class Exchanges:
             reader = None
             if streaming is not None:
                 url = self.http.base_url + asked.path
-                reader = StreamReader(streaming, self.http.backend, url, request_id, self.http.hide_key)
+                reader = StreamReader(streaming, self.http.backend, url, request_id, self.http.hide_key, asked.size)
             self._outstanding.add(running)
             try:
                 if reader is not None:

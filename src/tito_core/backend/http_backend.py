@@ -7,21 +7,25 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
+import numpy as np
 
 from tito_core.backend.answer import Checks
+from tito_core.backend.carrier import Reply
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
     AuthenticationError,
     BadRequestError,
+    ProtocolViolationError,
+    ServerError,
 )
 from tito_core.backend.exchanges import Answer, Exchanges
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.registry import installed_backends
-from tito_core.backend.retries import Sleep
+from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming
 from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
 from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
@@ -43,6 +47,12 @@ class ServedModels(msgspec.Struct):
     """`/v1/models`, which both engines answer."""
 
     data: list[ServedModel]
+
+
+class Tokenized(msgspec.Struct):
+    """The answer of `/tokenize`, which both engines have."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 
 class HttpBackend(ABC):
@@ -125,6 +135,29 @@ class HttpBackend(ABC):
         request_id = uuid.uuid4().hex
         return Checks(self.name, request_id).scores(ids, await self._scored(info, ids, request_id))
 
+    async def tokenize(self, text: str) -> TokenIds | None:
+        """Encode text with the server's tokenizer; see `Backend.tokenize`.
+
+        A server that refuses has no such endpoint, or guards it; one that fails (500, 501) has no tokenizer.
+        """
+        info = await self.connect()
+        body = {"model": info.model, "prompt": text, "add_special_tokens": False}
+        request = HttpRequest("/tokenize", msgspec.json.encode(body))
+
+        async def ask(attempt: Attempt) -> TokenIds | None:
+            try:
+                raw = await self.http.send_once(request)
+                return np.array(decoded(self.http, raw, Tokenized).tokens, np.int32)
+            except (AuthenticationError, BadRequestError, ProtocolViolationError) as error:
+                error.with_traceback(None)
+            except ServerError as error:
+                if error.status not in (500, 501):
+                    raise
+                error.with_traceback(None)
+            return None
+
+        return await self.http.retrying(ask)
+
     @abstractmethod
     async def _discover(self) -> EngineInfo: ...
 
@@ -172,7 +205,7 @@ class HttpBackend(ABC):
         The error comes without its traceback, whose frames hold the connections in a cycle of references.
         """
         try:
-            await self.http.send(HttpRequest(path, body))
+            await self.http.retrying(lambda _: self.http.reading(HttpRequest(path, body), _unread))
         except (AuthenticationError, BadRequestError) as error:
             return error.with_traceback(None)
         return None
@@ -209,3 +242,7 @@ class HttpBackend(ABC):
             f"{', '.join(repr(model.id) for model in models)}. Give one of these as model_id, or leave it out.",
             backend=self.name,
         )
+
+
+async def _unread(reply: Reply) -> None:
+    """Leave an answer that should have been a refusal: it may be long, and says nothing that is needed."""

@@ -7,16 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-import httpx
 import msgspec
 
+from tito_core.backend.connection_errors import wants_tls
 from tito_core.backend.errors import (
+    UNREADABLE,
     AuthenticationError,
     BackendError,
     BadRequestError,
     ContextLengthError,
-    EngineConnectionError,
     ProtocolViolationError,
     ServerError,
     ThrottledError,
@@ -28,6 +27,8 @@ _TOO_LONG = re.compile(
     r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length",
     re.IGNORECASE,
 )
+_WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)", re.IGNORECASE)
+"""How nginx and Go answer a plain HTTP request on a port for TLS."""
 _LONGEST_WORDS = 1000
 """Characters of a server's message that an error's sentence repeats; its `body` holds more."""
 
@@ -41,7 +42,9 @@ def error_from_status(
     url: str,
     request_id: str | None,
 ) -> BackendError:
-    """Give the error for an answer that is not a 200."""
+    """Return the error for an answer that is not a 200."""
+    if status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body):  # no echo of a prompt
+        return wants_tls(backend, url, request_id)
     said = " ".join(server_words(body).split())[:_LONGEST_WORDS] or f"HTTP {status} without a message"
     if "location" in headers:
         said = f"a redirect to {headers['location']}"
@@ -77,39 +80,6 @@ def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
     )
 
 
-def error_from_failure(
-    backend: str, failure: Exception, *, url: str, connect_timeout_s: float, request_id: str | None
-) -> BackendError:
-    """Give the error for a request that got no whole answer: nobody there, a broken connection, or no HTTP at all."""
-    # httpx-aiohttp calls a refused connection a timeout, so look at what aiohttp itself raised.
-    cause = failure if isinstance(failure, aiohttp.ClientError) else failure.__cause__ or failure
-    said = str(cause) or type(cause).__name__
-    if isinstance(cause, aiohttp.ClientResponseError):
-        return ProtocolViolationError(
-            f"What answers at {url} speaks no HTTP ({' '.join(cause.message.split())}). Are host and port {backend}'s?",
-            backend=backend,
-            request_id=request_id,
-        )
-    if isinstance(cause, aiohttp.ConnectionTimeoutError | httpx.ConnectTimeout):
-        said = f"no answer within {connect_timeout_s:g} s"
-    elif isinstance(cause, aiohttp.ClientConnectorError):
-        said = cause.strerror or said
-    elif not isinstance(cause, httpx.ConnectError):
-        error = EngineConnectionError(
-            f"The connection to {backend} at {url} broke before its answer was whole ({said}). "
-            "Is the server still running? Its log may say why it hung up.",
-            backend=backend,
-            request_id=request_id,
-        )
-        error.sent = True
-        return error
-    return EngineConnectionError(
-        f"No connection to {backend} at {url} ({said}). Is the server running, and are host and port right?",
-        backend=backend,
-        request_id=request_id,
-    )
-
-
 def server_words(body: str) -> str:
     """Find the message in the shapes that both engines use.
 
@@ -118,7 +88,7 @@ def server_words(body: str) -> str:
     """
     try:
         decoded: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body.strip()[:200]
     if not isinstance(decoded, dict):
         return body[:200]

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from tito_core.backend.bodies import ERROR_BYTES
+
 WITHIN_S = 5.0
 """Longest time that the end of a process is held up by the aborts of what it leaves behind, in seconds."""
 
@@ -44,7 +46,7 @@ class Call:
         connection = self._connection(where.hostname or "localhost", where.port, where.scheme == "https", timeout_s)
         try:
             connection.request("POST", where.path + self.path, self.body, dict(self.headers))
-            connection.getresponse().read()
+            connection.getresponse().read(ERROR_BYTES)
         finally:
             connection.close()
 

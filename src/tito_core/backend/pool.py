@@ -10,7 +10,8 @@ from typing import cast
 import aiohttp
 import httpx
 
-from tito_core.backend.carrier import Reply, text_of
+from tito_core.backend.bodies import BodyTooLargeError, decode_pieces, read_start, read_whole, text_of
+from tito_core.backend.carrier import Reply
 from tito_core.backend.id_text import Pieces
 
 KEEP_ALIVE_S = 3.0
@@ -35,8 +36,10 @@ class Pool:
             headers=_ALWAYS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,  # httpx does that: of what it cannot, the status still tells
+            auto_decompress=False,  # `decode_pieces` does that, with a bound
         )
+
+        self._session._retry_connection = False  # aiohttp would send a GET twice: retries have one owner, the backend
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
         """See `Carrier`."""
@@ -49,48 +52,34 @@ class Pool:
 
 
 class _OfAiohttp:
-    """An answer that comes as it is, past httpx; httpx reads one that is encoded, and what is no 200."""
-
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         self.kind = response.headers.get("Content-Type", "")
-        self._plain = "Content-Encoding" not in response.headers
+        self._encoding = ", ".join(response.headers.getall("Content-Encoding", ()))
 
     @property
     def headers(self) -> Mapping[str, str]:
         return cast(Mapping[str, str], httpx.Headers(self._response.raw_headers))
 
-    async def whole(self) -> bytes:
-        return await (self._response.read() if self._plain else self._as_httpx().aread())
+    async def whole(self, limit: int) -> bytes:
+        length = self._response.content_length
+        if self._encoding or length is None:
+            return await read_whole(self.pieces(), limit)
+        if length > limit:
+            raise BodyTooLargeError(limit)
+        return await self._response.read()
 
     def pieces(self) -> AsyncIterator[bytes]:
-        return self._response.content.iter_any() if self._plain else self._as_httpx().aiter_bytes()
+        raw = self._response.content.iter_any()
+        return decode_pieces(raw, self._encoding) if self._encoding else raw
 
-    async def text(self) -> str:
-        body = await self._response.read()
-        try:
-            return text_of(httpx.Response(self.status, headers=self._response.raw_headers, content=body))
-        except httpx.DecodingError:  # the status still tells
-            return text_of(httpx.Response(self.status, content=body))
-
-    def _as_httpx(self) -> httpx.Response:
-        return httpx.Response(self.status, headers=self._response.raw_headers, stream=_Encoded(self._response))
+    async def text(self, limit: int) -> str:
+        return text_of(await read_start(self._response.content.iter_any(), limit), self._encoding, self.kind, limit)
 
     async def aclose(self) -> None:
         self._response.release()
         await self._response.wait_for_close()
-
-
-class _Encoded(httpx.AsyncByteStream):
-    """A body as it comes over the wire. Its connection is let go of by whose answer it is."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._response.content.iter_any():
-            yield piece
 
 
 async def _each(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:

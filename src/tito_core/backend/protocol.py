@@ -167,6 +167,13 @@ class Backend(Protocol):
             float32, shape (len(token_ids),); the first is NaN, since nothing comes before it.
         """
 
+    async def tokenize(self, text: str) -> TokenIds | None:
+        """Encode text with the server's own tokenizer, without a BOS or EOS of its own (law 15).
+
+        Returns:
+            int32, shape (n,); None where the server cannot, or where nobody may ask it.
+        """
+
     async def abort(self, request_id: str) -> None:
         """Stop a generation on the engine. Unknown ids are no error."""
 

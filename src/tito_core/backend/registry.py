@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -10,6 +11,9 @@ from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.unknown_names import refuse_unknown
 
 ENTRY_POINT_GROUP = "tito.backends"
 
@@ -17,6 +21,20 @@ ENTRY_POINT_GROUP = "tito.backends"
 def installed_backends() -> list[str]:
     """List the names of the installed backends."""
     return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def check_backend(backend: Any) -> None:
+    """Check that a backend is a name or an object.
+
+    Raises:
+        InvalidValueError: It is neither.
+    """
+    if isinstance(backend, str):
+        return
+    if not all(hasattr(backend, name) for name in ("connect", "generate", "name")):
+        names = ", ".join(map(repr, installed_backends()))
+        shown = "None" if backend is None else f"of type {type(backend).__name__}"
+        raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {shown}.")
 
 
 def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> Backend:
@@ -30,13 +48,48 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
 
     Raises:
         UnknownBackendError: No such backend; the message lists those installed.
-        ValueError: A list of addresses is empty, or has one twice.
+        ValueError: A list of addresses is empty, or has one twice; an option is unknown, or has a bad value.
     """
+    if not isinstance(base_url, str | list | tuple):
+        raise InvalidValueError(f"base_url must be an address or a list of them, not {base_url!r}.")
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             factory: Callable[..., Backend] = point.load()
+            _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
     raise UnknownBackendError(f"There is no backend {name!r}. Installed backends: {', '.join(installed_backends())}.")
+
+
+def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:
+    """Check a backend's options by the names that it takes, and the values of those that every backend has.
+
+    Raises:
+        InvalidValueError: One is unknown, or has a bad value.
+    """
+    taken = inspect.signature(factory).parameters
+    if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        known = [name for name in taken if name not in ("base_url", "http_transport", "sleep")]
+        for name in options.keys() - taken.keys() & SamplingParams.model_fields.keys():
+            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
+        refuse_unknown(
+            f"option of the backend {backend} named", {k: v for k, v in options.items() if k not in taken}, known
+        )
+    for name, value in options.items():
+        kinds, allowed = _KINDS.get(name, (object, ""))
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
+            shown = "a value of another type" if name == "api_key" else repr(value)
+            raise InvalidValueError(f"{name} must be {allowed}, not {shown}.")
+
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "model": (str | None, "a name on the server, or None for its first one"),
+    "api_key": (str | None, "a string, or None"),
+    "timeout_s": (int | float, "a number of seconds"),
+    "connect_timeout_s": (int | float, "a number of seconds"),
+    "max_connections": (int, "a whole number"),
+    "max_attempts": (int, "a whole number"),
+}
+"""Types of the options that every backend has."""
 
 
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:

@@ -21,7 +21,8 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.retries import Attempt, Retries
-from tito_core.ledger.columns import Logprobs
+from tito_core.backend.together import together
+from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
@@ -127,6 +128,25 @@ class Replicas:
 
         return await self._retries(one_try)
 
+    async def tokenize(self, text: str) -> TokenIds | None:
+        """Encode text on every server; see `Backend.tokenize`.
+
+        Raises:
+            BadRequestError: They do not give the same ids, or only some of them encode text at all.
+        """
+        await self.connect()
+        found = await self._each(lambda member: member.backend.tokenize(text))
+        first, *_ = known = [None if ids is None else ids.tolist() for ids in found]
+        for member, ids in zip(self._members, known, strict=True):
+            if ids != first:
+                raise BadRequestError(
+                    f"The {self.name} servers are not alike: the ids of {text[:60]!r} are {_shown(first)} at "
+                    f"{self._members[0].where} and {_shown(ids)} at {member.where}. Start them with the same "
+                    "tokenizer, or leave one out of base_url.",
+                    backend=self.name,
+                )
+        return found[0]
+
     @asynccontextmanager
     async def _chosen(self, session: str | None, running: str, tried: list[_Member]) -> AsyncIterator[_Member]:
         """Choose a server, count the request as its own, and note it as out when it cannot be reached."""
@@ -221,7 +241,9 @@ async def agreed(
         BadRequestError: They differ; the sentence names the first thing in which they do.
     """
     members = backend.members if isinstance(backend, Replicas) else (backend,)
-    found = await asyncio.gather(*map(ask, members))
+    async with together() as group:
+        asked = [group.create_task(_asked(ask, member)) for member in members]
+    found = [task.result() for task in asked]
     known: dict[str, tuple[object, int]] = {}
     for number, each in enumerate(map(facts, found), 1):
         for what, said in each.items():
@@ -233,6 +255,14 @@ async def agreed(
                     backend=backend.name,
                 )
     return found
+
+
+def _shown(ids: list[int] | None) -> str:
+    return "unknown (it does not encode text)" if ids is None else f"{ids[:8]}"
+
+
+async def _asked(ask: Callable[[Backend], Awaitable[T]], member: Backend) -> T:
+    return await ask(member)
 
 
 def _admin(member: _Member) -> EngineAdmin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,8 +19,11 @@ from tenacity import (
 
 from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[None]]
+_LOGGED = 300
+"""Characters of an error that a line of the log repeats."""
 LONGEST_WAIT_S = 60.0
 """Bound on what a server's `Retry-After` can make us wait, in seconds."""
 
@@ -36,7 +40,9 @@ class Attempt:
 
 
 class Retries:
-    """Connection failures, 429, 503 and other 5xx are tried again; never another 4xx, and never a timeout.
+    """Connection failures, 429, 503 and other 5xx are tried again; never another 4xx, and never a late answer.
+
+    They are the only retries: what is raised in the end, Strands does not try again.
 
     Args:
         max_attempts: Tries in all.
@@ -66,6 +72,7 @@ class Retries:
             stop=stop_after_attempt(self.max_attempts),
             wait=_wait,
             sleep=self._sleep,
+            before_sleep=self._log_retry,
             reraise=True,
         )
         try:
@@ -79,9 +86,22 @@ class Retries:
             del first  # its traceback holds this frame
         raise AssertionError("tenacity re-raises the last error")
 
+    def _log_retry(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        wait_s = state.next_action.sleep if state.next_action else 0.0
+        _log.warning(
+            "try %d of %d failed, the next comes in %.2f s: request %s: %s: %s",
+            state.attempt_number,
+            self.max_attempts,
+            wait_s,
+            getattr(error, "request_id", None) or "without an id",
+            type(error).__name__,
+            " ".join(str(error).split())[:_LOGGED],
+        )
+
 
 def may_pass(error: BaseException) -> bool:
-    """Tell whether another try may do better, and may be made."""
+    """Return whether another try may do better, and may be made."""
     return isinstance(error, EngineConnectionError | ThrottledError | ServerError) and not error.shown
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from tito_core.backend.typed_values import TypedValues
 from tito_core.backend.unknown_names import refuse_unknown
 
 _ANSWER_SHAPE = (
@@ -50,7 +51,7 @@ AVOIDED_BIAS = -100.0
 _BIAS = "logit_bias"
 
 
-class Grammar(BaseModel):
+class Grammar(TypedValues):
     """A constraint on the completion; whatever is sampled under it is `CONSTRAINED`.
 
     Attributes:
@@ -60,25 +61,22 @@ class Grammar(BaseModel):
             string. They get a `logit_bias` of -100, so that they come only where the grammar leaves nothing else.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["json_schema", "regex", "ebnf", "structural_tag"]
     value: Annotated[str, Field(min_length=1)]
     avoided_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = ()
 
 
-class SamplingParams(BaseModel):
+class SamplingParams(TypedValues):
     """Sampling parameters of one rollout. All are sent explicitly, so a server's own defaults cannot change it.
 
     Attributes:
         max_new_tokens: Most tokens to sample in a turn; clamped to what the context leaves.
         temperature: 0 is greedy; otherwise at least 0.01.
         top_k: -1 means all. One past int32 kills a real SGLang server, so it is refused here.
+        stop: Strings that end an answer; a string alone is one of them.
         seed: Seed of a turn's sampling where the engine has one, None for a random one.
         extra: Further fields passed to the engine as they are, except those the backend owns.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_new_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 1024
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -101,6 +99,11 @@ class SamplingParams(BaseModel):
     def _suggest(cls, data: Any) -> Any:
         refuse_unknown("sampling parameter", data, cls.model_fields)
         return data
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stop(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("top_k")
     @classmethod

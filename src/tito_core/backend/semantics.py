@@ -13,6 +13,7 @@ from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.together import together
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Semantics
@@ -60,18 +61,15 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
     if room < LEAST_TOKENS:
         return info
     probe = TokenRequest(prompt_ids, _PROBE.within(room), "")
-    cut, gives = await _sampled(backend, probe, top_k=2)
-    try:
-        free, _ = await _sampled(backend, probe)
-    except BadRequestError as error:  # a vLLM server that returns sampling masks samples of a finite top_k only
-        error.with_traceback(None)
-        return replace(info, capabilities=_found(info.capabilities, gives))
-    return replace(
-        info,
-        processed_logprobs=await _processed(backend, probe, free),
-        truncated_logprobs=_is_truncated(cut, free),
-        capabilities=_found(info.capabilities, gives),
-    )
+    async with together() as group:
+        of_two = group.create_task(_sampled(backend, probe, top_k=2))
+        freely = group.create_task(_freely(backend, probe))
+    cut, gives = of_two.result()
+    found = replace(info, capabilities=_found(info.capabilities, gives))
+    if (whole := freely.result()) is None:
+        return found
+    free, processed = whole
+    return replace(found, processed_logprobs=processed, truncated_logprobs=_is_truncated(cut, free))
 
 
 def of_all(found: Sequence[EngineInfo]) -> EngineInfo:
@@ -111,6 +109,16 @@ def _found(before: Capabilities, gives: frozenset[str] | None) -> Capabilities:
         routed_experts="routed_experts" in gives,
         sampling_mask="sampling_mask" in gives,
     )
+
+
+async def _freely(backend: Backend, probe: TokenRequest) -> tuple[TokenResponse, bool | None] | None:
+    """Sample freely, and tell whether the logprobs are processed; None where the server refuses to sample so."""
+    try:
+        free, _ = await _sampled(backend, probe)
+    except BadRequestError as error:  # a vLLM server that returns sampling masks samples of a finite top_k only
+        error.with_traceback(None)
+        return None
+    return free, await _processed(backend, probe, free)
 
 
 async def _processed(backend: Backend, probe: TokenRequest, free: TokenResponse) -> bool | None:

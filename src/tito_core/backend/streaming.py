@@ -11,10 +11,13 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tito_core.backend.answer import NOTHING
+from tito_core.backend.answer_sizes import AnswerSize
+from tito_core.backend.bodies import ERROR_BYTES
 from tito_core.backend.carrier import Reply
-from tito_core.backend.errors import BackendError, EngineConnectionError, ProtocolViolationError
+from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.protocol import OnChunk, TokenChunk
 from tito_core.backend.sse import EventReader
@@ -24,6 +27,9 @@ T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S", bound=msgspec.Struct)
 _SAID_ONCE = ("prompt", "input", "weight")
 """How the names of lists begin that an event does not go on with: the last one that comes is all of it."""
+
+
+TokenArray = npt.NDArray[np.int64]
 
 
 class StreamError(ValueError):
@@ -77,6 +83,7 @@ class StreamReader(Generic[T]):
         url: Address for errors.
         request_id: Ours, for errors.
         hide: Takes secrets out of what a server said.
+        size: Bounds on the answer.
         shown: Whether anything has been given on.
     """
 
@@ -85,6 +92,7 @@ class StreamReader(Generic[T]):
     url: str
     request_id: str
     hide: Callable[[str], str]
+    size: AnswerSize
     shown: bool = False
 
     async def __call__(self, reply: Reply) -> T:
@@ -93,11 +101,13 @@ class StreamReader(Generic[T]):
         Raises:
             EngineConnectionError: It broke off before its end.
             ProtocolViolationError: An event is none of this engine's, or does not go on where the one before ended.
+            BodyTooLargeError: It, or one of its events, is longer than `size` allows.
             BackendError: The server ended it with an error of its own.
         """
         if "event-stream" not in reply.kind:
-            self._refuse(await reply.whole(), f"its content type is {reply.kind!r}, though a stream was asked for")
-        events, gathering = EventReader(), self.streaming.gather()
+            problem = f"its content type is {reply.kind!r}, though a stream was asked for"
+            self._refuse(await reply.text(ERROR_BYTES), problem)
+        events, gathering = EventReader(self.size), self.streaming.gather()
         async for piece in reply.pieces():
             for event in events.feed(piece):
                 self._show(self._taken(gathering, event))
@@ -105,27 +115,27 @@ class StreamReader(Generic[T]):
             raise self._broken_off()
         try:
             return gathering.whole()
-        except msgspec.DecodeError as error:
-            self._refuse(b"", str(error), error)
+        except UNREADABLE as error:
+            self._refuse("", str(error), error)
 
-    def _show(self, ids: Sequence[int]) -> None:
-        if ids:
+    def _show(self, ids: TokenArray) -> None:
+        if len(ids):
             self.shown = True
-            self.streaming.on_chunk(TokenChunk(np.asarray(ids, np.int64)))
+            self.streaming.on_chunk(TokenChunk(ids))
 
-    def _taken(self, gathering: Gathering[T], event: bytes) -> Sequence[int]:
+    def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
             raise self._said(event)
         try:
-            return gathering.take(event)
-        except (msgspec.DecodeError, StreamError) as error:
-            self._refuse(event, str(error), error)
+            return np.asarray(gathering.take(event), np.int64)
+        except (*UNREADABLE, StreamError, OverflowError) as error:
+            self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
     def _said(self, event: bytes) -> BackendError:
         """Give the error that a server ends a stream with, whose status came too early to tell."""
         try:
             code = msgspec.json.decode(event, type=_Failure).error.code
-        except msgspec.DecodeError:
+        except UNREADABLE:
             code = None
         status = code if code is not None and 400 <= code < 600 else 500
         said = self.hide(event.decode(errors="replace"))
@@ -139,10 +149,11 @@ class StreamReader(Generic[T]):
             request_id=self.request_id,
         )
         error.sent = True
+        error.reason = "closed"
         return error
 
-    def _refuse(self, event: bytes, problem: str, cause: Exception | None = None) -> NoReturn:
-        shown = self.hide(event[:2000].decode(errors="replace"))
+    def _refuse(self, said: str, problem: str, cause: Exception | None = None) -> NoReturn:
+        shown = self.hide(said[:2000])
         error = ProtocolViolationError(
             f"Law 4: {self.backend} at {self.url} answered 200, but {problem}"
             f"{f': it says {shown[:80]!r}' if shown else ''}. Nothing of it is kept.",

@@ -17,10 +17,18 @@ import httpx
 import msgspec
 
 from tito_core.backend import address
+from tito_core.backend.answer_sizes import AnswerSize
+from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, BodyTooLargeError, UndecodableBodyError
 from tito_core.backend.carrier import Carrier, OverHttpx, Reply
 from tito_core.backend.clients import LoopCarriers
-from tito_core.backend.errors import EngineTimeoutError
-from tito_core.backend.http_errors import error_from_failure, error_from_status
+from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
+from tito_core.backend.errors import (
+    BackendError,
+    BadRequestError,
+    EngineConnectionError,
+    EngineTimeoutError,
+)
+from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
 from tito_core.backend.pool import Pool, tls
@@ -30,12 +38,25 @@ T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
 
 
+_TLS_WITHIN_S = 1.0
+"""Longest wait for a TLS handshake with a server that hung up on plain HTTP, in seconds."""
+_INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
+
+
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What one try sends: a body in one piece, or one piece after the other."""
+    """What one try sends, and how much may come back.
+
+    Attributes:
+        path: After the server's address.
+        body: In one piece, or one piece after the other.
+        headers: Its own. Only printable ASCII is sent.
+        size: Bounds on the answer. The default, 4 MiB, is too small for a generation: give it `answer_size`.
+    """
 
     path: str
     body: bytes | Pieces = b""
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    size: AnswerSize = _INFO
 
 
 class HttpAnswer(msgspec.Struct, frozen=True):
@@ -82,6 +103,7 @@ class EngineHttp:
         self.timeout_s = timeout_s
         self.connect_timeout_s = min(connect_timeout_s, timeout_s)
         self._retries = Retries(max_attempts, sleep)
+        self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
         self._carriers = LoopCarriers(self._making(http_transport, max_connections))
 
@@ -107,7 +129,11 @@ class EngineHttp:
         self, request: HttpRequest, *, method: str = "POST", request_id: str | None = None
     ) -> HttpAnswer:
         """Send one request without retries; give the 200, whole. The errors are those of `reading`."""
-        return await self.reading(request, _whole, method=method, request_id=request_id)
+
+        async def whole(reply: Reply) -> HttpAnswer:
+            return HttpAnswer(await reply.whole(request.size.body), reply.kind)
+
+        return await self.reading(request, whole, method=method, request_id=request_id)
 
     async def reading(
         self,
@@ -122,34 +148,27 @@ class EngineHttp:
         Raises:
             BackendError: The subclass tells what happened.
         """
-        carrier = self._carriers.held or await self._carriers.current()
         shown, headers, body = self.base_url + request.path, self._headers(request), in_pieces(request.body)
+        carrier = self._carriers.held or await self._carriers.current()
         if not isinstance(body, bytes):
             headers["Content-Length"] = str(sum(map(len, body)))
+        deadline = asyncio.timeout(self.timeout_s)  # of the whole answer: a slow drip never idles
         try:
-            async with asyncio.timeout(self.timeout_s):  # of the whole answer: a slow drip never idles
+            async with deadline:
                 reply = await carrier.send(method, self._where.root + request.path, headers, body)
+                self._may_be_tls = False
                 try:
                     if reply.status == 200:
                         return await read(reply)
-                    said = await reply.text()
+                    said = await reply.text(ERROR_BYTES)
                 finally:
                     await reply.aclose()
-        except TimeoutError:
-            raise EngineTimeoutError(
-                f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
-                "the server told to abort it; raise timeout_s if answers take longer.",
-                backend=self.backend,
-                request_id=request_id,
-            ) from None
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as failure:
-            raise error_from_failure(
-                self.backend,
-                failure,
-                url=shown,
-                connect_timeout_s=self.connect_timeout_s,
-                request_id=request_id,
-            ) from failure
+        except (httpx.HTTPError, aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
+            if isinstance(failure, TimeoutError) and deadline.expired():
+                raise self._late(shown, request_id) from None
+            raise await self._failed(failure, shown, request_id) from failure
+        finally:
+            del deadline  # which knows the task, whose error knows this frame
         raise error_from_status(
             self.backend,
             reply.status,
@@ -159,7 +178,39 @@ class EngineHttp:
             request_id=request_id,
         )
 
+    def _late(self, shown: str, request_id: str | None) -> EngineTimeoutError:
+        return EngineTimeoutError(
+            f"{self.backend} at {shown} did not answer within {self.timeout_s:g} s. The request was given up and "
+            "the server told to abort it; raise timeout_s if answers take longer.",
+            backend=self.backend,
+            request_id=request_id,
+        )
+
+    async def _failed(self, failure: Exception, shown: str, request_id: str | None) -> BackendError:
+        """Return the error for a request without a whole answer; of a server that never gave one, look for TLS."""
+        error = error_from_failure(
+            self.backend,
+            failure,
+            url=shown,
+            connect_timeout_s=self.connect_timeout_s,
+            request_id=request_id,
+        )
+        broke = isinstance(error, EngineConnectionError) and error.sent
+        garbled = isinstance(failure, aiohttp.ClientResponseError)
+        if (broke or garbled) and self._may_be_tls:
+            self._may_be_tls = await speaks_tls(self._where.root, min(self.connect_timeout_s, _TLS_WITHIN_S))
+            if self._may_be_tls:
+                return wants_tls(self.backend, shown, request_id)
+        return error
+
     def _headers(self, request: HttpRequest) -> dict[str, str]:
+        for name, value in request.headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise BadRequestError(
+                    f"The header {name} cannot be sent: {value!r} holds a character that is not printable ASCII. Was "
+                    "it a session_id or a request_id? Give one without it.",
+                    backend=self.backend,
+                )
         headers = {"Content-Type": "application/json", **request.headers}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
@@ -179,7 +230,3 @@ class EngineHttp:
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
         await self._carriers.aclose()
-
-
-async def _whole(reply: Reply) -> HttpAnswer:
-    return HttpAnswer(await reply.whole(), reply.kind)

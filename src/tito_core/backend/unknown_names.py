@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from tito_core.backend.typed_values import InvalidValueError
 
 
 def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
     """Look at the names of a mapping, such as a pydantic model's input.
 
     Raises:
-        ValueError: One is not known; the sentence suggests the nearest, or lists them all.
+        InvalidValueError: One is not known; the sentence suggests the nearest, or lists them all.
     """
     for name in given if isinstance(given, dict) else ():
         if name not in known:
             near = difflib.get_close_matches(str(name).lower(), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(known)}."
-            raise ValueError(f"There is no {what} {name!r}{hint}")
+            raise InvalidValueError(f"There is no {what} {name!r}{hint}")
+
+
+def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a mapping as arguments.
+
+    Raises:
+        InvalidValueError: A name is not known; see `refuse_unknown`.
+    """
+    names = dict(given)
+    refuse_unknown(what, names, known)
+    return names

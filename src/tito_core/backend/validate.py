@@ -79,8 +79,17 @@ def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend:
         )
 
 
-def clamp_new_tokens(wanted: int, prompt_length: int, max_model_len: int | None, *, backend: str) -> int:
+def clamp_new_tokens(
+    wanted: int, prompt_length: int, max_model_len: int | None, *, backend: str, at_least: bool = False
+) -> int:
     """Give the tokens that may be sampled: at most `wanted`, at most what the context leaves.
+
+    Args:
+        wanted: Most tokens to sample.
+        prompt_length: Tokens of the prompt.
+        max_model_len: Tokens of the context, or None where it is not known.
+        backend: Name for the error.
+        at_least: Whether the prompt may have more tokens, which the error then says.
 
     Raises:
         ContextLengthError: The prompt leaves no room for a single token.
@@ -89,8 +98,9 @@ def clamp_new_tokens(wanted: int, prompt_length: int, max_model_len: int | None,
         return wanted
     room = max_model_len - prompt_length
     if room < 1:
+        has = f"at least {prompt_length}" if at_least else prompt_length
         raise ContextLengthError(
-            f"The prompt has {prompt_length} tokens and the context {max_model_len}, which leaves no room to answer: "
+            f"The prompt has {has} tokens and the context {max_model_len}, which leaves no room to answer: "
             "shorten the history or start the server with a longer context.",
             backend=backend,
         )

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.unknown_names import refuse_unknown
+from tito_core.backend.typed_values import InvalidValueError, TypedValues
+from tito_core.backend.unknown_names import checked_names, refuse_unknown
 
 MOST_TOP_LOGPROBS = 1024
 """More of them a token would fill a server's memory: SGLang takes any number up to the vocabulary, and dies past it."""
@@ -19,7 +20,7 @@ _SALT_FORBIDDEN = frozenset("@/\\\0")
 Size = Annotated[int, Field(ge=1, strict=True)]
 
 
-class Wanted(BaseModel):
+class Wanted(TypedValues):
     """What a rollout wants, the same in each of its turns. All of it costs bytes and time, so nothing is the default.
 
     Attributes:
@@ -35,8 +36,6 @@ class Wanted(BaseModel):
         priority: Requests of a greater one are served sooner, where the server schedules by priority.
         cache_salt: Cached prompts are shared only among requests of one salt; None shares with all that have none.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_LOGPROBS, strict=True)] = 0
     prompt_logprobs: StrictBool = False
@@ -68,11 +67,15 @@ class Wanted(BaseModel):
         """Check what a user wrote; None wants nothing.
 
         Raises:
-            ValueError: An unknown name or a bad value (pydantic's ValidationError).
+            InvalidValueError: An unknown name or a bad value.
         """
-        if not given:
+        if isinstance(given, Wanted):
+            return given
+        if given is None or given == {}:
             return NOTHING_WANTED
-        return given if isinstance(given, Wanted) else cls.model_validate(dict(given))
+        if not isinstance(given, Mapping):
+            raise InvalidValueError(f"wanted must be a dict, such as {{'top_logprobs': 5}}, not {given!r}.")
+        return cls(**checked_names("thing to want named", given, cls.model_fields))
 
 
 NOTHING_WANTED = Wanted()

@@ -24,7 +24,7 @@ class Trial:
     Attributes:
         passed: Those on which its delta is the template's own.
         refused: Those that the template refuses, or shows in part only, each with the reason.
-        missed: Number of refused ones that the template takes as a whole, and only this candidate's delta does not.
+        unable: How many of these the template takes, so that another candidate may be able to.
         moved: Those in which the template writes text besides calls in another place than it was sampled in.
         difference: The first that is wrong, and how.
     """
@@ -32,7 +32,7 @@ class Trial:
     source: DeltaSource
     passed: list[Case] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
-    missed: int = 0
+    unable: int = 0
     moved: list[str] = field(default_factory=list)
     difference: tuple[str, Difference] | None = None
 
@@ -50,13 +50,15 @@ class Trial:
 def choose(
     rendering: Rendering, encoder: ContentSafeEncoder, judge: JudgeOf, candidates: Sequence[Candidate] = CANDIDATES
 ) -> Trial:
-    """Return the first candidate that is right on all probes that the template takes, or on most where none is.
+    """Return the first candidate that is right on all probes that the template takes.
+
+    Where each is unable to render some of them, the one that is able to render most: the others raise in use.
 
     Raises:
         TemplateError: None is; the message shows the first difference of the one that came furthest.
     """
-    wrong: list[Trial] = []
-    right: list[Trial] = []
+    _check_renderings(rendering, judge(()).referee)
+    trials: list[Trial] = []
     refusal: TemplateError | None = None
     for candidate in candidates:
         try:
@@ -64,12 +66,13 @@ def choose(
         except TemplateError as error:
             refusal = refusal or error
             continue
-        if trial.difference is None and not trial.missed:
+        if trial.difference is None and not trial.unable:
             return trial
-        (right if trial.difference is None else wrong).append(trial)
+        trials.append(trial)
+    right = [trial for trial in trials if trial.difference is None]
     if right:
-        return max(right, key=lambda trial: len(trial.passed))
-    furthest = max(wrong, key=lambda trial: len(trial.passed), default=None)
+        return min(right, key=lambda trial: trial.unable)
+    furthest = max(trials, key=lambda trial: len(trial.passed), default=None)
     if furthest is None or furthest.difference is None:
         raise refusal or TemplateError("There is no candidate to try.")
     probe, difference = furthest.difference
@@ -78,6 +81,25 @@ def choose(
         f"turn before it: on the probe {probe!r}, rendering {furthest.source.candidate.name} differs {difference}\n"
         "Use a template that only adds to what it wrote, such as the training variant of this one."
     )
+
+
+def _check_renderings(rendering: Rendering, referee: Referee) -> None:
+    """Check that tracing content changes nothing of what the template writes.
+
+    Raises:
+        TemplateError: Some conversation is rendered in another way than transformers renders it.
+    """
+    for case in cases():
+        try:
+            plain = referee.render(case.history, case.system, case.tools)
+            traced = rendering.of_messages(case.history, case.system, case.tools)
+        except (RefusedError, TemplateError):
+            continue  # one of them refuses it, which is judged with the delta
+        if str.__ne__(traced, plain):
+            raise TemplateError(
+                "The chat template cannot be followed: with its content traced it writes another text than with "
+                f"transformers, on the probe {case.name!r}, {Difference(plain, str.__str__(traced))}"
+            )
 
 
 def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> Trial:
@@ -91,9 +113,12 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
         turn = Turn(case.before, case.answered, case.new, case.system, case.tools, case.opened is None)
         try:
             difference = judge.difference(turn, lambda last, case=case: _ids(source, case, last))  # type: ignore[misc]
-        except (RefusedError, TemplateError) as error:
+        except RefusedError as error:
             trial.refused.append((case.name, str(error)))
-            trial.missed += isinstance(error, TemplateError) and not case.remark and _renders(source.rendering, case)
+            continue
+        except TemplateError as error:  # the template takes the conversation, and not what the candidate makes of it
+            trial.refused.append((case.name, str(error)))
+            trial.unable += 1
             continue
         if difference is None:
             trial.passed.append(case)
@@ -106,14 +131,6 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     if not trial.passed:
         raise TemplateError(trial.refused[0][1] if trial.refused else "There is no probe to try.")
     return trial
-
-
-def _renders(rendering: Rendering, case: Case) -> bool:
-    try:
-        rendering.of_messages(case.history, case.system, case.tools)
-    except TemplateError:
-        return False
-    return True
 
 
 def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:

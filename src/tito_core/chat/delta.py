@@ -137,7 +137,9 @@ class DeltaSource:
             return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
 
         source = len(candidate.before)
-        thoughts = [_or_none(shown, said("", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
+        mused = said("", THOUGHT)
+        alone_or_not = ([mused, _ASKED], [mused], [called(_LOOKED, thought=THOUGHT)])
+        thoughts = [_or_none(shown, *messages) for messages in alone_or_not]
         several = [_or_none(shown, said(".", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
         inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
         answers = learn_answers(

@@ -12,14 +12,15 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from tito_core.chat.plain import PlainTokenizer
 from tito_core.chat.traced import Span, Traced
+from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.provenance import Provenance, Provenances
 
@@ -196,10 +197,18 @@ class ContentSafeEncoder:
         if found is not None:
             return found.ids, len(found.stops), lambda: (None, found.stops)
         if not stretch.isascii():
-            stretch = _HALF_PAIRS.sub("\ufffd", stretch)
-        encoding = self._plain.encode(stretch, add_special_tokens=False)
+            stretch = without_half_pairs(stretch)
+        if len(stretch) < LONG_TEXT:
+            encoding = self._plain.encode(stretch, add_special_tokens=False)
+        else:  # the same, but other threads run meanwhile
+            encoding = self._plain.encode_batch([stretch], add_special_tokens=False)[0]
         ids = encoding.ids
-        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _reaches(encoding.offsets, len(stretch))
+        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _reaches(_offsets(encoding), len(stretch))
+
+
+def without_half_pairs(text: str) -> str:
+    """Return the text as tokenizers take it: half of a surrogate pair becomes U+FFFD."""
+    return _HALF_PAIRS.sub("\ufffd", text)
 
 
 class _Content(NamedTuple):
@@ -221,7 +230,21 @@ class _Content(NamedTuple):
 Places = npt.NDArray[np.int64] | Sequence[int]
 
 
-def _reaches(offsets: Sequence[tuple[int, int]], length: int) -> tuple[Places, Places]:
+def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
+    """Give where each token begins and ends, of many a part at a time: `offsets` would keep other threads out."""
+    count = len(encoding)
+    if count < LONG_TEXT:
+        return cast(Sequence[tuple[int, int]], encoding.offsets)
+    parts = range(0, count, LONG_TEXT)
+    return np.concatenate(
+        [
+            np.array([encoding.token_to_chars(i) for i in range(at, min(at + LONG_TEXT, count))], np.int64)
+            for at in parts
+        ]
+    )
+
+
+def _reaches(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
     """Give where each token begins and ends.
 
     A normaliser that composes characters reports only the first of them, so that a token reaches up to the next one.

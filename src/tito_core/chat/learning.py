@@ -66,11 +66,15 @@ class Sample:
 
         A template that ignores `add_generation_prompt` writes the next opener after the last turn as well.
         """
-        return frozenset(adjacent(self.encoder.controls(self.followed)))
+        controls = self.encoder.controls(self.followed)
+        asked = max((stop for _, stop, source in self.followed.spans if source == self.source - 1), default=0)
+        closer = next((token for start, _, token in controls if start >= asked), None)  # an empty first message has one
+        return frozenset(adjacent(controls)) - {closer}
 
-    def follows(self, end: int) -> int:
-        """Return where the next message's content begins."""
-        return min((a for a, _, source in self.followed.spans if source > self.source and a >= end), default=end)
+    def follows(self, end: int, text: Traced | None = None) -> int:
+        """Return where the next message's content begins; the end of a text that shows none."""
+        text = self.followed if text is None else text
+        return min((a for a, _, source in text.spans if source > self.source and a >= end), default=len(text))
 
 
 def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = frozenset()) -> Ending | None:
@@ -78,7 +82,7 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = 
 
     Args:
         sample: An answer of text.
-        thoughts: What holds reasoning, with nothing after it: an answer without text, and calls.
+        thoughts: What holds reasoning: an answer without text, before a question and at the end, and calls.
         inner: Ids that stand within turns too; see `inner_controls`.
     """
     found = sample.controls()
@@ -104,17 +108,18 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = 
 def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) -> tuple[tuple[int, ...], int]:
     """Return the ids that close an answer, and where in the text they end.
 
-    They are the first control tokens in a row, unless the last of these stands within turns too and a later one does
-    not (Kimi K3 closes parts of its messages and its messages alike, and then ends them by another token).
+    The last control token before the next opener ends the answer, where it stands for the first time, with those right
+    before it (Command R writes two). Tokens that also stand within turns end parts of them (Kimi K3), unless all do.
     """
     tokens = _before_openers(tuple(token for _, _, token in controls), openers)
-    row = _before_openers(adjacent(controls), openers)
-    only = next((i for i, token in enumerate(tokens) if token not in inner), len(tokens))
-    if only < len(row):
-        return row, controls[len(row) - 1][1]
-    if only == len(tokens) or not row:
+    ends = [token for token in tokens if token not in inner]
+    if not ends:
+        row = _before_openers(adjacent(controls), openers)
         return row, controls[len(row) - 1][1] if row else 0
-    return (tokens[only],), controls[only][1]
+    begin = end = tokens.index(ends[-1])
+    while begin and controls[begin - 1][1] == controls[begin][0] and tokens[begin - 1] not in inner:
+        begin -= 1
+    return tokens[begin : end + 1], controls[end][1]
 
 
 def _before_openers(closing: tuple[int, ...], openers: Set[int]) -> tuple[int, ...]:
@@ -159,6 +164,9 @@ def _calls_end(sample: Sample, found: tuple[list[Control], list[Control], int, i
         return (), none, none, None
     if answers.closing and at is not None and at < len(before):
         return answers.closing, answers.finals, answers.openers, (there[at][0], there[at + length - 1][1])
+    ended = next((i for i in range(min(same, len(before))) if common[i] in answers.openers), None)
+    if ended is not None:  # what ends answers only where a message follows ends calls always (Hunyuan 3)
+        return (common[ended],), none, answers.openers, there[ended][:2]
     if not answers.closing and same < len(before):
         opener = there[same]
         return (), none, answers.openers | {opener[2]}, (opener[0], opener[0])
@@ -202,7 +210,10 @@ def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | No
     spans = content_spans(thought, sample.source)
     if not spans or str.__str__(cut(thought, *spans[0][:2])) != THOUGHT:
         return None
-    end, controls = spans[0][1], controls_from(sample.encoder, thought, spans[0][1])
+    end, until = spans[0][1], sample.follows(spans[0][1], thought)
+    controls = [control for control in controls_from(sample.encoder, thought, end) if control[0] < until]
+    if until < len(thought) and not ending.closing:
+        return None  # the next message's opener would have to be told from reasoning's closer
     closing = np.array(ending.closing, np.int32)
     if len(spans) > 1:
         return np.concatenate([_ids(sample.encoder, thought, end, controls[0][1] if controls else end), closing])

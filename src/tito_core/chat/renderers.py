@@ -115,7 +115,8 @@ class RendererSource:
                 f"The renderer {chosen!r} needs the package renderers ({error}): pip install 'strands-tito[renderers]'."
             ) from error
         except Exception as error:  # pydantic's, assertions, KeyErrors: whatever a renderer does with a tokenizer
-            raise TemplateError(f"The renderer {chosen!r} cannot be made for this tokenizer: {error}") from error
+            why = " ".join(str(error).split())
+            raise TemplateError(f"The renderer {chosen!r} cannot be made for this tokenizer: {why}") from error
         package = f"renderers {version('renderers')}, " if isinstance(chosen, str) else ""
         return cls(f"{package}{type(made).__name__}", made, encoder, tokenizer)
 

@@ -105,6 +105,8 @@ def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
         return True
     if isinstance(told, str):
         told = told.strip()
+    elif message["role"] != "assistant":  # content in parts
+        told = [part for part in told if part["text"].strip()]
     return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
 
 

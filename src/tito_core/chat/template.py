@@ -270,7 +270,15 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         ValueError: One has the name of an argument of its own; no template reads these.
     """
+    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+        raise ValueError(
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {given!r}."
+        )
     arguments = dict(given or {})
+    if taken := _SET & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(taken))}, which each turn sets itself: leave it out."
+        )
     if taken := _OWN & arguments.keys():
         raise ValueError(
             f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
@@ -279,6 +287,7 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     return arguments
 
 
+_SET = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
 _OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
 
 

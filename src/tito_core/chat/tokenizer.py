@@ -21,10 +21,10 @@ def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) 
     """Give a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
 
     Raises:
-        TokenizerError: Nothing loads under the name.
+        TokenizerError: Nothing loads under the name, or the object is not a tokenizer of `transformers`.
     """
     if not isinstance(tokenizer, str | os.PathLike):
-        return tokenizer
+        return _checked(tokenizer)
     name = os.fspath(tokenizer)
     if Path(name).is_dir():
         return _load(name, local_files_only=True)
@@ -35,6 +35,17 @@ def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) 
     except TokenizerError:
         _expect_hub(name)
         return _load(name, local_files_only=False)
+
+
+def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    if hasattr(tokenizer, "chat_template") and hasattr(tokenizer, "name_or_path"):
+        return tokenizer
+    inner = " Give its tokenizer, processor.tokenizer." if hasattr(tokenizer, "tokenizer") else ""
+    shown = "None" if tokenizer is None else f"of type {type(tokenizer).__name__}"
+    raise TokenizerError(
+        f"tokenizer is {shown}: give a model's name on the hub, a folder with tokenizer.json, or what "
+        f"transformers.AutoTokenizer.from_pretrained returns.{inner}"
+    )
 
 
 def _load(name: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:

@@ -78,7 +78,7 @@ class Judge:
         stops: Set[int],
         eos: int | None,
     ) -> None:
-        self._referee = referee
+        self.referee = referee
         self._encode = encode
         self._decode = decode
         self._controls = controls
@@ -92,10 +92,12 @@ class Judge:
             RefusedError: The template refuses the conversation, or leaves out, repeats or moves what new messages say.
         """
         history = [*turn.before, turn.answered, *turn.new]
-        whole = self._referee.render(history, turn.system, turn.tools)
+        whole = self.referee.render(history, turn.system, turn.tools)
         words = list(_words(turn.new))
         if (shown := [word for word in _WORD.findall(whole) if word in words]) != words:
             raise RefusedError(f"Of the new messages it writes the texts {shown}, in this order, instead of {words}.")
+        if not _shows_calls(turn, whole):
+            raise RefusedError("It leaves out the calls of the answer.")
         begun = whole.find(words[0]) if words else len(whole)
         rest = _after(turn.answered, whole, begun)
         if rest is None:  # nothing of the turn is shown: reasoning that was cut off, or a call without arguments
@@ -103,7 +105,7 @@ class Judge:
             return self._unless_equal(expected[len(expected) - len(found) :], found, words)
         if not turn.completed:
             return self._unless_equal(self._encode(rest), delta(None), words)
-        alone = self._referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
+        alone = self.referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
         tail = self._encode(_after(turn.answered, alone, len(alone)) or "")
         stop = next((token for token in tail if token in self._stops), None)
         wrong = self._wrong_stop(turn, alone, tail, stop)
@@ -121,22 +123,27 @@ class Judge:
         return self._unless_equal(ids[at + 1 :], delta(stop), words)
 
     def moves_text(self, turn: Turn) -> bool:
-        """Return whether the plain rendering shows the text of a turn behind the first of its calls.
+        """Return whether the plain rendering shows the text of a turn behind the first of its calls, or ended before.
 
         Raises:
             RefusedError: The template refuses the conversation.
         """
-        whole = self._referee.render([*turn.before, turn.answered, *turn.new], turn.system, turn.tools)
-        texts, calls = (
-            [whole.rfind(word) for block in turn.answered["content"] if kind in block for word in _words_of(block)]
-            for kind in ("text", "toolUse")
-        )
-        return max(texts, default=-1) > min(calls, default=len(whole))
+        for new, prompt in ((turn.new, True), ((), False)):
+            history = [*turn.before, turn.answered, *new]
+            shown = self.referee.render(history, turn.system, turn.tools, generation_prompt=prompt)
+            texts, calls = (
+                [shown.rfind(word) for block in turn.answered["content"] if kind in block for word in _words_of(block)]
+                for kind in ("text", "toolUse")
+            )
+            text, call = max(texts, default=-1), min(calls, default=-1)
+            if text > call >= 0 or (0 <= text and not self._stops.isdisjoint(self._encode(shown[text:call]))):
+                return True
+        return False
 
     def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
         """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
         until = tail if stop is None else tail[: tail.index(stop)]
-        openers = self._openers(alone)
+        openers = self._openers(turn, alone)
         if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
             return f"(the engine would stop at {self._controls[stop]!r}, where the next message has begun)"
         later = [token for token in tail[len(until) :] if token in self._stops and token not in {stop, *openers}]
@@ -146,11 +153,14 @@ class Judge:
         early = next((token for token in self._encode(spoken) if token in self._stops), None)
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
 
-    def _openers(self, text: str) -> set[int]:
-        """Return the control tokens with which a rendering begins, up to the first text."""
+    def _openers(self, turn: Turn, text: str) -> set[int]:
+        """Return the control tokens with which a rendering begins, up to the first text; none that closes messages."""
         ids = self._encode(text)
         begun = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
-        return {token for token in ids[:begun] if self._controls[token] != self._referee.bos}
+        openers = {token for token in ids[:begun] if self._controls[token] != self.referee.bos}
+        asked = max((text.rfind(word) for word in _words(turn.before)), default=-1)
+        after = self._encode(text[asked:]) if asked >= 0 else []
+        return openers - {next((token for token in after if token in self._controls), -1)}
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
         text = self._decode(found)
@@ -173,6 +183,13 @@ def _words(messages: Iterable[Any]) -> Iterator[str]:
 
 def _words_of(part: Any) -> list[str]:
     return _WORD.findall(json.dumps(part, ensure_ascii=False))
+
+
+def _shows_calls(turn: Turn, whole: str) -> bool:
+    """Return whether a rendering names the tool of an answer's first call after all that came before."""
+    begun = max((whole.rfind(word) for word in _words_of(turn.before)), default=-1)
+    name = next((block["toolUse"]["name"] for block in turn.answered["content"] if "toolUse" in block), "")
+    return whole.find(name, max(begun, 0)) >= 0
 
 
 def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:

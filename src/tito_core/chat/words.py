@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ LONGEST = 32
 """Characters of the longest word that is remembered."""
 FEW_BYTES = 1 << 10
 """Up to so many, numbers are read in less time than NumPy takes to begin."""
+LONG_TEXT = 1 << 15
+"""Characters from which on a text takes milliseconds to encode, so that other threads get their turn in between."""
+_AT_ONCE = 1 << 14
+"""Words of a long text that are looked up before others get their turn."""
 _CLASSES = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
 """What of a Unicode class is ASCII."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
@@ -82,7 +86,8 @@ class Words:
         short = self._texts.get(text)
         if short is not None:
             return short
-        packed = b"".join(map(self._words.__getitem__, self._pattern.findall(text)))
+        words = [self._pattern.findall(text)] if len(text) < LONG_TEXT else self._batches(text)
+        packed = b"".join([b"".join(map(self._words.__getitem__, batch)) for batch in words])
         found = _few(packed) if len(packed) <= FEW_BYTES else _many(packed)
         if len(found.stops) == 0 or found.stops[-1] != len(text):
             return None
@@ -91,6 +96,12 @@ class Words:
                 self._texts.clear()
             self._texts[text] = found
         return found
+
+    def _batches(self, text: str) -> Iterator[list[str]]:
+        """Yield the words of a text, some at a time: `findall` would keep other threads out until its end."""
+        found = map(re.Match.group, self._pattern.finditer(text))
+        while batch := list(islice(found, _AT_ONCE)):
+            yield batch
 
     def _look_up(self, word: str) -> bytes:
         """Give each token of a word as its id and its length in characters, int32."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from tito_core.interrupt import Interrupts, StoppableRunner, leave
+from tito_core.stages import stages_shown
 
 if TYPE_CHECKING:
     from tito_core.collect.connection import Connection
@@ -18,9 +22,8 @@ if TYPE_CHECKING:
     from tito_core.collect.workers import Workers
     from tito_core.settings import Choices
 
-INTERRUPTED = 130
-TERMINATED = 143
-"""Exit statuses after Ctrl-C and SIGTERM, as shells have them."""
+STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
+"""Exit statuses after Ctrl-C and SIGTERM, with which schedulers end a job, as shells have them."""
 
 
 def collect(
@@ -52,45 +55,56 @@ def collect(
 
     The exit status is 0 when every rollout is there, 1 when some are missing, 130 when it was interrupted.
     """
-    from tito_core.collect.connection import Connection
-    from tito_core.collect.progress import on_console, summary
-
-    # Strands logs an error for each malformed call, since no tool has its name.
-    logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
-    options = {"model": model} if model else {}
-    url = base_url[0] if len(base_url) == 1 else tuple(base_url)
-    connection = Connection(backend, url, tokenizer, parser, options)
-    choices: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
-    choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
-    check(choices)
-    about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
-    console = Console(stderr=True)
     told: list[Tally] = []
-    status = 0
-    with on_console(console) as draw:
+    with Interrupts(STATUSES, "Interrupted before anything was collected.", lambda: _summary(told)) as interrupts:
+        from tito_core.collect.connection import Connection
+        from tito_core.collect.progress import on_console
 
-        def on_end(tally: Tally) -> None:
-            told[:] = [tally]
-            draw(tally)
-
-        settings: Any = {
-            "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end
-        }  # fmt: skip
+        # Strands logs an error for each malformed call, since no tool has its name.
+        logging.getLogger("strands.tools").setLevel(logging.CRITICAL)
+        options = {"model": model} if model else {}
+        url = base_url[0] if len(base_url) == 1 else tuple(base_url)
+        connection = Connection(backend, url, tokenizer, parser, options)
+        choices: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
+        choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
+        check(choices)
+        about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
+        console = Console(stderr=True)
         try:
-            asyncio.run(_collect(tasks, out, connection, agent, choices, ray, ray_actors, settings))
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-        except asyncio.CancelledError:
-            status = TERMINATED
+            with (
+                stages_shown(console),
+                on_console(console) as draw,
+                StoppableRunner() as runner,
+                interrupts.calling(runner.stop),
+            ):
+
+                def on_end(tally: Tally) -> None:
+                    told[:] = [tally]
+                    draw(tally)
+
+                settings: Any = {
+                    "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end
+                }  # fmt: skip
+                work = _collect(tasks, out, connection, agent, choices, ray, ray_actors, settings, interrupts)
+                with contextlib.suppress(KeyboardInterrupt):
+                    runner.run(work)
         finally:
             if told:
-                console.print(summary(told[0]), highlight=False, markup=False, soft_wrap=True)
-    sys.exit(status or int(told[0].missing > 0))
+                console.print(_summary(told), highlight=False, markup=False, soft_wrap=True)
+        if interrupts.received is not None:
+            leave(interrupts.status, "" if told else "Interrupted before anything was collected.")
+    sys.exit(int(told[0].missing > 0))
+
+
+def _summary(told: list[Tally]) -> str:
+    from tito_core.collect.progress import summary
+
+    return summary(told[0]) if told else ""
 
 
 async def _collect(
     tasks: Path, out: Path, connection: Connection, agent: str, choices: Choices, ray: str, actors: int | None,
-    settings: dict[str, Any],
+    settings: dict[str, Any], interrupts: Interrupts,
 ) -> None:  # fmt: skip
     from tito_core.collect.agent import AgentCode
     from tito_core.collect.collecting import collect as collect_all
@@ -99,9 +113,6 @@ async def _collect(
     from tito_core.collect.task import Tasks
     from tito_core.collect.workers import InProcess
 
-    main = asyncio.current_task()
-    assert main is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)  # as schedulers end a job
     folder = Path.cwd()
     code = AgentCode.of(agent, folder)
     known = Tasks.of(tasks, need_prompt=not code.is_run)  # before anything is asked
@@ -110,6 +121,7 @@ async def _collect(
         workers = await OnRay.start(
             ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **choices
         )
+        interrupts.take()  # from Ray, which has SIGTERM end the process where it is
     else:
         workers = InProcess(await connection.connect(), code, **choices)
     fewer_rounds()
@@ -140,7 +152,6 @@ def parameters(given: list[str]) -> dict[str, Any]:
         typer.BadParameter: One is not so written, unknown, or has a bad value.
     """
     import msgspec
-    from pydantic import ValidationError
 
     from tito_core.backend.sampling import SamplingParams
 
@@ -154,8 +165,7 @@ def parameters(given: list[str]) -> dict[str, Any]:
         except msgspec.DecodeError:
             found[name] = text
     try:
-        SamplingParams.model_validate(found)
-    except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise typer.BadParameter(f"--sampling: {said}.") from error
+        SamplingParams(**found)
+    except ValueError as error:
+        raise typer.BadParameter(f"--sampling: {error}") from error
     return found

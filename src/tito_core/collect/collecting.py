@@ -9,6 +9,7 @@ from typing import Any
 
 from tito_core.collect.errors import TooManyFailuresError
 from tito_core.collect.folder import FILE_BYTES, RolloutFolder
+from tito_core.collect.index import MAX_SAMPLES
 from tito_core.collect.rollout import Rollout
 from tito_core.collect.tally import Tally
 from tito_core.collect.task import Tasks
@@ -54,6 +55,8 @@ async def collect(
     """
     if n < 1 or concurrency < 1 or max_failures < 1:
         raise ValueError(f"n={n}, concurrency={concurrency} and max_failures={max_failures} must be at least 1.")
+    if n > MAX_SAMPLES:
+        raise ValueError(f"n={n} must be at most {MAX_SAMPLES}: write the task several times, each with its own id.")
     known = Tasks.of(tasks, need_prompt=workers.need_prompt)
     with RolloutFolder(out, about or {}, file_bytes=file_bytes) as folder:
         every = (1 << n) - 1

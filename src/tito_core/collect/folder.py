@@ -169,11 +169,22 @@ def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
             if file is None or file.path.name != entry.file:
                 if file is not None:
                     file.close()
-                file = LedgerFile(Path(folder) / entry.file)
+                file = _opened(Path(folder) / entry.file)
+            if entry.ledger not in file:
+                raise SchemaError(
+                    f"{file.path} has no ledger {entry.ledger}, which the index names: restore both from a copy."
+                )
             yield file.load(entry.ledger)
     finally:
         if file is not None:
             file.close()
+
+
+def _opened(path: Path) -> LedgerFile:
+    try:
+        return LedgerFile(path)
+    except FileNotFoundError as error:
+        raise SchemaError(f"{path} is missing, and the index names it: restore it from a copy.") from error
 
 
 def _number(reward: Any) -> float | None:

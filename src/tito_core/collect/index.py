@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +17,16 @@ import msgspec
 from tito_core.collect.errors import FolderError, TaskError
 from tito_core.collect.task import Task
 from tito_core.store import SchemaError
+from tito_core.store.records import UNREADABLE
 
 NAME = "index.jsonl"
 FORMAT = "strands-tito/collect"
 SCHEMA = 1
+MAX_SAMPLES = 1 << 16
+"""Most rollouts of one task: the index holds a bit for each up to the highest, so a line costs at most 8 KiB."""
 _DIGEST_BITS = 64
+_DIGEST = re.compile("[0-9a-f]{16}")
+_FILE = re.compile(r"rollouts-\d{5,9}\.tito")
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -68,6 +74,21 @@ class Entry:
     turns: int
     tokens: int
     sampled: int
+
+    def __post_init__(self) -> None:
+        """Check what a line of a file may claim; nothing outside the folder is named, and nothing large is made.
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        if not 0 <= self.sample < MAX_SAMPLES:
+            raise ValueError(f"sample is {self.sample}, expected 0 to {MAX_SAMPLES - 1}")
+        if not _DIGEST.fullmatch(self.digest):
+            raise ValueError(f"digest is {self.digest!r}, expected 16 hexadecimal digits")
+        if not _FILE.fullmatch(self.file):
+            raise ValueError(f"file is {self.file!r}, expected a name such as rollouts-00001.tito")
+        if min(self.end, self.turns, self.tokens, self.sampled) < 0:
+            raise ValueError("end, turns, tokens and sampled must be 0 or more")
 
 
 _START, _ENTRY = msgspec.json.Decoder(Start), msgspec.json.Decoder(Entry)
@@ -181,7 +202,7 @@ def read_start(path: Path) -> Start:
         first = lines.readline()
     try:
         start = _START.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{path} is no index of rollouts: {error}.") from error
     if start.format != FORMAT or start.schema != SCHEMA:
         raise SchemaError(
@@ -214,7 +235,7 @@ def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
                 return
             try:
                 yield offset, _ENTRY.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise SchemaError(f"{path} is damaged in line {number}: {error}. Restore it from a copy.") from error
             offset += len(line)
 

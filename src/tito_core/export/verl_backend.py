@@ -72,6 +72,9 @@ class VerlBackend:
         """Refuse: verl's client cannot."""
         raise UnsupportedByServerError("verl's client cannot score a text; verl computes logprobs itself.")
 
+    async def tokenize(self, text: str) -> None:
+        """Return None: verl's client cannot encode text."""
+
     async def abort(self, request_id: str) -> None:
         """Do nothing: verl's client cannot."""
 

@@ -21,6 +21,7 @@ from tito_core.ledger.turn import (
     Turn,
     VersionSpan,
 )
+from tito_core.ledger.vocabulary import VocabularyCheck
 
 __all__ = [
     "Annotation",
@@ -46,5 +47,6 @@ __all__ = [
     "Trajectory",
     "Turn",
     "VersionSpan",
+    "VocabularyCheck",
     "check_ledger",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ Logprobs = npt.NDArray[np.float32]
 
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
+_DIMENSIONS = 32
+"""Most dimensions of an optional column, which is what every NumPy takes."""
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 
@@ -133,8 +136,14 @@ class Column:
     def __post_init__(self) -> None:
         if self.dtype not in _KINDS:
             raise LawViolationError(2, f"an optional column has dtype {self.dtype!r}, expected one of {_KINDS}.")
-        expected = np.dtype(self.dtype).itemsize * math.prod(self.shape)
-        if not self.shape or min(self.shape) < 0 or len(self.buffer) != expected:
+        if len(self.shape) > _DIMENSIONS:
+            raise LawViolationError(
+                2, f"an optional column has {len(self.shape)} dimensions, expected at most {_DIMENSIONS}."
+            )
+        size = np.dtype(self.dtype).itemsize
+        expected = size * math.prod(self.shape)
+        beyond = size * math.prod([n or 1 for n in self.shape]) > sys.maxsize  # no array has it, not even an empty one
+        if not self.shape or min(self.shape) < 0 or beyond or len(self.buffer) != expected:
             raise LawViolationError(
                 2,
                 f"an optional column of shape {self.shape} and dtype {self.dtype} takes {expected} bytes, found "

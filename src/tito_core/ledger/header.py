@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tito_core.ledger.strict import plain
+from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 def new_uuid() -> str:
@@ -27,6 +28,7 @@ class Header:
         user: Anything JSON that the user wants kept.
         certificate: What was found of the chat template that its prompts are written with: its hash, the tokenizer's,
             and the rest of its certificate. None where nobody said.
+        vocabulary: How the tokenizer was compared with the server's. None where no policy made the ledger.
     """
 
     uuid: str
@@ -35,6 +37,7 @@ class Header:
     tokenizer: str | None = None
     user: Mapping[str, Any] = field(default_factory=dict)
     certificate: Mapping[str, Any] | None = None
+    vocabulary: VocabularyCheck | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -50,6 +53,8 @@ class Header:
         object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which nobody changes afterwards
         if self.certificate is not None:
             object.__setattr__(self, "certificate", plain(self.certificate, "certificate"))
+        if self.vocabulary is not None:
+            object.__setattr__(self, "vocabulary", VocabularyCheck(self.vocabulary))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,8 @@ SIGN = 3 if sys.byteorder == "little" else 0
 _SOUND = bytes([0, *range(0x80, 0xC6)])
 """Leading bytes of the float32 that are log-probabilities for certain: 0 to 2.4e-38, and -0 down to -8191.9995."""
 _OF_PROMPTS = bytes(range(Provenance.INSERTED + 1))
+MAX_COUNT = 2**63 - 1
+"""Most that a count may be: what a file takes."""
 PIECE = 16
 """Turns of a path whose columns are put together and checked at once."""
 
@@ -44,7 +46,7 @@ def check_ledger(ledger: Ledger) -> None:
         check_branch(turn, first=turn.parent not in extended)
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
-    for path, context in ledger.iter_paths():
+    for path, context in _tails(ledger):
         for start in range(0, len(path), PIECE):  # columns of a whole path would be new pages, which cost more
             piece = assemble(path[start : start + PIECE], context=context, train_constrained=False)
             if not _is_sound(piece):  # all its turns at once; one by one only to name what is wrong
@@ -56,6 +58,24 @@ def check_ledger(ledger: Ledger) -> None:
     for note in ledger.annotations:
         if note.turn is not None and not 0 <= note.turn < len(turns):
             raise LawViolationError(8, f"annotation {note.name!r} is about turn {note.turn}; there are {len(turns)}.")
+
+
+def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:
+    """Yield what each path adds to the earlier ones, after its last shared turns, and the indices of shared turns.
+
+    A whole path for every leaf would cost the square of the turns where many leaves share a long trunk (law 12).
+    """
+    seen: set[int] = set()
+    for leaf in ledger.leaves():
+        tail: list[Turn] = []
+        index: int | None = leaf
+        shared = 0
+        while index is not None and shared < PIECE:
+            shared += index in seen
+            tail.append(ledger[index])
+            index = ledger[index].parent
+        yield tail[::-1], seen
+        seen.update([turn.index for turn in tail])
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
@@ -101,10 +121,11 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             f"turn {turn}: the engine reported a prompt of {draft.prompt_length} tokens, "
             f"the ledger holds {expected} ({path_length} of the path and {draft.columns.prompt} of the delta).",
         )
-    output = draft.columns.output
-    check_versions(draft.engine.versions, output, turn=turn)
-    if draft.engine.responses:
-        check_responses(draft.engine.responses, output, turn=turn)
+    output, engine = draft.columns.output, draft.engine
+    check_counts(draft, turn=turn)
+    check_versions(engine.versions, output, turn=turn)
+    if engine.responses:
+        check_responses(engine.responses, output, turn=turn)
     for call in draft.calls:
         if not 0 <= call.start <= call.stop <= output:
             raise LawViolationError(
@@ -117,6 +138,20 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
             check_top(draft.extras["top_ids"], draft.extras["top_logprobs"], turn=turn)
     if draft.media:
         check_media(draft.media, start=path_length, stop=expected, turn=turn)
+
+
+def check_counts(draft: Draft, *, turn: int) -> None:
+    """Check law 4 on counts and seconds: none is below 0, and a file takes them (law 12)."""
+    engine = draft.engine
+    for count in (draft.max_new_tokens or 0, draft.call_ids, engine.cached_tokens or 0):
+        if not 0 <= count <= MAX_COUNT:
+            raise LawViolationError(
+                4,
+                f"turn {turn}: max_new_tokens {draft.max_new_tokens}, call_ids {draft.call_ids} and cached_tokens "
+                f"{engine.cached_tokens} should be 0 to {MAX_COUNT}.",
+            )
+    if not engine.latency_s >= 0:  # NaN is not
+        raise LawViolationError(4, f"turn {turn}: the latency is {engine.latency_s} s, expected 0 or more.")
 
 
 def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = None) -> None:

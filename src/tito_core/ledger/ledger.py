@@ -18,6 +18,7 @@ from tito_core.ledger.histories import Entry, Histories, Walk
 from tito_core.ledger.sharing import Sharing
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, Turn
+from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 class Sink(Protocol):
@@ -47,6 +48,7 @@ class Ledger:
         tokenizer: Name of the policy's tokenizer.
         user: Anything JSON that should be kept with it.
         certificate: What was found of the chat template; see `Header`.
+        vocabulary: How the tokenizer was compared with the server's; see `Header`.
     """
 
     def __init__(
@@ -58,8 +60,11 @@ class Ledger:
         tokenizer: str | None = None,
         user: Mapping[str, Any] | None = None,
         certificate: Mapping[str, Any] | None = None,
+        vocabulary: VocabularyCheck | None = None,
     ) -> None:
-        self.header = Header(uuid or new_uuid(), group_id, task_id, tokenizer, dict(user or {}), certificate)
+        self.header = Header(
+            uuid or new_uuid(), group_id, task_id, tokenizer, dict(user or {}), certificate, vocabulary
+        )
         self.sink: Sink | None = None
         self._turns: list[Turn] = []
         self._annotations: list[Annotation] = []

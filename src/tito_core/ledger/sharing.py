@@ -31,7 +31,7 @@ class Sharing:
         engine = EngineRecord(
             server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
         )
-        sampling = Sampling(deepcopy(parameters), index) if known is None else known
+        sampling = Sampling(_copy(parameters), index) if known is None else known
         return draft.placed(sampling, engine, call_ids)
 
     def keep(self, turn: Turn) -> None:
@@ -41,6 +41,13 @@ class Sharing:
             self._samplings.append((strict(sampling.parameters), sampling))
         if server.first == turn.index:
             self._servers[_key(server)] = server
+
+
+def _copy(parameters: Any) -> Any:
+    try:
+        return deepcopy(parameters)
+    except RecursionError:
+        raise ValueError("The sampling parameters are nested too deeply to be kept; flatten the schema.") from None
 
 
 def _key(server: Server) -> tuple[Any, ...]:

@@ -40,6 +40,10 @@ def strict(value: Any) -> Any:
     return value  # a string, bytes, None, or already strict
 
 
+DEPTH = 100
+"""How deep dicts and lists may be nested in what a ledger keeps: more could be written, and not read back."""
+
+
 def plain(value: Any, where: str) -> Any:
     """Copy a value as JSON. NaN and infinities are kept; NumPy's scalars become Python's.
 
@@ -49,8 +53,16 @@ def plain(value: Any, where: str) -> Any:
 
     Raises:
         TypeError: Something else is in it.
-        ValueError: A string is not Unicode, or a whole number needs more than 64 bits.
+        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or it is nested too deeply.
     """
+    return _copied(value, where, (), DEPTH)
+
+
+_Place = tuple[Any, ...]
+"""Where a value is: the place of what holds it, and its key; () for the whole. A name is made for errors only."""
+
+
+def _copied(value: Any, where: str, place: _Place, depth: int) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
@@ -58,12 +70,35 @@ def plain(value: Any, where: str) -> Any:
         return str.__str__(value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"{where} has the keys {list(value)}; in JSON a key is a string.")
-        return {plain(key, where): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+            raise TypeError(f"{_named(where, place)} has the keys {list(value)}; in JSON a key is a string.")
+        _expect_depth(where, depth)
+        return {
+            _copied(key, where, place, depth): _copied(item, where, (place, key), depth - 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        _expect_depth(where, depth)
+        return [_copied(item, where, (place, index), depth - 1) for index, item in enumerate(value)]
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError(f"{where} is {value}, which needs more than 64 bits.")
+        raise ValueError(f"{_named(where, place)} is {_shown(value)}, which needs more than 64 bits.")
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise TypeError(f"{where} is {value!r}, which is no JSON.")
+    raise TypeError(f"{_named(where, place)} is {value!r}, which is no JSON.")
+
+
+def _expect_depth(where: str, depth: int) -> None:
+    if not depth:
+        raise ValueError(f"{where} is nested more than {DEPTH} levels deep; flatten it, or keep it as a string.")
+
+
+def _named(where: str, place: _Place) -> str:
+    keys = []
+    while place:
+        place, key = place
+        keys.append(f"[{key!r}]")
+    return where + "".join(reversed(keys))
+
+
+def _shown(number: int) -> str:
+    """Write out a number that may have more digits than Python writes."""
+    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"

@@ -22,7 +22,7 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, expect_preamble, framed
 from tito_core.store.index import Index, packed
-from tito_core.store.records import Hook, Loader, SchemaError, expect_readable, record_of, turn_record
+from tito_core.store.records import UNREADABLE, Hook, Loader, SchemaError, expect_readable, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -49,6 +49,7 @@ class LedgerFile:
         self._index = Index(path)
         self._live: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
         self._is_ours = False
+        self._scanned: tuple[int, int] | None = None  # size and time of the last change when the file was scanned
         self._lock = threading.RLock()
         self._mode = mode
         self._open()
@@ -226,7 +227,11 @@ class LedgerFile:
     def _known(self) -> Index:
         """Give the index, with what other writers added since; what they are still writing is not whole yet."""
         with self._lock:
-            self._index.scan(self._file)
+            found = os.fstat(self._file.fileno())
+            state = found.st_size, found.st_mtime_ns
+            if state != self._scanned:  # a torn tail may be long, and is not read again for every ledger
+                self._index.scan(self._file)
+                self._scanned = state
             return self._index
 
     def _read(self, frames: Sequence[Frame]) -> Iterator[memoryview]:
@@ -293,11 +298,21 @@ def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:
-    """Give a record with its keys in one order: a copy that came by JSON has them in another."""
-    return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")
+    """Return a record with its keys in one order: a copy that came by JSON has them in another.
+
+    Raises:
+        SchemaError: It is not MessagePack, or is nested too deeply.
+    """
+    try:
+        return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")
+    except (*UNREADABLE, TypeError) as error:
+        raise SchemaError(f"A record of the file cannot be read: {error}. Restore the file from a copy.") from error
 
 
 def _payload(turn: Turn) -> bytes:
-    payload = _ENCODER.encode(turn_record(turn))
+    try:
+        payload = _ENCODER.encode(turn_record(turn))
+    except (OverflowError, RecursionError) as error:
+        raise SchemaError(f"Turn {turn.index} cannot be written: {error}.") from error
     expect_readable(turn, payload)
     return payload

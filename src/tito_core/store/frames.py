@@ -1,4 +1,9 @@
-"""The file's framing: a magic number with the format's version, then records, each with its length and checksum."""
+"""The file's framing: a magic number with the format's version, then records, each with its length and checksum.
+
+A claimed length is compared with the file's size before any memory is taken (law 12). Reading a whole file, damaged or
+hostile ones too, takes at most `MEMORY_FACTOR` bytes of memory for each byte of the file, and `MEMORY_FLOOR` beyond
+that: an empty MessagePack map is one byte, and a Python dict of its own. Nothing in the format is compressed.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +27,17 @@ HEAD_BYTES = _HEAD.size
 """The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
 BLOCK = 1 << 16
 """Bytes of a file that are read at once."""
+MEMORY_FACTOR = 256
+"""Most bytes of memory that a byte of a file costs its reader."""
+MEMORY_FLOOR = 1 << 20
+"""Bytes of memory that reading the smallest file may take."""
 
 
 class Readable(Protocol):
     """A file that is open to read, or bytes as one."""
 
-    def seek(self, offset: int, /) -> int:
-        """Go to an offset from the beginning."""
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to an offset from the beginning, or from the end, and return it from the beginning."""
 
     def read(self, size: int, /) -> bytes:
         """Read at most so many bytes; none at the end."""
@@ -146,6 +155,8 @@ class _Window:
         """Hold so many bytes of the next record; False when the file ends before."""
         if self.stop - self.at >= size:
             return True
+        if size > len(self.view) and size > self._left():
+            return False
         tail = self.view[self.at : self.stop]
         view = self.view if size <= len(self.view) else memoryview(bytearray(size + BLOCK))
         view[: len(tail)] = tail
@@ -159,12 +170,17 @@ class _Window:
 
     def only_zeros_after(self, size: int) -> bool:
         """Tell whether nothing but zeros comes from `size` bytes into the next record to the end of the file."""
-        if any(self.view[self.at + size : self.stop]):
-            return False
-        while chunk := self._file.read(1 << 20):
-            if any(chunk):
-                return False
-        return True
+        chunk = bytes(self.view[self.at + size : self.stop])
+        while chunk.count(0) == len(chunk):
+            if not (chunk := self._file.read(1 << 20)):
+                return True
+        return False
+
+    def _left(self) -> int:
+        """Count the file's bytes from the next record on."""
+        size = self._file.seek(0, os.SEEK_END)
+        self._file.seek(self._start + self.stop)
+        return size - self.offset
 
 
 def _damaged(path: str | os.PathLike[str], at: int) -> SchemaError:

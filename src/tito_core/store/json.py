@@ -47,6 +47,8 @@ def _decoding(kind: type[Any], hook: Hook) -> Callable[[Any], Any]:
     def decode(value: Any) -> Any:
         if isinstance(value, dict) and "columns" in value:
             value = {**value, "columns": _packed(value["columns"])}
+        # A lone surrogate, or a number of more than 64 bits, has no place in a file, so no ledger is loaded with one.
+        msgspec.msgpack.encode(value, enc_hook=lambda _: None)
         return msgspec.convert(value, kind, dec_hook=hook, builtin_types=())
 
     return decode
@@ -54,14 +56,14 @@ def _decoding(kind: type[Any], hook: Hook) -> Callable[[Any], Any]:
 
 def _packed(lists: Mapping[str, Any]) -> Record:
     try:
-        scores = np.asarray(lists["logprobs"])
+        # NumPy would find a type for anything: with strings, each element would take the longest one's memory.
         columns = Columns.pack(
-            np.asarray(lists["prompt_ids"]),
-            np.asarray(lists["prompt_provenance"]),
-            np.asarray(lists["output_ids"]),
-            scores.astype(np.float64) if scores.dtype.kind in "iu" else scores,  # others write 0.0 as 0
+            msgspec.convert(lists["prompt_ids"], list[int]),
+            msgspec.convert(lists["prompt_provenance"], list[int]),
+            msgspec.convert(lists["output_ids"], list[int]),
+            np.array(msgspec.convert(lists["logprobs"], list[float]), np.float64),  # others write 0.0 as 0
         )
-    except (KeyError, TypeError, OverflowError) as error:
+    except (KeyError, TypeError, OverflowError, msgspec.ValidationError) as error:
         raise ValueError(f"columns must hold four lists of numbers: {type(error).__name__}: {error}") from error
     record: Record = msgspec.to_builtins({"prompt": columns.prompt, "output": columns.output, "buffer": columns.buffer})
     return record

@@ -18,6 +18,7 @@ import msgspec
 
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.strict import plain
 from tito_core.ledger.turn import Draft, Sampling, Semantics, Server, Turn
 from tito_core.store.twins import ORIGINALS, StoredDraft
 
@@ -29,6 +30,8 @@ Hook = Callable[[type, Any], Any]
 """Makes a value of a class that the decoder does not know."""
 Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
 """Makes what reads a record as a class."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
+"""What decoding a hostile record raises; the callers of this package see a `SchemaError`."""
 
 
 class SchemaError(ValueError):
@@ -150,7 +153,7 @@ class Loader:
                 self._drafts.append(read(record))
             said = map(self._decoding(Annotation, self._shared), annotations)
             return Ledger.load(begun, self._drafts, said)
-        except (msgspec.MsgspecError, ValueError, IndexError) as error:
+        except UNREADABLE as error:
             raise SchemaError(f"Record {len(self._drafts)} of a ledger cannot be read: {error}") from error
 
     def _shared(self, kind: type, value: Any) -> Any:
@@ -176,15 +179,23 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
 
     try:
         msgspec.msgpack.decode(payload, type=StoredDraft, dec_hook=shared)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
 
 
 def _first(kind: type, value: Any, index: int) -> Any:
     if kind is Sampling:
-        return Sampling(msgspec.convert(value, dict[str, Any]), index)
+        return Sampling(_json_of(msgspec.convert(value, dict[str, Any])), index)
     whole = msgspec.convert(value, _Server)
     return Server(whole.backend, whole.model, whole.semantics, index)
+
+
+def _json_of(parameters: dict[str, Any]) -> Any:
+    """Return sampling parameters as JSON: MessagePack also says bytes, dates and more, which JSON would change."""
+    try:
+        return plain(parameters, "sampling")
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 class _Server(msgspec.Struct):

@@ -25,6 +25,7 @@ def _twin(kind: type, views: type) -> type:
         module=__name__,
         frozen=True,
         eq=False,
+        forbid_unknown_fields=True,  # what a damaged name, or a newer version, says must not be dropped in silence
     )
     _TWINS[kind], ORIGINALS[twin] = twin, kind
     return twin

@@ -39,7 +39,7 @@ from tito_core.testing.server import ScriptedServer
 from tito_core.testing.settle import Decode, Settled
 from tito_core.testing.sglang_wire import SGLangWire
 from tito_core.testing.vllm_wire import VLLMWire
-from tito_core.testing.wire import EngineState, Wire, WireResponse
+from tito_core.testing.wire import Encode, EngineState, Wire, WireResponse
 
 Kind = Literal["vllm", "sglang"]
 
@@ -90,7 +90,11 @@ class Options(TypedDict, total=False):
         model: "scripted". The served name.
         api_key: None. When set, other keys get a 401.
         decode: ids to text, for the text fields and stop strings; each id as `<id>`.
-        skip_tokenizer_init: False. SGLang without a tokenizer: answers have no text.
+        encode: None. (text, whether special tokens are added) to ids, for `/tokenize`, such as
+            `lambda text, special: tokenizer.encode(text, add_special_tokens=special)`. Without it there is no such
+            path, as behind a router that passes on nothing but generation.
+        skip_tokenizer_init: False. A server without a tokenizer: SGLang's answers have no text, and neither encodes
+            any.
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
         raw_logprobs: None. What completions report: True raw (vLLM's default), False at the request's temperature
             (SGLang's default). Prompt logprobs are always raw.
@@ -113,6 +117,7 @@ class Options(TypedDict, total=False):
     model: str
     api_key: str | None
     decode: Decode
+    encode: Encode | None
     skip_tokenizer_init: bool
     scale_out: bool
     raw_logprobs: bool | None

@@ -78,6 +78,13 @@ def queue_full() -> WireResponse:
     )
 
 
+def no_tokenizer() -> WireResponse:
+    """500 of `/tokenize` on a server that was started with `--skip-tokenizer-init`."""
+    message = "Internal server error during tokenization: 'NoneType' object has no attribute 'encode'"
+    kind = "InternalServerError"
+    return json_response({"object": "error", "message": message, "type": kind, "param": None, "code": 500}, 500)
+
+
 def malformed(*errors: Mapping[str, Any], line: int = 928, handler: str = "generate_request") -> WireResponse:
     """`{"object": "error", ...}`: a body that fails the schema, with the handler's place in the server's source."""
     path = "/generate" if handler == "generate_request" else f"/{handler}"

@@ -53,6 +53,7 @@ class SGLangWire:
             "/update_weight_version": self._update_version,
             "/update_weights_from_disk": self._update_weights,
             "/detokenize": self._detokenize,
+            "/tokenize": self._tokenize,
         }
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -155,6 +156,15 @@ class SGLangWire:
     def _detokenize(self, body: dict[str, Any]) -> Answer:
         special = self.state.eos_ids if body.get("skip_special_tokens", True) else ()
         return json_response({"text": self.state.decode([i for i in body["tokens"] if i not in special])})
+
+    def _tokenize(self, body: dict[str, Any]) -> Answer:
+        """Any model's name is taken. `max_model_len` is the tokenizer's own, which may differ from the server's."""
+        if self.state.skip_tokenizer_init:
+            return errors.no_tokenizer()
+        if self.state.encode is None:
+            return json_response({"detail": "Not Found"}, 404)
+        ids = list(self.state.encode(str(body["prompt"]), bool(body.get("add_special_tokens", True))))
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": self.state.max_model_len})
 
     def _abort(self, body: dict[str, Any]) -> Answer:
         """By exact rid, or everything; 200 also for an unknown rid."""

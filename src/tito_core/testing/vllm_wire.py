@@ -47,6 +47,7 @@ class VLLMWire:
             "/collective_rpc": self._collective_rpc,
             "/update_weight_version": self._update_version,
             "/detokenize": lambda body: json_response({"prompt": state.decode(body["tokens"])}),
+            "/tokenize": self._tokenize,
         }
         self._get, self._post = get, post
 
@@ -113,6 +114,19 @@ class VLLMWire:
             "permission": [permission],
         }
         return json_response({"object": "list", "data": [model]})
+
+    def _tokenize(self, body: dict[str, Any]) -> Answer:
+        state = self.state
+        if body.get("model") not in (None, state.model):
+            return errors.no_model(body["model"], state.model)
+        if state.skip_tokenizer_init:
+            return errors.error("Tokenizer not available when `skip_tokenizer_init=True`")
+        if state.encode is None:
+            return json_response({"detail": "Not Found"}, 404)
+        ids = list(state.encode(str(body["prompt"]), bool(body.get("add_special_tokens", True))))
+        return json_response(
+            {"count": len(ids), "max_model_len": state.max_model_len, "tokens": ids, "token_strs": None}
+        )
 
     def _abort(self, body: dict[str, Any]) -> Answer:
         """By full server ids; an unknown id is a silent 200."""

@@ -24,6 +24,10 @@ def bracketed(ids: Sequence[int]) -> str:
     return "".join(f"<{i}>" for i in ids)
 
 
+Encode = Callable[[str, bool], Sequence[int]]
+"""Text, and whether special tokens such as a BOS are added around it, to ids."""
+
+
 @dataclass(slots=True)
 class EngineState:
     """A server's settings and what changes while it lives. Only admin calls and the engine write it."""
@@ -34,6 +38,7 @@ class EngineState:
     model: str = "scripted"
     api_key: str | None = None
     decode: Decode = bracketed
+    encode: Encode | None = None
     skip_tokenizer_init: bool = False
     scale_out: bool = True
     raw_logprobs: bool | None = None

@@ -53,6 +53,9 @@ class ToyBackend:
         said = await self._ask("POST", "/score", {"ids": [int(token) for token in token_ids]})
         return np.array([np.nan, *said["logprobs"]], np.float32)
 
+    async def tokenize(self, text: str) -> Any:
+        return np.array((await self._ask("POST", "/tokenize", {"text": text}))["ids"], np.int32)
+
     async def abort(self, request_id: str) -> None:
         """A toy server answers before anybody could abort."""
 

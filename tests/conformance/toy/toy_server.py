@@ -55,6 +55,10 @@ class ToyServer:
             {"ids": list(done.output_ids), "logprobs": logprobs, "why": done.finish, "stop": done.stop}
         )
 
+    async def tokenize(self, request: web.Request) -> web.Response:
+        text = (await request.json())["text"]
+        return web.json_response({"ids": self._tokenizer.encode(text, add_special_tokens=False)})
+
     async def score(self, request: web.Request) -> web.Response:
         ids = (await request.json())["ids"]
         return web.json_response({"logprobs": self._policy.score(ids, 1, 1.0)})
@@ -68,7 +72,12 @@ def serving(server: ToyServer) -> Iterator[str]:
     thread.start()
     app = web.Application()
     app.add_routes(
-        [web.get("/about", server.about), web.post("/sample", server.sample), web.post("/score", server.score)]
+        [
+            web.get("/about", server.about),
+            web.post("/sample", server.sample),
+            web.post("/tokenize", server.tokenize),
+            web.post("/score", server.score),
+        ]
     )
     runner = web.AppRunner(app, access_log=None)
 

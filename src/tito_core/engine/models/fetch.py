@@ -106,6 +106,15 @@ def _copy(source: IO[bytes] | None, target: Path) -> None:
 
 def _pip(package: Package, python: Path | None) -> list[str]:
     """A `pip download` command whose last argument, the directory, is still to come."""
+    options = ["download", "--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
+    return [*pip_client(str(package), python), *options, f"{package.name}=={package.version}", "--dest"]
+
+
+def pip_client(package: str, python: Path | None = None) -> list[str]:
+    """Return the command that runs pip here, to fetch `package`.
+
+    `python` is one more interpreter to try. Raises ModelUnavailable where there is no pip.
+    """
     # An environment made by uv has no pip of its own, so the search goes on, up to uv's way of running one.
     clients = [[str(interpreter), "-m", "pip"] for interpreter in (sys.executable, python) if interpreter]
     clients += [[found] for found in (shutil.which("pip"), shutil.which("pip3")) if found]
@@ -116,8 +125,7 @@ def _pip(package: Package, python: Path | None) -> list[str]:
             f"{package} comes through pip, and neither {sys.executable} nor the PATH has it: "
             f"run `{sys.executable} -m ensurepip`, then try again"
         )
-    options = ["download", "--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
-    return [*client, *options, f"{package.name}=={package.version}", "--dest"]
+    return client
 
 
 def _npm(package: Package) -> list[str]:

@@ -1,0 +1,297 @@
+"""Messages and tools as Strands defines them, checked before anything is made of them: what is wrong, and where."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strands.types.content import ContentBlock
+
+from tito_core.chat.messages import UnsupportedContentError
+
+DEEPEST = 100
+"""Levels of lists and mappings in a tool's arguments; a sampled call may have as many."""
+_READ = frozenset({"text", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
+"""Keys of content blocks that can become tokens, or say nothing of them."""
+_KNOWN = _READ | ContentBlock.__annotations__.keys()
+_LEAST, _BEYOND = -(2**63), 2**64
+"""The range of whole numbers that a ledger's file holds."""
+_SHOWN = 60
+"""Characters of a wrong value that an error shows."""
+
+
+class InvalidMessageError(ValueError):
+    """A message, a system prompt or a tool specification does not have the form that Strands defines."""
+
+
+def check_messages(messages: Any, first: int = 0) -> int:
+    """Check messages.
+
+    Args:
+        messages: The messages.
+        first: Index of the first of them in the history, for errors.
+
+    Returns:
+        The number of characters in them.
+
+    Raises:
+        InvalidMessageError: One does not have Strands' form.
+        UnsupportedContentError: One holds a block that cannot become tokens, such as an image.
+    """
+    if not isinstance(messages, list | tuple):
+        raise InvalidMessageError(
+            f"messages is {shown(messages)}: give a list, such as [{{'role': 'user', 'content': [{{'text': 'Hi'}}]}}]."
+        )
+    count = 0
+    for index, message in enumerate(messages, first):
+        usual = _usual(message)
+        count += _message(message, f"messages[{index}]") if usual is None else usual
+    return count
+
+
+def check_system_blocks(content: Any) -> None:
+    """Check a system prompt that is given as blocks.
+
+    Raises:
+        InvalidMessageError: It is not a list of blocks, or a text is not a string.
+    """
+    if not isinstance(content, list | tuple):
+        raise InvalidMessageError(
+            f"system_prompt_content is {shown(content)}: give a list, such as [{{'text': '...'}}]."
+        )
+    for i, block in enumerate(content):
+        where = f"system_prompt_content[{i}]"
+        if not isinstance(block, dict):
+            raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': '...'}}.")
+        if "text" in block:
+            _text(block["text"], f"{where}['text']")
+
+
+def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
+    """Check what a call is given: messages in a list, and what comes before all of them.
+
+    Raises:
+        InvalidMessageError: There is no list of messages, the system prompt is not text, or a tool specification does
+            not have Strands' form.
+    """
+    if not isinstance(messages, list | tuple):
+        check_messages(messages)
+    if system_prompt is not None and not isinstance(system_prompt, str):
+        raise InvalidMessageError(f"system_prompt is {shown(system_prompt)}: give a string, or None.")
+    if tool_specs is not None and not isinstance(tool_specs, list | tuple):
+        raise InvalidMessageError(f"tool_specs is {shown(tool_specs)}: give a list of tool specifications, or None.")
+    for i, spec in enumerate(tool_specs or ()):
+        where = f"tool_specs[{i}]"
+        if not isinstance(spec, dict) or not isinstance(spec.get("name"), str) or not spec["name"]:
+            raise InvalidMessageError(
+                f"{where} is {shown(spec)}: a tool specification is a dict with 'name', 'description' and "
+                "'inputSchema', and its name is a non-empty string."
+            )
+        schema = spec.get("inputSchema")
+        if not isinstance(schema, dict) or not isinstance(schema.get("json"), dict):
+            raise InvalidMessageError(
+                f"{where}['inputSchema'] of tool {spec['name']!r} is {shown(schema)}: give "
+                "{'json': {'type': 'object', ...}}, with the JSON Schema of its arguments."
+            )
+        if not isinstance(spec.get("description", ""), str):
+            raise InvalidMessageError(
+                f"{where}['description'] of tool {spec['name']!r} is {shown(spec['description'])}: give a string."
+            )
+
+
+def check_bounds(value: Any, where: str) -> None:
+    """Check that a value, whatever its form, can be kept: not nested too deeply, its whole numbers of 64 bits.
+
+    Raises:
+        InvalidMessageError: It cannot.
+    """
+    if fault := _bound_fault(value, where):
+        raise InvalidMessageError(f"The value cannot be kept: {fault}.")
+
+
+def check_schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> None:
+    """Check that tools' schemas are JSON; only the first turn of a path writes them.
+
+    Raises:
+        InvalidMessageError: One is not; the message names the place.
+    """
+    for i, spec in enumerate(tool_specs or ()):
+        if fault := _fault_of(spec["inputSchema"]["json"], f"tool_specs[{i}]['inputSchema']['json']", DEEPEST):
+            raise InvalidMessageError(f"The schema of tool {spec['name']!r} is not JSON: {fault}.")
+
+
+def _usual(message: Any) -> int | None:
+    """Return the characters of a user's message of texts and results of text; None for others, which take longer."""
+    if type(message) is not dict or message.get("role") != "user" or type(message.get("content")) is not list:
+        return None
+    count = 0
+    for block in message["content"]:
+        texts = [block]
+        if type(block) is dict and len(block) == 1 and type(block.get("toolResult")) is dict:
+            result = block["toolResult"]
+            texts = result.get("content")
+            if type(texts) is not list or type(result.get("toolUseId")) is not str:
+                return None
+        for item in texts:
+            if type(item) is not dict or len(item) != 1 or type(text := item.get("text")) is not str:
+                return None
+            count += len(text)
+    return count
+
+
+def _message(message: Any, where: str) -> int:
+    if not isinstance(message, dict):
+        raise InvalidMessageError(f"{where} is {shown(message)}: a message is a dict with 'role' and 'content'.")
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        hint = " Give a system prompt as system_prompt." if role == "system" else ""
+        has = f"has the role {shown(role)}" if "role" in message else "has no role"
+        raise InvalidMessageError(f"{where} {has}: the role is 'user' or 'assistant'.{hint}")
+    if not isinstance(content, list | tuple):
+        has = f"{where}['content'] is {shown(content)}" if "content" in message else f"{where} has no content"
+        raise InvalidMessageError(f"{has}: content is a list of blocks, such as [{{'text': 'Hi'}}].")
+    return sum([_block(block, role, f"{where}['content'][{i}]") for i, block in enumerate(content)])
+
+
+def _block(block: Any, role: str, where: str) -> int:
+    kind = _kind(block, where)
+    value = block[kind]
+    if kind == "text":
+        return _text(value, f"{where}['text']")
+    if kind == "cachePoint":
+        return 0
+    if kind not in _READ:
+        raise UnsupportedContentError(_unsupported(f"a block of kind {kind!r}", role, where))
+    if not isinstance(value, dict):
+        raise InvalidMessageError(f"{where}[{kind!r}] is {shown(value)}: give a dict.")
+    if kind == "reasoningContent":
+        return _reasoning(value, f"{where}['reasoningContent']")
+    if (kind == "toolUse") != (role == "assistant"):
+        wants = "an assistant message" if kind == "toolUse" else "a user message"
+        raise InvalidMessageError(
+            f"{where} is a {kind!r} block in a message with the role {role!r}: put it in {wants}."
+        )
+    inside = f"{where}[{kind!r}]"
+    _text(value.get("toolUseId"), f"{inside}['toolUseId']")
+    return _call(value, inside) if kind == "toolUse" else _result(value, role, inside)
+
+
+def _kind(block: Any, where: str) -> str:
+    """Return the key that says what a block is."""
+    if not isinstance(block, dict):
+        raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
+    kinds = [key for key in block if key in _KNOWN]
+    if len(kinds) == 1:
+        return str(kinds[0])
+    has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {shown(block)}"
+    raise InvalidMessageError(f"{where} {has}. Give each block one of {', '.join(sorted(_READ))}.")
+
+
+def _text(value: Any, where: str) -> int:
+    if not isinstance(value, str):
+        raise InvalidMessageError(f"{where} is {shown(value)}: give a string.")
+    return len(value)
+
+
+def _reasoning(value: Mapping[str, Any], where: str) -> int:
+    if "reasoningText" not in value:  # redacted reasoning has no text
+        return 0
+    thought = value["reasoningText"]
+    if not isinstance(thought, dict):
+        raise InvalidMessageError(f"{where}['reasoningText'] is {shown(thought)}: give {{'text': ...}}.")
+    return _text(thought.get("text"), f"{where}['reasoningText']['text']")
+
+
+def _call(use: Mapping[str, Any], where: str) -> int:
+    _text(use.get("name"), f"{where}['name']")
+    if "input" not in use:
+        raise InvalidMessageError(f"{where} has no 'input': give the call's arguments, such as {{}}.")
+    if fault := _fault_of(use["input"], f"{where}['input']", DEEPEST):
+        raise InvalidMessageError(f"The arguments of tool call {use['toolUseId']!r} are not JSON: {fault}.")
+    return len(json.dumps(use["input"]))
+
+
+def _result(result: Mapping[str, Any], role: str, where: str) -> int:
+    content = result.get("content")
+    if not isinstance(content, list | tuple):
+        raise InvalidMessageError(f"{where}['content'] is {shown(content)}: give a list, such as [{{'text': '5'}}].")
+    return sum([_result_item(item, result, role, f"{where}['content'][{i}]") for i, item in enumerate(content)])
+
+
+def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) -> int:
+    if not isinstance(item, dict):
+        raise InvalidMessageError(f"{where} is {shown(item)}: give {{'text': ...}} or {{'json': ...}}.")
+    if "text" in item:
+        return _text(item["text"], f"{where}['text']")
+    of = f"in the tool result {result['toolUseId']!r}"
+    if "json" not in item:
+        raise UnsupportedContentError(_unsupported(f"a block of kind {next(iter(item), 'empty')!r} {of}", role, where))
+    try:
+        fault = _bound_fault(item["json"], f"{where}['json']")
+        size = 0 if fault else len(json.dumps(item["json"], ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        fault = _fault_of(item["json"], f"{where}['json']", DEEPEST) or str(error)
+    if fault is None:
+        return size
+    raise UnsupportedContentError(_unsupported(f"a block of kind 'json' {of} that is not JSON ({fault})", role, where))
+
+
+def _unsupported(what: str, role: str, where: str) -> str:
+    """Write what a message holds that stays in the history, and would fail every later call."""
+    index = where.partition("]")[0].removeprefix("messages[")
+    return (
+        f"Message {index} ({role}) holds {what}, which this provider cannot turn into tokens. It stays in the agent's "
+        f"history: put text in its place, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
+    )
+
+
+def _bound_fault(value: Any, where: str) -> str | None:
+    """Return what of a value is nested too deeply or is too large a number, or None; keys may be numbers."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEEPEST:
+            return f"{where} nests more than {DEEPEST} levels deep"
+        if isinstance(item, int) and not _LEAST <= item < _BEYOND:
+            return f"{where} holds {shown(item)}, which needs more than 64 bits"
+        if isinstance(item, dict | list | tuple):
+            waiting += [(each, depth + 1) for each in (item.values() if isinstance(item, dict) else item)]
+    return None
+
+
+def _fault_of(value: Any, where: str, depth: int) -> str | None:
+    """Return the first thing in a value that JSON cannot hold and where it is, or None."""
+    if isinstance(value, str) or value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if _LEAST <= value < _BEYOND else f"{where} is {shown(value)}, which needs more than 64 bits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{where} is {value}"
+    if not isinstance(value, dict | list | tuple):
+        return f"{where} is {shown(value)}"
+    if not depth:
+        return f"{where.partition('][')[0]}] nests more than {DEEPEST} levels deep"
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in items:
+        if isinstance(value, dict) and not isinstance(key, str):
+            return f"{where} has the key {shown(key)}, which is not a string"
+        if fault := _fault_of(item, f"{where}[{key!r}]", depth - 1):
+            return fault
+    return None
+
+
+def shown(value: Any) -> str:
+    """Show a wrong value: its beginning, and its type where that does not say it."""
+    if isinstance(value, Mapping | list | tuple):
+        names = (
+            f" with the keys {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) and value else ""
+        )
+        return f"a {type(value).__name__}{names}" if value else f"an empty {type(value).__name__}"
+    try:
+        text = repr(value)
+    except Exception:  # whatever a stranger's object raises, and numbers of more digits than Python writes
+        text = "a value"
+    known = value is None or isinstance(value, str | int | float)
+    return text[:_SHOWN] if known else f"of type {type(value).__name__} ({text[:_SHOWN]})"

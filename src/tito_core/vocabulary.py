@@ -1,0 +1,139 @@
+"""Law 15 at connect: the server encodes the same texts to the same ids, or the ledger says that nobody compared them.
+
+A tokenizer that is not the server's would connect and run: every id is exact, and every meaning is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.probes import asked, cases
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.traced import Traced
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.vocabulary import VocabularyCheck, check_same_ids, check_vocab_size
+from tito_core.parsing.registry import ToolParser, control_strings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+ORDINARY = (
+    "The quick brown fox jumps over the lazy dog, doesn't it?",
+    "0 12 345 6789 31415926 3.14159 2026-11-23",
+    "a  b   c\n\n\n    d\t\te \r\n ",
+    'def f(x: int) -> str:\n    return {"a": [x], "b": f"{x!r}"}  # != <= >= && ||\n',
+    "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
+    "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
+)
+"""Texts that vocabularies split in different ways: words, digits, blanks, code, other scripts, emoji and signs."""
+QUESTION = "Count to ten."
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A text with its ids.
+
+    Attributes:
+        text: The text.
+        ids: What the client makes of it, int32, shape (n,).
+        as_text: The ids where control tokens are read as ordinary text.
+    """
+
+    text: str
+    ids: TokenIds
+    as_text: TokenIds
+
+
+async def compare(
+    backend: Backend,
+    info: EngineInfo,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate,
+    parser: ToolParser,
+) -> VocabularyCheck:
+    """Compare the client's tokenizer with the server's.
+
+    Only tokens that a rollout can send are compared: ordinary text, and the control tokens that the chat template or
+    the parser uses. Other added tokens may differ, since the two never exchange them. A server whose tokenizer reads
+    all control tokens as text (vLLM's Mistral mode) is compared on ordinary text, and the result says no more than
+    the sizes do.
+
+    Args:
+        backend: A connected backend.
+        info: What the server said of itself.
+        tokenizer: The client's.
+        template: Its chat template.
+        parser: Reads its completions.
+
+    Raises:
+        LawViolationError: They differ (law 15).
+        BackendError: The server could not be reached.
+    """
+    names = {
+        "tokenizer": tokenizer.name_or_path or "(unnamed)",
+        "server": f"the {backend.name} server of {info.model!r}",
+    }
+    probes = [*_probes(tokenizer, template, parser)]
+    answers = await _answers(backend, probes)
+    answered = [(probe, ids) for probe, ids in zip(probes, answers, strict=True) if ids is not None]
+    if not all(np.array_equal(ids, probe.as_text) for probe, ids in answered):
+        for probe, ids in answered:
+            check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
+    if len(answered) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in answered):
+        return VocabularyCheck.TOKENIZE
+    check = VocabularyCheck.NOT_CHECKED
+    if info.vocab_size is not None:
+        check_vocab_size(_largest_id(tokenizer, probes), info.vocab_size, **names)
+        check = VocabularyCheck.VOCAB_SIZE
+    why = "reads control tokens as text" if answered else "does not encode text for clients"
+    logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
+    return check
+
+
+async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
+    """Ask for each text; only the first where the server does not encode that."""
+    first = await backend.tokenize(probes[0].text)
+    if first is None:
+        return [None] * len(probes)
+    return [first, *await asyncio.gather(*(backend.tokenize(probe.text) for probe in probes[1:]))]
+
+
+def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
+    """Yield what is compared: ordinary texts, the control tokens in use, a conversation, and the first prompt."""
+    encoder = template.encoder
+    inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
+    for text in ORDINARY:
+        ids = np.array(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        yield Probe(text, ids, ids)
+    used = control_strings(parser)
+    source = str(tokenizer.chat_template)
+    ends = {*template.stop_ids, tokenizer.eos_token_id}
+    control = [text for text, index in encoder.added.items() if text in source or text in used or index in ends]
+    renderings = [Traced(" ".join(sorted(control)), ())] if control else []
+    for case in cases():
+        if case.calls and case.tools and case.name in template.certificate.passed:
+            messages = [*case.before, case.answered, *case.new]
+            renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
+            break
+    renderings.append(template.rendering.of_messages([asked(QUESTION)]))
+    for text in renderings:
+        plain = str.__str__(text)
+        yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)
+
+
+def _largest_id(tokenizer: PreTrainedTokenizerBase, probes: Sequence[Probe]) -> int:
+    """Return the largest id that the client may send: of the vocabulary without added tokens, and of the probes."""
+    backend = tokenizer.backend_tokenizer
+    added = backend.get_added_tokens_decoder()
+    ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)
+    return max(ordinary, *(int(probe.ids.max(initial=-1)) for probe in probes))

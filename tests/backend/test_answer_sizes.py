@@ -1,0 +1,418 @@
+"""An answer is read up to a bound that follows from what was asked for, and memory stays near it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
+from support.raw_server import RawServer
+from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
+from tito_core.backend.answer_sizes import (
+    BASE_BYTES,
+    EXPERT_BYTES,
+    MASK_BYTES,
+    SCORED_BYTES,
+    TOKEN_BYTES,
+    UNKNOWN_EXPERTS,
+    AnswerSize,
+    answer_size,
+    size_of,
+)
+from tito_core.backend.bodies import (
+    ERROR_BYTES,
+    INFO_BYTES,
+    BodyTooLargeError,
+    decode_pieces,
+    read_whole,
+    text_of,
+)
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.transport import EngineHttp, HttpRequest
+from tito_core.backend.wanted import Wanted
+from tito_core.testing import ScriptedServer
+from tito_sglang.stream import events
+
+MIB = 1 << 20
+CHUNK = b"%x\r\n" % MIB + b"1," * (MIB // 2) + b"\r\n"
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+def head(*lines: str, status: str = "200 OK", kind: str = "application/json") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Type: {kind}", "Connection: close", *lines, "", ""]).encode()
+
+
+def endless(*lines: str, chunk: bytes = CHUNK, count: int = 600, **options: str) -> Iterator[bytes]:
+    """An answer of 600 MiB."""
+    yield head(CHUNKED, *lines, **options)
+    for _ in range(count):
+        yield chunk
+
+
+@contextmanager
+def held() -> Iterator[list[int]]:
+    """How many bytes were held at most beyond those of before."""
+    peak: list[int] = []
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+
+
+class Server(RawServer):
+    """Answers one request without an end."""
+
+    def __init__(self, *lines: str, **options: Any) -> None:
+        super().__init__(b"")
+        self._says = endless(*lines, **options)  # type: ignore[assignment]
+
+
+async def refused(url: str, request: HttpRequest, method: str = "POST") -> BackendError:
+    http = EngineHttp("vllm", url, sleep=Waits())
+    try:
+        with pytest.raises(BackendError) as caught:
+            await http.send(request, method=method)
+    finally:
+        await http.aclose()
+    return caught.value
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/version", "/health", "/model_info", "/tokenize"])
+async def test_an_information_is_read_up_to_its_bound(path: str) -> None:
+    with Server() as server, held() as peak:
+        error = await refused(server.url, HttpRequest(path), "GET")
+    assert isinstance(error, AnswerTooLargeError)
+    assert error.limit == INFO_BYTES
+    assert f"{INFO_BYTES:,} bytes" in str(error)
+    assert error.status == 200
+    assert len(server.heads) == 1  # which the next try would find alike
+    assert server.sent < 4 * INFO_BYTES + 16 * MIB  # what the sockets' buffers took
+    assert peak[0] < 2 * INFO_BYTES
+
+
+async def test_a_length_that_is_too_large_is_enough() -> None:
+    with RawServer(head(f"Content-Length: {INFO_BYTES + 1}"), ends="hold") as server, held() as peak:
+        error = await refused(server.url, HttpRequest("/v1/models"), "GET")
+    assert isinstance(error, AnswerTooLargeError)
+    assert peak[0] < MIB
+
+
+async def test_an_answer_as_long_as_its_bound_is_read() -> None:
+    body = b'"' + b"a" * (INFO_BYTES - 2) + b'"'
+    for lines in ([f"Content-Length: {len(body)}"], []):
+        with RawServer(head(*lines) + body) as server:
+            http = EngineHttp("vllm", server.url)
+            assert (await http.send(HttpRequest("/v1/models"), method="GET")).body == body
+            await http.aclose()
+        with RawServer(head(*lines).replace(b"%d" % len(body), b"%d" % (len(body) + 1)) + body + b" ") as server:
+            assert isinstance(await refused(server.url, HttpRequest("/v1/models")), AnswerTooLargeError)
+
+
+BOMB = b"0" * (64 * MIB)
+BOMBS = {
+    "gzip": gzip.compress(BOMB),
+    "x-gzip": gzip.compress(BOMB),
+    "deflate": zlib.compress(BOMB),
+    "gzip, gzip": gzip.compress(gzip.compress(BOMB)),
+    "deflate, gzip": gzip.compress(zlib.compress(BOMB)),
+}
+
+
+@pytest.mark.parametrize("status", ["200 OK", "500 Broken"])
+@pytest.mark.parametrize("packing", BOMBS)
+async def test_a_bomb_is_unpacked_up_to_the_bound(packing: str, status: str) -> None:
+    packed = BOMBS[packing]
+    assert len(packed) < 100_000
+    said = head(f"Content-Encoding: {packing}", f"Content-Length: {len(packed)}", status=status) + packed
+    with RawServer(said) as server, held() as peak:
+        error = await refused(server.url, HttpRequest("/v1/models"), "GET")
+    assert isinstance(error, AnswerTooLargeError) == (status == "200 OK")
+    assert peak[0] < 3 * INFO_BYTES
+
+
+@pytest.mark.parametrize("carrier", ["aiohttp", "httpx"])
+async def test_a_bomb_is_unpacked_up_to_the_bound_by_whatever_carries_it(carrier: str) -> None:
+    packed = BOMBS["gzip"]
+    with RawServer(head("Content-Encoding: gzip", f"Content-Length: {len(packed)}") + packed) as server:
+        transport = None if carrier == "aiohttp" else httpx.AsyncHTTPTransport
+        http = EngineHttp("vllm", server.url, http_transport=transport)
+        with held() as peak, pytest.raises(AnswerTooLargeError):
+            await http.send(HttpRequest("/v1/models"), method="GET")
+        await http.aclose()
+    assert peak[0] < 3 * INFO_BYTES
+
+
+@pytest.mark.parametrize("packing", ["br", "zstd", "compress", "gzip, br"])
+async def test_what_was_not_asked_for_is_not_unpacked(packing: str) -> None:
+    with RawServer(head(f"Content-Encoding: {packing}", "Content-Length: 4") + b"gone") as server:
+        error = await refused(server.url, HttpRequest("/v1/models"))
+    assert isinstance(error, ProtocolViolationError)
+    assert "Content-Encoding is" in str(error)
+    assert len(server.heads) == 1
+
+
+async def test_the_body_of_an_error_is_cut_off() -> None:
+    for lines in ([], ["Content-Encoding: identity"]):
+        with Server(*lines, status="400 Bad") as server, held() as peak:
+            error = await refused(server.url, HttpRequest("/x"))
+        assert isinstance(error, BadRequestError)
+        assert error.status == 400
+        assert error.body == ("1," * 1000)
+        assert peak[0] < 16 * ERROR_BYTES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_to_a_generation_is_read_up_to_what_was_asked_for(kind: Kind) -> None:
+    """The bound is small for a small request, whatever a server may send."""
+    backend = await connected(kind)
+    asked = request_of(max_new_tokens=8)
+    limit = answer_size(asked).body
+    assert limit < 2 * MIB
+    with Server() as server, held() as peak:
+        speaks_to(backend, server.url)
+        with pytest.raises(AnswerTooLargeError) as caught:
+            await backend.generate(asked)
+        await backend.aclose()
+    assert caught.value.limit == limit
+    assert peak[0] < 3 * limit
+    generation, abort = server.heads
+    assert b"generate" in generation
+    assert b"abort" in abort  # the server may still be at work on what is read no further
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_scores_are_read_up_to_what_was_asked_for(kind: Kind) -> None:
+    backend = await connected(kind)
+    with Server() as server:
+        speaks_to(backend, server.url)
+        with pytest.raises(AnswerTooLargeError) as caught:
+            await backend.score([5] * 50)
+        await backend.aclose()
+    assert caught.value.limit < 2 * MIB
+
+
+STREAMS = {
+    "one line without an end": b"x" * (MIB - 1) + b"x",
+    "comments without an end": (b": " + b"x" * 1021 + b"\n") * 1024,
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_is_read_up_to_what_was_asked_for(kind: Kind, name: str) -> None:
+    backend = await connected(kind)
+    chunk = b"%x\r\n" % MIB + STREAMS[name] + b"\r\n"
+    asked = request_of(max_new_tokens=8)
+    with Server(chunk=chunk, kind="text/event-stream") as server, held() as peak:
+        speaks_to(backend, server.url)
+        with pytest.raises(AnswerTooLargeError) as caught:
+            await backend.generate(asked, lambda _: None)
+        await backend.aclose()
+    size = answer_size(asked)
+    assert caught.value.limit >= size.body
+    assert (caught.value.limit == size.body) == (name == "one line without an end")
+    assert peak[0] < 4 * size.body
+
+
+async def test_events_that_are_kept_hold_one_answer_at_most() -> None:
+    """SGLang's incremental events are kept until the last has come."""
+    backend = await connected("sglang")
+    asked = request_of(max_new_tokens=8)
+
+    def said() -> Iterator[bytes]:
+        yield head(CHUNKED, kind="text/event-stream")
+        for count in range(1, 9):
+            event = {"output_ids": [5], "meta_info": {"completion_tokens": count}, "text": "x" * (MIB // 2)}
+            data = f"data: {json.dumps(event)}\n\n".encode()
+            yield b"%x\r\n" % len(data) + data + b"\r\n"
+
+    server = RawServer(b"")
+    server._says = said()
+    with server:
+        speaks_to(backend, server.url)
+        with pytest.raises(AnswerTooLargeError):
+            await backend.generate(asked, lambda _: None)
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"data":' * 50_000])
+async def test_what_is_nested_without_an_end_is_no_answer(body: bytes) -> None:
+    for status in ("200 OK", "400 Bad"):
+        with RawServer(head(f"Content-Length: {len(body)}", status=status) + body) as server:
+            backend = BACKENDS["vllm"](server.url, sleep=Waits())
+            with pytest.raises((ProtocolViolationError, BadRequestError)):
+                await backend.connect()
+            await backend.aclose()
+
+
+@pytest.mark.parametrize("charset", ["utf-7", "unicode_escape", "utf-16", "no\u017fuch", "utf-8\x01"])
+async def test_an_error_that_no_text_can_hold_is_read_as_far_as_it_can_be(charset: str) -> None:
+    body = b'{"message": "+2AA- \\ud800 \xff gone"}'
+    said = head(f"Content-Length: {len(body)}", status="500 Broken", kind=f"text/plain; charset={charset}")
+    with RawServer(said.decode().encode("utf-8") + body) as server:
+        error = await refused(server.url, HttpRequest("/x"))
+    assert error.status == 500
+    assert charset == "utf-16" or "gone" in error.body
+    assert (str(error) + error.body).encode()  # without lone surrogates
+
+
+async def connected(kind: Kind) -> Any:
+    engine = engine_of(kind)
+    async with ScriptedServer(engine) as server:
+        backend = BACKENDS[kind](server.base_url, sleep=Waits(), max_attempts=1)
+        await backend.connect()
+        await backend.aclose()
+    return backend
+
+
+def speaks_to(backend: Any, url: str) -> None:
+    """Let a backend that knows its server already send to another."""
+    http = EngineHttp(backend.name, url, sleep=Waits(), max_attempts=1)
+    backend.http = backend._exchanges.http = http
+
+
+EVERYTHING = Wanted(top_logprobs=20, prompt_logprobs=True, routed_experts=(4, 2), sampling_mask=True)
+
+
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(top_logprobs=19, prompt_logprobs=True)], ids=["least", "most"])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("kind", WIRES)
+async def test_an_honest_answer_is_far_from_its_bound(kind: Kind, streams: bool, wanted: Wanted) -> None:
+    """It takes less than a quarter of its tokens' share of the bound, the share that has no tokens left out."""
+    for prompt, sampled in ((1, 1), (1, 80), (200, 1), (200, 60)):
+        sampling = SamplingParams(max_new_tokens=sampled, ignore_eos=True)
+        request = TokenRequest(np.full(prompt, 7, np.int32), sampling, "r", wanted=wanted)
+        lengths: list[int] = []
+        backend = backend_of(engine_of(kind, max_model_len=1000))
+        await backend.connect()
+        await backend.aclose()
+        backend.http._carriers._make = counting(backend.http._carriers._make, lengths)
+        await backend.generate(request, (lambda _: None) if streams else None)
+        await backend.aclose()
+        (length,) = lengths
+        parts = 1 + (events(request) if kind == "sglang" else 1) if streams else 1
+        share = (answer_size(request).body - BASE_BYTES) * parts
+        assert length < share / 4 + 2048 * parts
+
+
+def counting(make: Any, lengths: list[int]) -> Any:
+    """Make carriers that write down how long each answer is."""
+
+    def made() -> Any:
+        carrier = make()
+        send = carrier.send
+
+        async def counted(*asked: Any) -> Any:
+            reply = await send(*asked)
+            body = await reply.whole(1 << 30)
+            lengths.append(len(body))
+            return Kept(reply, body)
+
+        carrier.send = counted
+        return carrier
+
+    return made
+
+
+class Kept:
+    """A reply whose body was read already."""
+
+    def __init__(self, reply: Any, body: bytes) -> None:
+        self.status, self.kind, self.headers = reply.status, reply.kind, reply.headers
+        self._reply, self._body = reply, body
+
+    async def whole(self, limit: int) -> bytes:
+        return self._body
+
+    async def pieces(self) -> Any:
+        yield self._body
+
+    async def aclose(self) -> None:
+        await self._reply.aclose()
+
+
+PACKINGS = {
+    "": bytes,
+    "identity": bytes,
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "deflate, gzip": lambda body: gzip.compress(zlib.compress(body)),
+    "x-gzip, identity": gzip.compress,
+    "Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's own header, as some servers send it
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@given(
+    body=st.one_of(st.binary(max_size=2000), st.integers(0, 2**20).map(bytes)),
+    cuts=st.lists(st.integers(0, 2**20), max_size=8),
+    limit=st.integers(1, 2**20),
+)
+@settings(deadline=None)
+def test_a_body_is_the_same_however_it_is_packed_and_cut(
+    packing: str, body: bytes, cuts: list[int], limit: int
+) -> None:
+    packed = PACKINGS[packing](body)
+    at = sorted(min(cut, len(packed)) for cut in cuts)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start, stop in zip([0, *at], [*at, len(packed)], strict=True):
+            yield packed[start:stop]
+
+    async def run() -> None:
+        found = [piece async for piece in decode_pieces(pieces(), packing)]
+        assert b"".join(found) == body
+        assert max(map(len, found), default=0) <= max(MIB // 4, len(packed))
+        if len(body) <= limit:
+            assert await read_whole(decode_pieces(pieces(), packing), limit) == body
+        else:
+            with pytest.raises(BodyTooLargeError):
+                await read_whole(decode_pieces(pieces(), packing), limit)
+        assert text_of(packed, packing, "", limit) == body[:limit].decode("utf-8", "replace")
+
+    asyncio.run(run())
+
+
+SIZES = st.integers(0, 10**6)
+
+
+@given(SIZES, SIZES, SIZES, st.integers(0, 1024), st.integers(-1, 10**5))
+def test_the_bound_grows_with_all_that_is_asked_for(prompt: int, sampled: int, more: int, top: int, top_k: int) -> None:
+    wanted = Wanted(top_logprobs=top)
+    base = size_of(prompt, sampled, wanted, top_k=top_k)
+    assert base.body <= size_of(prompt + more, sampled, wanted, top_k=top_k).body
+    assert base.body <= size_of(prompt, sampled + more, wanted, top_k=top_k).body
+    assert base.body <= size_of(prompt, sampled, EVERYTHING.model_copy(update={"top_logprobs": top}), top_k=top_k).body
+    assert base.body < base.stream
+    assert isinstance(base, AnswerSize)
+
+
+def test_the_docs_give_the_bounds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    for row in (
+        f"tokenize, admin | {INFO_BYTES // MIB} MiB |",
+        f"the body of an error | {ERROR_BYTES // 1024} KiB,",
+        f"a generation | {BASE_BYTES // MIB} MiB + {TOKEN_BYTES // 1024} KiB for each token",
+        f"top logprobs | {SCORED_BYTES} bytes",
+        f"or a score | {SCORED_BYTES} bytes",
+        f"a sampling mask | {MASK_BYTES} bytes",
+        f"routed experts | {EXPERT_BYTES} bytes",
+        f"{UNKNOWN_EXPERTS:,} of them where only the server knows",
+    ):
+        assert row in page

@@ -1,0 +1,219 @@
+"""How a connection fails is named, on real sockets, and what never reached the server is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from support.backends import Waits
+from support.raw_server import Ends, RawServer, full_backlog
+from support.tls import server_context
+from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
+from tito_core.backend.transport import EngineHttp, HttpRequest
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
+
+
+async def failing(url: str, **options: float) -> tuple[BackendError, int]:
+    """Send a request that fails; its error, and how often it was tried again."""
+    waits = Waits()
+    http = EngineHttp("vllm", url, sleep=waits, max_attempts=3, **options)  # type: ignore[arg-type]
+    try:
+        with pytest.raises(BackendError) as caught:
+            await http.send(HttpRequest("/v1/models"), method="GET")
+    finally:
+        await http.aclose()
+    assert url in str(caught.value)
+    return caught.value, len(waits.seconds)
+
+
+def fails_as(error: BackendError, reason: str, *, sent: bool = False) -> None:
+    assert isinstance(error, EngineConnectionError)
+    assert (error.reason, error.sent) == (reason, sent)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_refused_connection(host: str) -> None:
+    with socket.socket() as held:  # bound, and nobody listens
+        held.bind(("127.0.0.1", 0))
+        error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
+    fails_as(error, "refused")
+    assert "are host and port right?" in str(error)
+    assert retries == 2
+
+
+async def test_a_unix_socket_that_is_not_there(tmp_path: Path) -> None:
+    error, retries = await failing(f"unix://{tmp_path}/none.sock")
+    fails_as(error, "refused")
+    assert retries == 2
+
+
+async def test_a_host_that_no_route_leads_to() -> None:
+    error, retries = await failing("http://224.0.0.1:9")  # multicast: Linux connects to none
+    fails_as(error, "unreachable")
+    assert "network" in str(error)
+    assert retries == 2
+
+
+async def test_a_host_whose_name_is_unknown() -> None:
+    error, retries = await failing("http://no-such-host.invalid:8000")
+    fails_as(error, "unknown-host")
+    assert "host's name" in str(error)
+    assert retries == 2
+
+
+async def test_a_connection_that_never_opens_is_not_a_late_answer_and_is_tried_again() -> None:
+    with full_backlog() as url:
+        started = time.monotonic()
+        error, retries = await failing(url, connect_timeout_s=0.3)
+    fails_as(error, "never-opened")
+    assert "within 0.3 s" in str(error)
+    assert "connect_timeout_s" in str(error)
+    assert retries == 2
+    assert 0.8 < time.monotonic() - started < 20
+
+
+async def test_a_connection_that_opens_at_the_second_try() -> None:
+    """What never reached the server is safe to send again."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as later:
+
+        async def listen(_: float) -> None:
+            later.enter_context(RawServer(HEAD + b'{"a": [1]}', port=port))
+
+        http = EngineHttp("vllm", f"http://127.0.0.1:{port}", sleep=listen)
+        assert (await http.send(HttpRequest("/v1/models"), method="GET")).body == b'{"a": [1]}'
+        await http.aclose()
+
+
+SAID = {
+    "nothing": b"",
+    "half a status line": b"HTTP/1.1 2",
+    "half the headers": HEAD[:30],
+    "half the body": HEAD + b"[1",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize(("ends", "reason"), [("reset", "reset"), ("close", "closed")])
+async def test_a_connection_that_breaks_in_mid_answer(said: str, ends: Ends, reason: str) -> None:
+    with RawServer(SAID[said], ends=ends) as server:
+        error, retries = await failing(server.url)
+    fails_as(error, reason, sent=True)
+    assert f"was {reason} before its answer was whole" in str(error)
+    assert "log" in str(error)
+    assert retries == 2
+    assert len([head for head in server.heads if head.startswith(b"GET")]) == 3
+
+
+@pytest.mark.parametrize("said", SAID)
+async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
+    with RawServer(SAID[said], ends="hold") as server:
+        error, retries = await failing(server.url, timeout_s=0.3)
+    assert isinstance(error, EngineTimeoutError)
+    assert not isinstance(error, EngineConnectionError)
+    assert "within 0.3 s" in str(error)
+    assert "raise timeout_s" in str(error)
+    assert retries == 0
+    assert len(server.heads) == 1
+
+
+async def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+    with RawServer(HEAD, tls=server_context(tmp_path)) as server:
+        error, retries = await failing(server.url)
+    fails_as(error, "tls")
+    assert "certificate" in str(error)
+    assert "authority" in str(error)
+    assert (retries, server.heads) == (2, [])
+
+
+async def test_a_handshake_that_the_server_refuses() -> None:
+    no_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with RawServer(HEAD, tls=no_certificate) as server:
+        error, retries = await failing(server.url)
+    assert isinstance(error, EngineConnectionError)
+    assert error.reason in ("tls", "reset")  # as OpenSSL tells its client why, or not
+    assert not error.sent
+    assert server.heads == []
+    assert retries == 2
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""])
+async def test_https_to_a_port_of_http_says_which_scheme_to_use(answer: bytes) -> None:
+    """It answers the first bytes of a handshake as servers do: with a 400, or by hanging up."""
+    with RawServer(answer, reads=None) as server:
+        error, retries = await failing(server.url.replace("http:", "https:"))
+    assert isinstance(error, EngineConnectionError)
+    assert not error.sent
+    assert repr(server.url) in str(error)
+    assert "plain HTTP" in str(error)
+    assert (error.reason, retries) == ("tls" if answer else "reset", 2)
+
+
+async def test_http_to_a_port_of_https_says_which_scheme_to_use(tmp_path: Path) -> None:
+    with RawServer(HEAD, tls=server_context(tmp_path)) as server:
+        error, retries = await failing(server.url.replace("https:", "http:"))
+    fails_as(error, "tls")
+    assert f"{server.url!r}" in str(error)
+    assert (retries, server.heads) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<html><center>The plain HTTP request was sent to HTTPS port</center></html>",
+        b"Client sent an HTTP request to an HTTPS server.\n",
+    ],
+)
+async def test_http_to_a_port_of_https_that_says_so_itself(page: bytes) -> None:
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(page)}\r\n\r\n".encode()
+    with RawServer(head + page) as server:
+        error, retries = await failing(server.url)
+    fails_as(error, "tls")
+    assert server.url.replace("http:", "https:") in str(error)
+    assert retries == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.1",
+        "http://127.1:8000",
+        "http://1.2.3:9",
+        "http://2130706433:9",
+        "http://a..b:9",
+        f"http://{'a' * 64}.example:9",
+        "http://xn--:9",
+        "http://host name:9",
+    ],
+)
+def test_an_address_that_nothing_connects_to_is_refused_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(EngineConnectionError, match="give an address like") as caught:
+        EngineHttp("vllm", url)
+    assert caught.value.reason == "address"
+    assert repr(url) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "http://[::1]:9", "http://a-b.example.:9", "http://bücher.example:9"]
+)
+def test_an_address_that_may_be_one_is_taken(url: str) -> None:
+    EngineHttp("vllm", url)
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\0b", "a\x7fb", "\u2028", "ä"])
+async def test_a_header_that_cannot_be_sent_is_named_and_nothing_is_sent(value: str) -> None:
+    with RawServer(HEAD) as server:
+        http = EngineHttp("vllm", server.url)
+        with pytest.raises(BadRequestError, match="X-Session-ID") as caught:
+            await http.send(HttpRequest("/x", b"{}", {"X-Session-ID": value}))
+        await http.aclose()
+    assert repr(value) in str(caught.value)
+    assert not caught.value.sent
+    assert server.heads == []

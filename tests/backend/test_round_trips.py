@@ -1,0 +1,64 @@
+"""What connecting asks: few round trips, and everything that is measured is measured anew each time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from support.backends import EOS, WIRES, Kind, backend_of, engine_of
+from support.scripted import tokenizer
+from tito_core import Policy
+from tito_core.policy import run_blocking
+from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine
+
+STEPS = 200
+"""Steps of the event loop that a request takes; what is sent together takes a few to get on its way."""
+
+
+class Distant(InProcessTransport):
+    """A server that is so many steps away, and counts how many requests waited for each other.
+
+    Attributes:
+        rounds: The round of each request: one more than the highest of those that were answered when it was sent.
+    """
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        super().__init__(engine)
+        self.rounds: list[int] = []
+        self._answered = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        number = self._answered + 1
+        self.rounds.append(number)
+        for _ in range(STEPS):
+            await asyncio.sleep(0)
+        response = await super().handle_async_request(request)
+        self._answered = max(self._answered, number)
+        return response
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("vllm", 5), ("vllm-completions", 5), ("sglang", 4)])
+def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
+    size = len(tokenizer())
+    there = Distant(engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size))
+    backend = backend_of(there.engine, http_transport=lambda: there)
+    policy = run_blocking(Policy.connect_async(backend=backend, tokenizer=tokenizer()))
+    assert policy.info.processed_logprobs is not None
+    print(f"{kind}: {len(there.rounds)} requests in {max(there.rounds)} rounds")
+    assert max(there.rounds) == rounds
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_server_that_was_restarted_otherwise_is_measured_anew(kind: Kind) -> None:
+    size = len(tokenizer())
+    raw, processed = (
+        engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size, raw_logprobs=raw) for raw in (True, False)
+    )
+    there = InProcessTransport(raw)
+    backend = backend_of(raw, http_transport=lambda: there)
+    for engine, processes in ((raw, False), (processed, True), (raw, False)):
+        there.engine = engine
+        policy = run_blocking(Policy.connect_async(backend=backend, tokenizer=tokenizer()))
+        assert policy.info.processed_logprobs is processes

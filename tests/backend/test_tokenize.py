@@ -1,0 +1,147 @@
+"""`Backend.tokenize`: the server's own ids, or None where it cannot be asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of
+from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
+from tito_core.backend.http_backend import HttpBackend
+from tito_core.testing import InProcessTransport, ScriptedEngine
+
+BOS = 1
+
+
+def encode(text: str, special: bool) -> list[int]:
+    return [BOS] * special + [10 + ord(letter) % 900 for letter in text]
+
+
+def answers(kind: Kind, *said: httpx.Response | Exception) -> tuple[HttpBackend, list[httpx.Request], Waits]:
+    """A backend whose server says these things at `/tokenize`, one after the other; the last one again and again."""
+    left, asked, waits = list(said), [], Waits()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/tokenize":
+            models = {"data": [{"id": "m", "max_model_len": 100}]}
+            return httpx.Response(200, json=models) if request.url.path == "/v1/models" else httpx.Response(404)
+        asked.append(request)
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    return answering(kind, answer, sleep=waits), asked, waits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["", "Hello", "Größe 🙂\n"])
+async def test_the_servers_ids_come_without_a_bos(kind: Kind, text: str) -> None:
+    engine = engine_of(kind, encode=encode, model="mine")
+    ids = await backend_of(engine).tokenize(text)
+    assert ids is not None
+    assert ids.dtype == np.int32
+    assert ids.tolist() == encode(text, special=False)
+    sent = json.loads(engine.exchanges[-1].body)
+    assert sent == {"model": "mine", "prompt": text, "add_special_tokens": False}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kind) -> None:
+    assert await backend_of(engine_of(kind)).tokenize("x") is None
+    bare = engine_of(kind, encode=encode, skip_tokenizer_init=True)
+    waits = Waits()
+    assert await backend_of(bare, sleep=waits).tokenize("x") is None
+    assert waits.seconds == [], "it is not asked again"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(httpx.Response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 500, 501)),
+        httpx.Response(200, text="<html>", headers={"content-type": "text/html"}),
+        httpx.Response(200, json={"ids": [1]}),
+        httpx.Response(200, json={"tokens": [[1, 2]]}),
+        httpx.Response(200, json={"tokens": [-1]}),
+        httpx.Response(200, json={"tokens": [2**31]}),
+    ],
+    ids=lambda said: f"{said.status_code} {said.text[:20]}",
+)
+async def test_any_refusal_is_none_and_is_asked_once(kind: Kind, said: httpx.Response) -> None:
+    backend, asked, _ = answers(kind, said)
+    assert await backend.tokenize("x") is None
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("passing", [httpx.Response(503), httpx.Response(502), httpx.ReadError("reset")], ids=str)
+async def test_what_may_pass_is_asked_again(kind: Kind, passing: Any) -> None:
+    backend, asked, waits = answers(kind, passing, httpx.Response(200, json={"tokens": [7]}))
+    ids = await backend.tokenize("x")
+    assert ids is not None
+    assert ids.tolist() == [7]
+    assert len(asked) == 2
+    assert len(waits.seconds) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (httpx.Response(503), ThrottledError),
+        (httpx.Response(504), ServerError),
+        (httpx.ConnectError("refused"), EngineConnectionError),
+    ],
+)
+async def test_a_server_that_cannot_be_reached_is_an_error_as_ever(kind: Kind, said: Any, error: type) -> None:
+    backend, _, _ = answers(kind, said)
+    with pytest.raises(error):
+        await backend.tokenize("x")
+
+
+class Routed(httpx.AsyncBaseTransport):
+    """Engines by host name, without sockets."""
+
+    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
+        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self.transports[request.url.host].handle_async_request(request)
+
+
+def replicas(kind: Kind, *engines: ScriptedEngine) -> Any:
+    addresses = [f"http://server{n}" for n in range(len(engines))]
+    return create_backend(kind, addresses, http_transport=lambda: Routed(engines), sleep=Waits())
+
+
+def others(text: str, special: bool) -> list[int]:
+    return [*encode(text, special)[:-1], 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_replica_encodes_the_text(kind: Kind) -> None:
+    engines = [engine_of(kind, encode=encode) for _ in range(3)]
+    ids = await replicas(kind, *engines).tokenize("abc")
+    assert ids.tolist() == encode("abc", special=False)
+    for engine in engines:
+        assert [exchange.path for exchange in engine.exchanges].count("/tokenize") == 1
+    assert await replicas(kind, engine_of(kind), engine_of(kind)).tokenize("abc") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("other", [others, None])
+async def test_one_replica_that_differs_is_named(kind: Kind, odd: int, other: Any) -> None:
+    backend = replicas(kind, *(engine_of(kind, encode=other if n == odd else encode) for n in range(3)))
+    with pytest.raises(BadRequestError, match="'abc'") as raised:
+        await backend.tokenize("abc")
+    named = "http://server1" if odd == 0 else f"http://server{odd}"
+    assert "http://server0" in str(raised.value)
+    assert named in str(raised.value)
+    assert str(encode("abc", special=False)) in str(raised.value)

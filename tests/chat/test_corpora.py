@@ -1,0 +1,116 @@
+"""Templates that we did not choose: each is certified and writes what transformers writes, or is refused with a reason.
+
+The referee, which shares no code with what it judges, is shown to notice what is planted.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import corpora, corpus_tokenizers, plain_referee, plain_template, random_chats, stand_in, zoo
+from support.plain_referee import judge
+from tito_core.chat.encoder import EncodedText
+from tito_core.chat.template import ChatTemplate, TemplateError
+
+CONVERSATIONS = 3
+NAMES = tuple(corpora.names())
+REASONS: dict[str, list[str]] = json.loads(
+    Path(corpora.__file__).with_name("corpora_refused.json").read_text(encoding="utf-8")
+)
+"""Why templates are refused, with the names of those."""
+REFUSED = {name: reason for reason, names in REASONS.items() for name in names}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_template_is_refused_or_writes_what_transformers_writes(name: str) -> None:
+    text = corpora.template(name)
+    tokenizer = corpus_tokenizers.tokenizer(name, text)
+    if name in REFUSED:  # a name whose template is certified by now has to leave the list
+        with pytest.raises(TemplateError):
+            ChatTemplate.of(tokenizer)
+        return
+    template = ChatTemplate.of(tokenizer)
+    verdict = judge(template, tokenizer, (f"{name} {seed}" for seed in range(CONVERSATIONS)))
+    assert not verdict.differences, "\n".join(map(str, verdict.differences))
+    assert verdict.tails, verdict
+
+
+@pytest.mark.parametrize("name", zoo.TOOL_NAMES)
+def test_trls_templates_write_what_transformers_writes(name: str) -> None:
+    verdict = judge(zoo.template(name), zoo.tokenizer(name), (f"{name} {seed}" for seed in range(CONVERSATIONS)))
+    assert not verdict.differences, "\n".join(map(str, verdict.differences))
+    assert verdict.tails, verdict
+
+
+def test_every_reason_is_of_a_template_in_the_corpora() -> None:
+    assert REFUSED.keys() <= corpora.names(light=False).keys()
+    assert len(NAMES) > 400
+
+
+class Planted:
+    """A certified template with a defect."""
+
+    def __init__(self, template: ChatTemplate, defect: str) -> None:
+        self.template, self.defect = template, defect
+        self.certificate = template.certificate
+        extra = (template.encoder.added["<|im_start|>"],) if defect == "a stop too many" else ()
+        self.stop_ids = (*template.stop_ids, *extra)
+
+    def first_prompt(self, *arguments: Any) -> EncodedText:
+        return self._planted("prompt", self.template.first_prompt(*arguments))
+
+    def delta(self, *arguments: Any, **named: Any) -> EncodedText:
+        if self.defect == "no closer" and arguments[2] is None:
+            arguments = (*arguments[:2], self.template.closer_id)
+        return self._planted("delta", self.template.delta(*arguments, **named))
+
+    def _planted(self, where: str, encoded: EncodedText) -> EncodedText:
+        ids = encoded.ids.tolist()
+        match self.defect:
+            case "a prompt that ends early" if where == "prompt":
+                ids = ids[:-1]
+            case "a delta that ends early" if where == "delta":
+                ids = ids[:-1]
+            case "a delta that says all twice" if where == "delta":
+                ids = ids * 2
+            case "a doubled closer" if where == "delta":
+                ids = [self.template.closer_id, *ids]
+        return SimpleNamespace(ids=np.asarray(ids))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "a prompt that ends early", "a delta that ends early", "a delta that says all twice", "a doubled closer",
+        "a stop too many", "no closer",
+    ],
+)  # fmt: skip
+def test_the_referee_notices(defect: str) -> None:
+    tokenizer = zoo.tokenizer("qwen2_5")
+    template = zoo.template("qwen2_5")
+    seeds = [f"planted {seed}" for seed in range(20)]
+    assert not judge(template, tokenizer, iter(seeds)).differences
+    planted: Any = Planted(template, defect)
+    assert judge(planted, tokenizer, iter(seeds)).differences
+
+
+@pytest.mark.parametrize("module", [plain_referee, plain_template, random_chats, stand_in])
+def test_the_referee_imports_nothing_that_it_judges(module: Any) -> None:
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    found = {
+        f"{node.module}.{name.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tito_core")
+        for name in node.names
+    }
+    plain = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert not any(name.startswith("tito_core") for name in plain)
+    allowed = {"tito_core.chat.ending.Opened", "tito_core.chat.template.ChatTemplate"}
+    assert found <= {*allowed, "tito_core.chat.template.TemplateError"}

@@ -1,0 +1,152 @@
+"""The fewest tokens that a text can become: never more than it does become, whatever the tokenizer."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from support import zoo
+from support.scripted import tokenizer
+from tito_core.chat.encoder import without_half_pairs
+from tito_core.chat.least_tokens import LeastTokens
+
+ALPHABET = "abc e\u0301é\u1112\u1161\u11ab한日本🎉\n\t<>"
+LETTERS = [*dict.fromkeys(ALPHABET.replace(" ", "▁"))]
+PIECES = ["ab", "abc", "▁▁", "▁abc", "日本", "a▁b", "é日"]
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    st.text(ALPHABET, max_size=200),
+    st.builds(str.__mul__, st.text(ALPHABET + "\ud800x", min_size=1, max_size=4), st.integers(1, 300)),
+    st.lists(st.sampled_from(["<x>", "ab", " ", "  ", "日本", "abc", "Ġ", "\u200b", "\u00a0"])).map("".join),
+)
+
+
+def bpe(letters: list[str], pieces: list[str], **options: Any) -> Tokenizer:
+    """Make a BPE tokenizer of letters and pieces, each merged from its first letters on."""
+    vocab: dict[str, int] = {}
+    merges = []
+    for letter in letters:
+        vocab.setdefault(letter, len(vocab))
+    for piece in pieces:
+        for stop in range(2, len(piece) + 1):
+            if piece[:stop] not in vocab and piece[: stop - 1] in vocab and piece[stop - 1] in vocab:
+                vocab[piece[:stop]] = len(vocab)
+                merges.append((piece[: stop - 1], piece[stop - 1]))
+    if unknown := options.get("unk_token"):
+        vocab[unknown] = len(vocab)
+    return Tokenizer(models.BPE(vocab=vocab, merges=merges, **options))
+
+
+def with_steps(made: Tokenizer, normalizer: Any = None, pre_tokenizer: Any = None, *added: AddedToken) -> Tokenizer:
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    made.add_tokens(list(added))
+    made.decoder = decoders.Fuse()
+    return made
+
+
+def unigram(letters: list[str], pieces: list[str]) -> Tokenizer:
+    vocab = [("<unk>", 0.0), *((piece, -float(i)) for i, piece in enumerate(dict.fromkeys([*letters, *pieces])))]
+    return Tokenizer(models.Unigram(vocab, unk_id=0))
+
+
+FALLBACK = [f"<0x{byte:02X}>" for byte in range(256)]
+SPACES = normalizers.Replace(" ", "▁")
+SOME = LETTERS[:8]
+
+
+@cache
+def made(name: str) -> Tokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab_with_fallback = bpe([*SOME], PIECES, fuse_unk=True, unk_token="<unk>").get_vocab()
+    for piece in FALLBACK:
+        vocab_with_fallback.setdefault(piece, len(vocab_with_fallback))
+    match name:
+        case "bytes":
+            return with_steps(bpe(bytes_, ["abc", "ĠĠĠĠ", "Ã©"]), None, byte_level)
+        case "bytes, nfc":
+            return with_steps(bpe(bytes_, ["abc", "Ã©"]), normalizers.NFC(), byte_level)
+        case "bytes, some missing":
+            return with_steps(bpe(bytes_[:200], ["abc", "Ã©"]), None, byte_level)
+        case "bytes, added":
+            return with_steps(bpe(bytes_, ["abc"]), None, byte_level, AddedToken("<xabc日本xx>", normalized=False))
+        case "characters":
+            return with_steps(bpe(LETTERS, PIECES, fuse_unk=True, unk_token="<unk>"), SPACES)
+        case "characters, dropped when unknown":
+            return with_steps(bpe(SOME, PIECES), SPACES)
+        case "characters, spaces as they are":
+            return with_steps(bpe([*LETTERS, *"xyz"], PIECES))
+        case "characters, unknown fused":
+            return with_steps(bpe(SOME, PIECES, fuse_unk=True, unk_token="<unk>"), SPACES)
+        case "characters, bytes for the unknown":
+            merges = [("a", "b"), ("ab", "c")]
+            model = models.BPE(vocab=vocab_with_fallback, merges=merges, byte_fallback=True, unk_token="<unk>")
+            return with_steps(Tokenizer(model), normalizers.Sequence([normalizers.Prepend("▁"), SPACES]))
+        case "unigram":
+            return with_steps(unigram(SOME, PIECES), None, pre_tokenizers.Metaspace())
+        case "blanks swallowed":
+            return with_steps(bpe(LETTERS, PIECES), SPACES, None, AddedToken("<x>", lstrip=True, rstrip=True))
+        case "blanks collapsed":
+            return with_steps(bpe(LETTERS, PIECES), normalizers.Replace(" ", ""))
+        case "compatibility":
+            return with_steps(bpe(bytes_, PIECES), normalizers.NFKC(), byte_level)
+        case "accents stripped":
+            return with_steps(bpe(bytes_, PIECES), normalizers.StripAccents(), byte_level)
+        case "blanks dropped":
+            return with_steps(bpe(LETTERS, PIECES), None, pre_tokenizers.WhitespaceSplit())
+        case "pieces removed":
+            return with_steps(bpe(LETTERS, PIECES), None, pre_tokenizers.Split("a", "removed"))
+        case "words":
+            return with_steps(Tokenizer(models.WordLevel({"<unk>": 0, "abc": 1}, "<unk>")))
+        case "smollm2":
+            return tokenizer().backend_tokenizer
+    return zoo.tokenizer(name).backend_tokenizer
+
+
+BOUNDED = ["bytes", "bytes, nfc", "bytes, some missing", "bytes, added", "characters", "characters, unknown fused",
+           "characters, dropped when unknown", "characters, spaces as they are", "characters, bytes for the unknown",
+           "unigram", "smollm2", "qwen3", "gemma3"]  # fmt: skip
+UNBOUNDED = ["blanks swallowed", "blanks collapsed", "compatibility", "accents stripped", "blanks dropped",
+             "pieces removed", "words"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@settings(deadline=None)
+@given(text=TEXTS)
+def test_no_text_has_fewer_tokens(name: str, text: str) -> None:
+    bound = LeastTokens.of(made(name))
+    assert bound is not None
+    tokens = made(name).encode(without_half_pairs(text), add_special_tokens=False).ids
+    assert 0 <= bound.of_text(text) <= len(tokens)
+
+
+@pytest.mark.parametrize("name", UNBOUNDED)
+def test_what_may_shrink_a_text_has_no_bound(name: str) -> None:
+    assert LeastTokens.of(made(name)) is None
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("text", ["The quick brown fox jumps. ", "日本語のテキスト ", " ", "x", '{"a": 1.5}, '])
+def test_the_bound_is_near_enough_to_refuse_megabytes(name: str, text: str) -> None:
+    bound = LeastTokens.of(made(name))
+    assert bound is not None
+    assert bound.of_text(text * (15_000_000 // len(text))) > 100_000
+
+
+def test_what_composes_may_shrink_and_what_is_composed_may_not() -> None:
+    bound = LeastTokens.of(made("bytes, nfc"))
+    assert bound is not None
+    assert bound.of_text("e\u0301" * 1000) == 0
+    assert bound.of_text("é" * 1000) > 900
+
+
+def test_a_tokenizer_is_looked_through_once() -> None:
+    assert LeastTokens.of(made("smollm2")) is LeastTokens.of(made("smollm2"))

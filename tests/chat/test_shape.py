@@ -1,0 +1,103 @@
+"""What is not what Strands documents is refused with a sentence that names the value, and nothing is committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.scripted import Says, model_of
+from tito_core.chat.messages import UnsupportedContentError
+
+USE = {"toolUseId": "call_1", "name": "add", "input": {"a": 1}}
+RESULT = {"toolUseId": "call_1", "status": "success", "content": [{"text": "3"}]}
+SPEC = {"name": "add", "description": "Add.", "inputSchema": {"json": {"type": "object"}}}
+HELLO = [{"role": "user", "content": [{"text": "Hello?"}]}]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def said(block: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": role, "content": [block]}]}
+
+
+def used(**changes: Any) -> dict[str, Any]:
+    return said({"toolUse": {**USE, **changes}}, "assistant")
+
+
+def resulting(**changes: Any) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": [{"toolUse": USE}]}
+    return {"messages": [*HELLO, answer, {"role": "user", "content": [{"toolResult": {**RESULT, **changes}}]}]}
+
+
+def with_tool(**changes: Any) -> dict[str, Any]:
+    return {"messages": HELLO, "tool_specs": [{**SPEC, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ({"messages": None}, "messages is None"),
+        ({"messages": [3]}, r"messages\[0\] is 3"),
+        ({"messages": [{"content": []}]}, r"messages\[0\] has no 'role'"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no 'content'"),
+        ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\['content'\] is 3"),
+        (said(None), r"\['content'\]\[0\] is None"),
+        (said({"text": 3}), r"\['text'\] is 3"),
+        (said({"toolUse": None}, "assistant"), r"\['toolUse'\] is None"),
+        (said({"toolUse": {}}, "assistant"), "has no 'toolUseId'"),
+        (used(toolUseId=[]), r"\['toolUseId'\] is \[\]"),
+        (used(input=nested(100_000)), "nested more than 100 levels"),
+        (resulting(toolUseId={}), r"\['toolUseId'\] is \{\}"),
+        (resulting(content=None), r"\['content'\] is None"),
+        (resulting(content=[3]), r"\['content'\]\[0\] is 3"),
+        (resulting(content=[{"text": 3}]), r"\['text'\] is 3"),
+        (resulting(content=[{"json": nested(100_000)}]), "nested more than 100 levels"),
+        (resulting(content=[{"json": 10**5000}]), "more than 64 bits"),
+        (said({"reasoningContent": None}, "assistant"), r"\['reasoningContent'\] is None"),
+        (said({"reasoningContent": {"reasoningText": {}}}, "assistant"), "has no 'text'"),
+        ({"messages": HELLO, "system_prompt": 3}, "system_prompt is 3"),
+        ({"messages": HELLO, "model_state": "a"}, "model_state is 'a'"),
+        ({"messages": HELLO, "model_state": 0}, "model_state is 0"),
+        (resulting(unknown=nested(100_000)), "nested more than 100 levels"),
+        (resulting(unknown=10**5000), "more than 64 bits"),
+        ({**with_tool(name="\ud800"), "tool_choice": {"any": {}}}, "surrogates not allowed"),
+        ({"messages": HELLO, "tool_specs": 3}, "tool_specs is 3"),
+        ({"messages": HELLO, "tool_specs": [3]}, r"tool_specs\[0\] is 3"),
+        ({"messages": HELLO, "tool_specs": [{}]}, r"tool_specs\[0\] has no 'name'"),
+        (with_tool(name=[]), r"\['name'\] is \[\]"),
+        (with_tool(inputSchema=None), r"\['inputSchema'\] is None"),
+        (with_tool(inputSchema={"json": nested(100_000)}), "nested more than 100 levels"),
+        ({**with_tool(), "tool_choice": 3}, "tool_choice is 3"),
+        ({**with_tool(), "tool_choice": {"tool": {}}}, r"tool_choice\['tool'\] has no 'name'"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+async def test_a_wrong_value_is_named(asked: dict[str, Any], place: str) -> None:
+    model = model_of("vllm", Says("Hi."))
+    with pytest.raises(UnsupportedContentError, match=place) as caught:
+        async for _ in model.stream(**asked):
+            pass
+    assert len(str(caught.value)) < 1_000
+    assert len(model.ledger) == 0
+    assert model.scripted.requests == []  # type: ignore[attr-defined]
+    async for _ in model.stream(HELLO):  # type: ignore[arg-type]
+        pass
+    assert len(model.ledger) == 1
+
+
+async def test_an_error_that_no_value_explains_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tito_core import turns
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a defect of ours")
+
+    monkeypatch.setattr(turns, "prepare", broken)
+    with pytest.raises(KeyError, match="a defect of ours"):
+        async for _ in model_of("vllm", Says("Hi.")).stream(HELLO):  # type: ignore[arg-type]
+            pass

@@ -1,0 +1,103 @@
+"""A hostile index ends in SchemaError: it names nothing outside its folder, and costs no more than its size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.ended import ended
+from tito_core.collect import Rollout, RolloutFolder, Tasks, collect, collected
+from tito_core.store import SchemaError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one rollout."""
+    path = tmp_path / "folder"
+    with RolloutFolder(path, {}) as opened:
+        task = next(iter(Tasks.of([{"question": "What?"}])))
+        opened.keep(ended(Rollout(opened.index.run, task, 0)))
+    return path
+
+
+def rewrite(folder: Path, line: int, text: str) -> None:
+    """Replace a line of the index, 0 the start and 1 the rollout."""
+    lines = (folder / "index.jsonl").read_text().splitlines()
+    lines[line] = text
+    (folder / "index.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def entry_with(folder: Path, **changes: Any) -> str:
+    return json.dumps(json.loads((folder / "index.jsonl").read_text().splitlines()[1]) | changes)
+
+
+def expect_refused(folder: Path, *uses: Callable[[], object]) -> None:
+    tracemalloc.start()
+    try:
+        for use in uses or (lambda: RolloutFolder(folder, {}), lambda: list(collected(folder))):
+            with pytest.raises(SchemaError):
+                use()
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sample", [-1, 1 << 16, 10**10, 10**30, -(10**30)])
+def test_a_sample_out_of_range_is_refused_before_memory_is_taken(folder: Path, sample: int) -> None:
+    rewrite(folder, 1, entry_with(folder, sample=sample))
+    expect_refused(folder)
+
+
+@pytest.mark.parametrize("digest", ["", "-1", "0x12", "f" * 15, "f" * 17, "f" * 10_000, "F" * 16, "no digits, them"])
+def test_a_digest_that_is_none_is_refused(folder: Path, digest: str) -> None:
+    """One that is longer would say that samples are finished which nobody ran."""
+    rewrite(folder, 1, entry_with(folder, digest=digest))
+    expect_refused(folder)
+
+
+@pytest.mark.parametrize(
+    "name", ["../precious", "{absolute}", "", ".", "index.jsonl", "rollouts-00001.tito/../../precious"]
+)
+def test_a_file_outside_the_folder_is_neither_read_nor_cut(folder: Path, name: str) -> None:
+    precious = folder.parent / "precious"
+    shutil.copy(next(folder.glob("*.tito")), precious)
+    before = precious.read_bytes()
+    rewrite(folder, 1, entry_with(folder, file=name.format(absolute=precious), end=3))
+    expect_refused(folder)
+    assert precious.read_bytes() == before
+    assert len(list(folder.glob("*.tito"))) == 1
+
+
+@pytest.mark.parametrize("changes", [{"end": -1}, {"turns": -1}, {"tokens": -1}, {"sampled": -1}], ids=str)
+def test_negative_counts_are_refused(folder: Path, changes: dict[str, int]) -> None:
+    rewrite(folder, 1, entry_with(folder, **changes))
+    expect_refused(folder)
+
+
+@pytest.mark.parametrize("line", [0, 1])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"about":' * 100_000, '{"unknown":' + "[" * 100_000, "1" * 100_000, "\udc80"]
+)
+def test_nested_and_broken_lines_are_refused(folder: Path, line: int, text: str) -> None:
+    lines = (folder / "index.jsonl").read_bytes().splitlines()
+    lines[line] = text.encode(errors="surrogateescape")
+    (folder / "index.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    expect_refused(folder)
+
+
+def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder: Path) -> None:
+    rewrite(folder, 1, entry_with(folder, ledger="00000009-0000-4000-8000-000000000000"))
+    expect_refused(folder, lambda: list(collected(folder)))
+    rewrite(folder, 1, entry_with(folder, file="rollouts-00002.tito"))
+    expect_refused(folder)
+
+
+async def test_a_group_larger_than_the_index_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at most 65536"):
+        await collect([{"prompt": "What?"}], None, tmp_path, n=(1 << 16) + 1)  # type: ignore[arg-type]

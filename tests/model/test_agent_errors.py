@@ -1,0 +1,282 @@
+"""What an agent of Strands raises in each case, on an invocation's first model call and on a later one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager, SlidingWindowConversationManager
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    EventLoopException,
+    ModelThrottledException,
+)
+
+from support.raw_server import RawServer
+from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
+from tito_core import MalformedCallError, Termination, TITOModel, termination_of
+from tito_core.backend import (
+    BackendError,
+    BadRequestError,
+    ContextLengthError,
+    EngineConnectionError,
+    ProtocolViolationError,
+    ServerError,
+    ThrottledError,
+)
+from tito_core.ledger.errors import LawViolationError
+from tito_core.testing import Fault, ScriptedServer
+from tito_sglang import SGLangClient, SGLangModel, SGLangThrottledError
+from tito_vllm import VLLMModel
+
+CALL = call("add", '{"a": 2, "b": 3}')
+LONG = "word " * 400
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return str(a + b)
+
+
+@tool
+def read() -> str:
+    """Read a long page."""
+    return LONG
+
+
+@contextmanager
+def serving(kind: str, *answers: Any, fault: Fault | None = None, at: int = 0, **options: Any) -> Iterator[Any]:
+    """Serve a scripted engine, which has a fault from one of the agent's requests on."""
+    script = Says(*answers)
+    engine = engine_of(kind, script, fault=lambda *_: fault if len(script.requests) >= at else None, **options)
+    with ScriptedServer(engine) as server:
+        engine.fault, ours = None, engine.fault  # not at connect
+        yield server, lambda: setattr(engine, "fault", ours)
+
+
+def agent_at(url: str, kind: str, **options: Any) -> Agent:
+    agent_options = {name: options.pop(name) for name in ("conversation_manager", "tools") if name in options}
+    model = TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), **options)
+    return Agent(model=model, **{"tools": [add, read], "callback_handler": None, **agent_options})
+
+
+def sent(server: Any) -> int:
+    """The generations that a server was asked for."""
+    return sum("generate" in exchange.path for exchange in server.engine.exchanges)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_throttled_request_is_sent_four_times_under_an_agent(
+    kind: str, status: int, later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault = Fault(status=status, headers={"retry-after": "0.01"}, body=b'{"message": "busy"}')
+    with serving(kind, CALL, "Five.", fault=fault, at=later) as (server, begin):
+        agent = agent_at(server.base_url, kind)
+        begin()
+        before = sent(server)
+        with caplog.at_level(logging.WARNING, "tito_core"), pytest.raises(ThrottledError) as caught:
+            await agent.invoke_async("2 + 3?")
+        assert sent(server) - before == 4 + later
+    error = caught.value
+    assert not isinstance(error, ModelThrottledException)
+    assert (error.status, error.body) == (status, '{"message": "busy"}')
+    assert error.request_id
+    lines = [record.getMessage() for record in caplog.records if record.name == "tito_core.backend.retries"]
+    assert len(lines) == 3
+    for number, line in enumerate(lines, 1):
+        assert f"try {number} of 4" in line
+        assert " s: " in line
+        assert error.request_id in line
+        assert f"ThrottledError: {kind} at " in line
+        assert "\n" not in line
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_model_by_its_borrowed_name_is_tried_as_often(kind: str) -> None:
+    fault = Fault(status=503, headers={"retry-after": "0.01"})
+    with serving(kind, "Five.", fault=fault) as (server, begin):
+        if kind == "sglang":
+            client = SGLangClient(server.base_url, max_retries=3, retry_delay=0.01)
+            model: Any = SGLangModel(client=client, tokenizer=tokenizer())
+        else:
+            model = VLLMModel(base_url=server.base_url, model_id="scripted", tokenizer=tokenizer())
+        await model.connected()
+        begin()
+        before = sent(server)
+        with pytest.raises(SGLangThrottledError if kind == "sglang" else ThrottledError) as caught:
+            await Agent(model=model, callback_handler=None).invoke_async("2 + 3?")
+        assert sent(server) - before == 4
+    assert not isinstance(caught.value, ModelThrottledException)
+    assert caught.value.status == 503
+
+
+def no_logprobs(answer: dict[str, Any]) -> None:
+    if "choices" in answer:
+        answer["choices"][0]["logprobs"] = None
+    else:
+        answer["meta_info"]["output_token_logprobs"] = None
+
+
+FAILURES: dict[str, tuple[Fault, type[BackendError]]] = {
+    "refused": (Fault(status=400, body=b'{"message": "no"}'), BadRequestError),
+    "failed": (Fault(status=500, body=b'{"message": "oops"}'), ServerError),
+    "throttled": (Fault(status=429, headers={"retry-after": "0.01"}), ThrottledError),
+    "broke": (Fault(reset_after=30), EngineConnectionError),
+    "against a law": (Fault(edit=no_logprobs), ProtocolViolationError),
+}
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_engines_failure_comes_out_of_an_agent_as_it_is(kind: str, name: str, later: bool) -> None:
+    """Strands would wrap it on the later call, and does so with what is no `EventLoopException`."""
+    fault, expected = FAILURES[name]
+    with serving(kind, CALL, "Five.", fault=fault, at=later) as (server, begin):
+        agent = agent_at(server.base_url, kind, max_attempts=2)
+        begin()
+        caught = await one_clause(agent)
+        assert type(caught) is expected
+        assert isinstance(caught, BackendError)
+        assert isinstance(caught, EventLoopException)  # so that clauses of other providers' users catch it, too
+        assert caught.original_exception is caught
+        assert len(agent.model.ledger) == later  # type: ignore[attr-defined]
+        assert termination_of(caught) is Termination.ENGINE_ERROR
+
+
+async def one_clause(agent: Agent, question: str = "2 + 3?") -> Exception:
+    """The clause that docs/errors.md gives."""
+    try:
+        await agent.invoke_async(question)
+    except (BackendError, ContextWindowOverflowException) as error:
+        return error
+    raise AssertionError("it failed in no way")
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_overflow_is_caught_by_the_same_clause(kind: str, later: bool) -> None:
+    """Strands' own managers raise Strands' own error once they can shorten no more; ours is its cause."""
+    answers = [call("read", "{}"), "Read."] if later else ["No."]
+    for manager in (NullConversationManager(), SlidingWindowConversationManager(should_truncate_results=False)):
+        with serving(kind, *answers, max_model_len=500) as (server, _):
+            agent = agent_at(server.base_url, kind, conversation_manager=manager, sampling={"max_new_tokens": 64})
+            caught = await one_clause(agent, "Read it." if later else LONG)
+            assert isinstance(caught, ContextWindowOverflowException)
+            ours = caught if isinstance(manager, NullConversationManager) else caught.__cause__
+            assert isinstance(ours, ContextLengthError)
+            assert termination_of(caught) is Termination.CONTEXT
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_strands_shortens_a_history_that_overflows_and_goes_on(kind: str) -> None:
+    """Said by the server, or found out before anything is sent: the manager gets the same error."""
+    with serving(kind, "One.", "Two.", "Three.", "Four.", max_model_len=400) as (server, _):
+        agent = agent_at(
+            server.base_url,
+            kind,
+            tools=[],
+            conversation_manager=SlidingWindowConversationManager(window_size=100),
+            sampling={"max_new_tokens": 16},
+        )
+        for _ in range(4):
+            result = await agent.invoke_async("word " * 120)
+            assert result.stop_reason == "end_turn"
+        assert len(agent.messages) < 8
+        assert len(agent.model.ledger) == 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_malformed_call_is_wrapped_on_a_later_call_only(kind: str, later: bool) -> None:
+    broken = "<tool_call>\n{\n</tool_call>"
+    with serving(kind, *([CALL] if later else []), broken) as (server, _):
+        agent = agent_at(server.base_url, kind, malformed_calls="raise")
+        with pytest.raises((MalformedCallError, EventLoopException)) as caught:
+            await agent.invoke_async("2 + 3?")
+    error = caught.value
+    assert isinstance(error, EventLoopException) == later
+    assert isinstance(error.__cause__ if later else error, MalformedCallError)
+    assert termination_of(error) is Termination.TOOL_ERROR
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_a_ledger_against_a_law_is_wrapped_on_a_later_call_only(
+    kind: str, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(kind, *([CALL] if later else []), "Five.") as (server, _):
+        agent = agent_at(server.base_url, kind)
+        ledger = agent.model.ledger  # type: ignore[attr-defined]
+        check = ledger.check
+
+        def refuse(draft: Any) -> None:
+            if len(ledger) == later:
+                raise LawViolationError(2, "a bug of ours.")
+            check(draft)
+
+        monkeypatch.setattr(ledger, "check", refuse)
+        with pytest.raises((LawViolationError, EventLoopException)) as caught:
+            await agent.invoke_async("2 + 3?")
+    error = caught.value
+    assert isinstance(error, EventLoopException) == later
+    assert isinstance(error.__cause__ if later else error, LawViolationError)
+    assert termination_of(error) is Termination.ENGINE_ERROR
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_what_is_cancelled_raises_nothing_of_ours(kind: str, later: bool) -> None:
+    for by_task in (False, True):
+        with serving(kind, CALL, "Five.", fault=Fault(hang=True), at=later) as (server, begin):
+            agent = agent_at(server.base_url, kind)
+            begin()
+            task = asyncio.ensure_future(agent.invoke_async("2 + 3?"))
+            until = asyncio.get_running_loop().time() + 10
+            while not (len(agent.messages) == (3 if later else 1) and server.engine.running):
+                assert asyncio.get_running_loop().time() < until
+                await asyncio.sleep(0.01)
+            if by_task:
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                agent.cancel()
+                assert (await asyncio.wait_for(task, 10)).stop_reason == "cancelled"
+
+
+async def test_a_server_that_is_gone_comes_out_as_it_is() -> None:
+    with serving("vllm", "Five.") as (server, _):
+        agent = agent_at(server.base_url, "vllm", max_attempts=1)
+    caught = await one_clause(agent)
+    assert isinstance(caught, EngineConnectionError)
+    assert caught.reason == "refused"
+    with RawServer(b"", port=server.port) as raw:
+        caught = await one_clause(agent)
+    assert isinstance(caught, EngineConnectionError)
+    assert caught.reason == "closed"
+    assert raw.heads
+
+
+@pytest.mark.parametrize("kind", [BackendError, ContextLengthError, ThrottledError, EngineConnectionError])
+def test_an_error_goes_through_pickle(kind: type[BackendError]) -> None:
+    error = kind("No.", backend="vllm", status=429, body="busy", request_id="r")
+    error.sent = True
+    copied = pickle.loads(pickle.dumps(error))
+    assert (type(copied), str(copied), vars(copied)) == (kind, "No.", vars(error))
+    assert copied.original_exception is copied
+    assert copied.request_state == {}

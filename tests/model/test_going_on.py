@@ -1,0 +1,130 @@
+"""After an error that a message in the agent's history causes: do what the sentence says, and the agent goes on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
+
+from support.scripted import BACKENDS, Says, call, model_of
+from tito_core.chat.messages import UnsupportedContentError
+from tito_core.ledger import check_ledger
+
+pytestmark = pytest.mark.parametrize("kind", BACKENDS)
+ADVICE = re.compile(r"(agent\.messages\S* = .*?\}\]?), and call agent\(\)|(del agent\.messages\S*), and call agent\(\)")
+
+
+def do_what_it_says(agent: Agent, error: BaseException) -> None:
+    """Run the Python statement that a sentence names."""
+    found = ADVICE.search(str(error))
+    assert found is not None, str(error)
+    exec(found[1] or found[2], {"agent": agent})  # what a user would type
+
+
+def agent_of(kind: str, *answers: Any, result: Any = None, **options: Any) -> tuple[Agent, Any]:
+    @tool
+    def look() -> Any:
+        """Look."""
+        return result
+
+    model = model_of(kind, Says(*answers), **options)
+    agent = Agent(model=model, tools=[look], callback_handler=None, conversation_manager=NullConversationManager())
+    return agent, model
+
+
+IMAGE = {"image": {"format": "png", "source": {"bytes": b"\x89PNG"}}}
+DOCUMENT = {"document": {"format": "txt", "name": "a", "source": {"bytes": b"a"}}}
+VIDEO = {"video": {"format": "mp4", "source": {"bytes": b"a"}}}
+
+
+@pytest.mark.parametrize("block", [IMAGE, DOCUMENT, VIDEO], ids=["image", "document", "video"])
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_block_of_a_question(kind: str, block: Any, beside: bool) -> None:
+    agent, model = agent_of(kind, "One.", "Two.", "Three.")
+    await agent.invoke_async("First?")
+    content = [{"text": "What is this?"}, block] if beside else [block]
+    with pytest.raises(UnsupportedContentError) as caught:
+        await agent.invoke_async(content)
+    assert f"Message 2 (user) holds a block of kind '{next(iter(block))}'" in str(caught.value)
+    with pytest.raises(UnsupportedContentError, match="Message 2"):
+        await agent.invoke_async("And now?")
+    assert len(model.ledger) == 1
+    del agent.messages[3:]
+    do_what_it_says(agent, caught.value)
+    assert str(await agent.invoke_async()) == "Two.\n"
+    assert str(await agent.invoke_async("Third?")) == "Three.\n"
+    assert [turn.parent for turn in model.ledger] == [None, 0, 1]
+    check_ledger(model.ledger)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([{"text": "a"}, IMAGE], r"Message 2 \(user\) holds a block of kind 'image' in the tool result"),
+        ([{"json": {"x": [float("nan")]}}], r"\['json'\]\['x'\]\[0\] is nan"),
+        ([{"json": {"x": b"a"}}], r"\['json'\]\['x'\] is of type bytes"),
+        ([{"json": {"x": {1, 2}}}], r"\['json'\]\['x'\] is of type set"),
+    ],
+)
+async def test_a_block_of_a_tools_result(kind: str, content: Any, words: str) -> None:
+    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result={"status": "success", "content": [*content]})
+    with pytest.raises(EventLoopException, match=words) as caught:
+        await agent.invoke_async("Look.")
+    assert len(model.ledger) == 1
+    do_what_it_says(agent, caught.value)
+    assert str(await agent.invoke_async()) == "Seen.\n"
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+async def test_a_question_that_does_not_fit(kind: str) -> None:
+    agent, model = agent_of(kind, "One.", "Two.", max_model_len=600)
+    await agent.invoke_async("First?")
+    with pytest.raises(ContextWindowOverflowException, match=r"kind 'text' in message 2 \(user\)") as caught:
+        await agent.invoke_async("word " * 2000)
+    assert len(model.ledger) == 1
+    do_what_it_says(agent, caught.value)
+    assert str(await agent.invoke_async()) == "Two.\n"
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+@pytest.mark.parametrize("size", [2_000, 40_000])
+async def test_a_tools_result_that_does_not_fit(kind: str, size: int) -> None:
+    agent, model = agent_of(kind, call("look", "{}"), "Seen.", result="word " * size, max_model_len=600)
+    with pytest.raises(ContextWindowOverflowException, match=r"kind 'toolResult' in message 2 \(user\)") as caught:
+        await agent.invoke_async("Look.")
+    assert len(model.ledger) == 1
+    do_what_it_says(agent, caught.value)
+    assert str(await agent.invoke_async()) == "Seen.\n"
+    assert [turn.parent for turn in model.ledger] == [None, 0]
+
+
+async def test_a_long_history_without_a_longest_part(kind: str) -> None:
+    agent, model = agent_of(kind, "Yes.", max_model_len=600)
+
+    async def ask_on() -> None:
+        for number in range(50):
+            await agent.invoke_async(f"Question {number}: " + "word " * 60)
+
+    with pytest.raises(ContextWindowOverflowException, match=r"conversation manager.*remove the oldest") as caught:
+        await ask_on()
+    turns = len(model.ledger)
+    assert f"of the {2 * turns + 1} messages" in str(caught.value)
+    del agent.messages[: 2 * turns - 2]
+    assert str(await agent.invoke_async()) == "Yes.\n"
+
+
+@pytest.mark.parametrize("part", ["system_prompt", "tools"])
+async def test_what_comes_before_all_messages_does_not_fit(kind: str, part: str) -> None:
+    agent, model = agent_of(kind, "Yes.", max_model_len=600)
+    if part == "system_prompt":
+        agent.system_prompt = "word " * 2000
+    else:
+        agent.tool_registry.registry["look"].tool_spec["description"] = "word " * 2000
+    named = {"system_prompt": "shorten agent.system_prompt", "tools": "give the agent fewer tools"}[part]
+    with pytest.raises(ContextWindowOverflowException, match=named):
+        await agent.invoke_async("Well?")
+    assert len(model.ledger) == 0

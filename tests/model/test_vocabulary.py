@@ -1,0 +1,220 @@
+"""Law 15 at connect: the tokenizer is the server's, or nobody could compare them and every ledger says so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.backends import Waits
+from support.byte_level import MARKUP, SPECIAL, byte_level
+from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
+from tito_core import Policy, store
+from tito_core.backend import BadRequestError, create_backend
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.traced import Traced
+from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
+from tito_core.testing import InProcessTransport, ScriptedEngine
+from tito_core.vocabulary import ORDINARY
+
+Encode = Callable[[str, bool], Sequence[int]]
+
+
+@cache
+def small() -> Any:
+    return byte_level()
+
+
+def encoder(loaded: Any) -> Encode:
+    return lambda text, special: loaded.encode(text, add_special_tokens=special)
+
+
+def served(kind: str, encode: Encode | None, **options: Any) -> ScriptedEngine:
+    size = {"vocab_size": len(small()), "eos_ids": [small().eos_token_id]}
+    return engine_of(kind, Says(""), **{**size, "encode": encode, **options})
+
+
+def connected(engine: ScriptedEngine, kind: str, **options: Any) -> Policy:
+    return Policy.connect(**{"backend": backend_of(engine, kind), "tokenizer": small(), **options})
+
+
+def refusal(kind: str, encode: Encode | None, **options: Any) -> str:
+    with pytest.raises(LawViolationError) as raised:
+        connected(served(kind, encode, **options), kind)
+    assert raised.value.law == 15
+    assert "Give the tokenizer of the model that the server serves" in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_the_same_tokenizer_is_checked_and_every_ledger_says_so(
+    kind: str, caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    with caplog.at_level(logging.WARNING, "tito_core"):
+        policy = connected(served(kind, encoder(small())), kind, store=tmp_path / "rollouts.tito")
+    assert policy.vocabulary is VocabularyCheck.TOKENIZE
+    assert caplog.records == []
+    assert policy.ledger().header.vocabulary is VocabularyCheck.TOKENIZE
+    assert policy.model().ledger.header.vocabulary is VocabularyCheck.TOKENIZE
+    ledger = policy.model().ledger
+    ledger.annotate("reward", 1.0)
+    policy.store.close()  # type: ignore[union-attr]
+    assert [kept.header.vocabulary for kept in store.read(tmp_path / "rollouts.tito")] == [VocabularyCheck.TOKENIZE]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_servers_bos_is_no_difference(kind: str) -> None:
+    def with_bos(text: str, special: bool) -> list[int]:
+        return [0] * special + list(small().encode(text, add_special_tokens=False))
+
+    assert connected(served(kind, with_bos), kind).vocabulary is VocabularyCheck.TOKENIZE
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_another_models_tokenizer_is_refused_with_the_text_and_both_ids(kind: str) -> None:
+    said = refusal(kind, encoder(tokenizer("smollm2")))
+    assert repr(ORDINARY[0]) in said
+    for loaded in (small(), tokenizer("smollm2")):
+        assert ", ".join(map(str, loaded.encode(ORDINARY[0], add_special_tokens=False)[:4])) in said
+    assert "'scripted'" in said
+    assert len(said) < 700
+
+
+def swapped(one: int, other: int) -> Encode:
+    """The same tokenizer with two ids exchanged: the nearest vocabulary that is another one."""
+    exchanged = {one: other, other: one}
+    return lambda text, special: [
+        exchanged.get(token, token) for token in small().encode(text, add_special_tokens=special)
+    ]
+
+
+@cache
+def used_ids() -> list[int]:
+    """Ids of ordinary texts, and of every control token that the template writes."""
+    ordinary = {token for text in ORDINARY for token in small().encode(text, add_special_tokens=False)}
+    written = {small().convert_tokens_to_ids(text) for text in (*MARKUP, *SPECIAL[1:]) if text in small().chat_template}
+    return sorted(ordinary | written)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_two_exchanged_ids_are_refused(data: st.DataObject) -> None:
+    one = data.draw(st.sampled_from(used_ids()))
+    other = data.draw(st.integers(0, len(small()) - 1).filter(lambda token: token != one))
+    kind = data.draw(st.sampled_from(BACKENDS))
+    said = refusal(kind, swapped(one, other))
+    assert str(one) in said
+    assert str(other) in said
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("missing", ["<|im_start|>", "<|im_end|>", "<tool_call>", "<tool_response>"])
+def test_a_server_that_lacks_a_control_token_of_the_template_is_refused(kind: str, missing: str) -> None:
+    less = byte_level(
+        tuple(text for text in MARKUP if text != missing), special=tuple(text for text in SPECIAL if text != missing)
+    )
+    refusal(kind, encoder(less))
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_added_tokens_that_the_template_never_writes_may_differ(kind: str) -> None:
+    more = byte_level((*MARKUP, "<|fim_prefix|>", "<image>"))
+    assert connected(served(kind, encoder(more)), kind).vocabulary is VocabularyCheck.TOKENIZE
+    assert (
+        connected(served(kind, encoder(small()), vocab_size=len(more)), kind, tokenizer=more).vocabulary
+        is VocabularyCheck.TOKENIZE
+    )
+
+
+CLOSED = [{"encode": None}, {"skip_tokenizer_init": True, "encode": None}]
+EXPECTED = {"vllm": VocabularyCheck.NOT_CHECKED, "sglang": VocabularyCheck.VOCAB_SIZE}
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("closed", CLOSED)
+def test_where_the_server_cannot_be_asked_ledger_and_log_say_so(
+    kind: str, closed: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "tito_core"):
+        policy = connected(served(kind, **closed), kind)
+    assert policy.vocabulary is EXPECTED[kind], "SGLang tells how many rows its embedding has"
+    assert policy.ledger().header.vocabulary is EXPECTED[kind]
+    said = [record for record in caplog.records if record.name == "tito_core.vocabulary"]
+    assert [record.levelno for record in said] == [logging.WARNING]
+    assert str(EXPECTED[kind]) in said[0].getMessage()
+
+
+@pytest.mark.parametrize("more", [0, 1, 5000])
+def test_sizes_alone_refuse_a_server_with_too_few_rows_and_let_padding_pass(more: int) -> None:
+    rows = len(small()) + more
+    assert connected(served("sglang", None, vocab_size=rows), "sglang").vocabulary is VocabularyCheck.VOCAB_SIZE
+    refusal("sglang", None, vocab_size=len(small()) - 1)
+    loaded = tokenizer("smollm2")  # whose control tokens have its smallest ids
+    with pytest.raises(LawViolationError, match=f"the server's model has {len(loaded) - 1} rows") as raised:
+        connected(
+            served("sglang", None, vocab_size=len(loaded) - 1, eos_ids=[loaded.eos_token_id]),
+            "sglang",
+            tokenizer=loaded,
+        )
+    assert raised.value.law == 15
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_server_that_reads_control_tokens_as_text_is_checked_on_text(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As vLLM does in its Mistral mode: its API makes no control token out of text at all."""
+    inert = ChatTemplate.of(small()).encoder
+
+    def as_text(text: str, special: bool) -> list[int]:
+        return inert.encode(Traced.content(text, 0)).ids.tolist()
+
+    with caplog.at_level(logging.WARNING, "tito_core"):
+        for content_tokens in ("inert", "as-template"):
+            policy = connected(served(kind, as_text), kind, content_tokens=content_tokens)
+            assert policy.vocabulary is EXPECTED[kind]
+    assert any("reads control tokens as text" in record.getMessage() for record in caplog.records)
+    refusal(kind, lambda text, special: [token + 1 for token in as_text(text, special)])
+
+
+class Routed(httpx.AsyncBaseTransport):
+    """Engines by host name, without sockets."""
+
+    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
+        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await self.transports[request.url.host].handle_async_request(request)
+
+
+def replicas(kind: str, encodings: Sequence[Encode | None]) -> Any:
+    engines = [served(kind, encode) for encode in encodings]
+    addresses = [f"http://server{n}" for n in range(len(engines))]
+    return create_backend(kind, addresses, http_transport=lambda: Routed(engines), sleep=Waits())
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_every_replica_is_compared(kind: str) -> None:
+    same, other = encoder(small()), swapped(used_ids()[0], used_ids()[-1])
+    alike = Policy.connect(backend=replicas(kind, [same] * 3), tokenizer=small())
+    assert alike.vocabulary is VocabularyCheck.TOKENIZE
+    with pytest.raises(LawViolationError, match="Law 15"):
+        Policy.connect(backend=replicas(kind, [other] * 3), tokenizer=small())
+    for odd in range(3):
+        for wrong in (other, None):
+            mixed = [wrong if n == odd else same for n in range(3)]
+            with pytest.raises(BadRequestError, match=f"http://server{odd or 1}"):
+                Policy.connect(backend=replicas(kind, mixed), tokenizer=small())
+
+
+def test_a_policy_that_was_put_together_by_hand_is_not_checked() -> None:
+    policy = policy_of("vllm")
+    bare = Policy(policy.backend, policy.info, policy.tokenizer, policy.template, policy.parser, policy.detected, (2,))
+    assert bare.ledger().header.vocabulary is VocabularyCheck.NOT_CHECKED
+    assert isinstance(bare.ledger(), Ledger)

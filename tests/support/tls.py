@@ -1,0 +1,34 @@
+"""A TLS server's context, whose certificate no client trusts: for 127.0.0.1, signed by itself, good until 2126."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+_PEM = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgWyMC8ZfNkcstS15o
+KRAaIAVAhsIky01P5dmwtba+fsuhRANCAAR1vcqjHLDyoCqGX2sHchdZHBPWuuTf
++zt7pdzpK3JQl2ypitXki+36Qhv1vDI3/mlwO6Hex+EavL7hhiWYiVk6
+-----END PRIVATE KEY-----
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUVzrtnHJ1CXi3Fu1bxUyNg/uKWNkwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzA3MjQ0MloYDzIxMjYxMDMw
+MDcyNDQyWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAR1vcqjHLDyoCqGX2sHchdZHBPWuuTf+zt7pdzpK3JQl2ypitXki+36
+Qhv1vDI3/mlwO6Hex+EavL7hhiWYiVk6o28wbTAdBgNVHQ4EFgQUgl+017oeJbOp
+hENZmm6XT8QtjFYwHwYDVR0jBBgwFoAUgl+017oeJbOphENZmm6XT8QtjFYwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIgIRijl0WFVsQEY8WlpHluNGjM8TK1mrsfZdbojm+MJuMCIQCN
+ddrvkrqTmS99v3rGLJA2DyRjOFQ1a8JMcbZ/Gx0BFA==
+-----END CERTIFICATE-----
+"""
+
+
+def server_context(folder: Path) -> ssl.SSLContext:
+    """Return the context of a server; its certificate is written to a folder, since OpenSSL reads files."""
+    path = folder / "server.pem"
+    path.write_text(_PEM)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path)
+    return context

@@ -1,0 +1,298 @@
+"""A hostile file ends in the documented error, and costs memory and time in proportion to its size (law 12)."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.drafts import make_draft
+from tito_core import store
+from tito_core.ledger import Column, Header, LawViolationError, Ledger
+from tito_core.store import SchemaError
+from tito_core.store.frames import MEMORY_FACTOR, MEMORY_FLOOR, PREAMBLE
+
+UUID = "00000001-0000-4000-8000-000000000000"
+REFUSED = (SchemaError, LawViolationError)
+HEADER, TURN, ANNOTATION = 1, 2, 3
+
+
+def good() -> Ledger:
+    made = Ledger(UUID)
+    made.commit(make_draft(None, 0, [100, 101], [200, 201], extras={"routed_experts": Column.of(0, [[1], [2], [3]])}))
+    made.annotate("reward", 1.0)
+    return made
+
+
+def frame(kind: int, payload: bytes, length: int | None = None) -> bytes:
+    """Write a record whose checksums are right; `length` claims another length than the payload has."""
+    uuid = bytes.fromhex(UUID.replace("-", ""))
+    facts = struct.pack("<IIB16s", len(payload) if length is None else length, zlib.crc32(payload), kind, uuid)
+    return facts + struct.pack("<I", zlib.crc32(facts)) + payload
+
+
+def file_of(record: dict[str, Any], raw: dict[int, bytes] | None = None) -> bytes:
+    """Write a file of one ledger from its plain values, with some records replaced by bytes."""
+    raw = raw or {}
+    parts = [frame(HEADER, raw.get(HEADER) or msgspec.msgpack.encode(record["header"]))]
+    parts += [frame(TURN, raw.get(TURN) or msgspec.msgpack.encode(turn)) for turn in record["turns"]]
+    parts += [frame(ANNOTATION, raw.get(ANNOTATION) or msgspec.msgpack.encode(note)) for note in record["annotations"]]
+    return PREAMBLE + b"".join(parts)
+
+
+def with_turn(**changes: Any) -> dict[str, Any]:
+    """Give the good ledger's plain values with a changed turn."""
+    record = store.to_record(good())
+    record["turns"][0] |= changes
+    return record
+
+
+def peak_of(use: Callable[[], object]) -> int:
+    """Measure the most memory that Python objects and arrays took while `use` ran, in bytes."""
+    tracemalloc.start()
+    try:
+        use()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def expect_refused(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+    def use() -> None:
+        with pytest.raises(REFUSED):
+            store.read(path)
+
+    assert peak_of(use) <= MEMORY_FLOOR + MEMORY_FACTOR * len(data)
+
+
+@pytest.mark.parametrize("claim", [2**16, 2**24, 2**32 - 1])
+def test_a_claimed_length_is_compared_with_the_file_before_memory_is_taken(tmp_path: Path, claim: int) -> None:
+    path = tmp_path / "rollouts.tito"
+    path.write_bytes(PREAMBLE + frame(HEADER, b"x", claim))
+    assert path.stat().st_size == 38
+    assert peak_of(lambda: store.read(path)) < MEMORY_FLOOR
+    with store.LedgerFile(path, "a") as file:  # the torn tail is cut, as after a crash
+        file.append(good())
+    assert [found.uuid for found in store.read(path)] == [UUID]
+
+
+@pytest.mark.parametrize("kind", [HEADER, TURN, ANNOTATION])
+@pytest.mark.parametrize(
+    "start", [b"\x91", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x81\xa1a", b"\xc6\xff\xff\xff\xff"]
+)
+def test_nested_and_overlong_values_are_refused(tmp_path: Path, kind: int, start: bytes) -> None:
+    for depth in (1, 200, 100_000):
+        expect_refused(tmp_path / "rollouts.tito", file_of(store.to_record(good()), {kind: start * depth + b"\xc0"}))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def packed(depth: int) -> msgspec.Raw:
+    return msgspec.Raw(b"\x91" * depth + b"\x01")
+
+
+@pytest.mark.parametrize("depth", [600, 950, 100_000])
+def test_nested_values_where_anything_is_allowed_are_refused(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "rollouts.tito"
+    record = store.to_record(good())
+    for changed in (
+        {**record, "header": {**record["header"], "user": {"a": packed(depth)}}},
+        {**record, "header": {**record["header"], "certificate": {"a": packed(depth)}}},
+        {**record, "annotations": [{"name": "reward", "value": packed(depth)}]},
+        with_turn(sampling={"a": packed(depth)}),
+        with_turn(unknown=packed(depth)),
+    ):
+        expect_refused(path, file_of(changed))
+
+
+def test_a_file_with_nested_records_takes_no_ledger_of_that_name(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    path.write_bytes(file_of(store.to_record(good()), {HEADER: packed(100_000)}))
+    with store.LedgerFile(path, "a") as file, pytest.raises(SchemaError):
+        file.append(good())
+
+
+@pytest.mark.parametrize("depth", [600, 100_000])
+def test_nested_json_is_refused(depth: int) -> None:
+    plain = json.loads(json.dumps(store.to_json(good())))
+    deep = nested(depth)
+    turn = plain["turns"][0]
+    columns = turn["columns"]
+    for record in (
+        {**plain, "header": {**plain["header"], "user": {"a": deep}}},
+        {**plain, "annotations": [{"name": "reward", "value": deep}]},
+        {**plain, "turns": [{**turn, "sampling": {"a": deep}}]},
+        {**plain, "turns": [{**turn, "engine": deep}]},
+        {**plain, "turns": [deep]},
+        *({**plain, "turns": [{**turn, "columns": {**columns, name: deep}}]} for name in columns),
+    ):
+        with pytest.raises(SchemaError):
+            store.from_json(record)
+
+
+def test_what_is_nested_too_deeply_is_refused_where_it_comes_in(tmp_path: Path) -> None:
+    """A ledger with such a value could be written, and not read back."""
+    Header(UUID, user={"a": nested(90)})
+    ledger = good()
+    for depth in (110, 600, 100_000):
+        with pytest.raises(ValueError, match="deep"):
+            Header(UUID, user={"a": nested(depth)})
+        with pytest.raises(ValueError, match="deep"):
+            ledger.annotate("reward", nested(depth))
+    assert len(ledger.annotations) == 1
+    with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
+        file.attach(ledger)
+        for depth in (600, 100_000):
+            with pytest.raises(ValueError, match="deep"):
+                ledger.commit(make_draft(0, 4, [102], [202], sampling=make_sampling(depth)))
+        assert len(ledger) == 1
+
+
+def make_sampling(depth: int) -> Any:
+    from tito_core.ledger import Sampling
+
+    return Sampling({"a": nested(depth)})
+
+
+def test_a_long_string_among_short_ones_is_not_allocated_for_each() -> None:
+    record = store.to_json(good())
+    for name in record["turns"][0]["columns"]:
+        changed = json.loads(json.dumps(record))
+        changed["turns"][0]["columns"][name] = ["a" * 100_000] + ["a"] * 10_000
+
+        def use(changed: Any = changed) -> None:
+            with pytest.raises(SchemaError):
+                store.from_json(changed)
+
+        assert peak_of(use) < 16 << 20
+
+
+COLUMN = {"start": 0, "dtype": "|u1", "shape": [3, 1], "buffer": b"\0\1\2"}
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [],
+        [-1, -3],
+        [3, -1],
+        [4, 1],
+        [2**63, 2**63],
+        [0, 2**63],
+        [2**63, 0],
+        [3] + [1] * 70,
+        [2**63] * 200_000,
+        [0] + [2**63] * 30,
+    ],
+    ids=lambda shape: f"{shape[:3]} of {len(shape)}",
+)
+def test_shapes_that_no_array_has_are_refused(tmp_path: Path, shape: list[int]) -> None:
+    buffer = b"" if 0 in shape else COLUMN["buffer"]
+    for name in ("routed_experts", "top_ids", "top_logprobs"):
+        column = {**COLUMN, "shape": shape, "buffer": buffer}
+        extras = {name: column} if name == "routed_experts" else {"top_ids": column, "top_logprobs": column}
+        began = time.process_time()
+        expect_refused(tmp_path / "rollouts.tito", file_of(with_turn(extras=extras)))
+        assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parent": 0},
+        {"parent": -1},
+        {"parent": 2**63},
+        {"sampling": 0},
+        {"sampling": -1},
+        {"prompt_length": -2},
+        {"max_new_tokens": -1},
+        {"call_ids": -1},
+        {"columns": {"prompt": 2**63, "output": 2, "buffer": b""}},
+        {"columns": {"prompt": -8, "output": 5, "buffer": b""}},
+        {"columns": {"prompt": 2, "output": 2, "buffer": bytes(25)}},
+        {"calls": [["look", "ok", -1, 1, ""]]},
+        {"calls": [["look", "ok", 0, 2**63, ""]]},
+        {"media": [[0, 2**63, bytes(32)]]},
+        {"media": [[-1, 1, bytes(32)]]},
+        {"branch": {"reason": "edit", "turn": 2**63}},
+        {"extras": {"a": {**COLUMN, "start": -1}}},
+        {"extras": {"a": {**COLUMN, "start": 2**63}}},
+        {"extras": {"a": {**COLUMN, "dtype": "|O"}}},
+        {"extras": {"a": {**COLUMN, "dtype": "(1000000000,)u1"}}},
+        {"a field of a newer version": 1},
+        {"sampling": {"stop": [b"bytes"]}},
+        {"sampling": {"stop": msgspec.msgpack.Ext(5, b"a")}},
+        {"sampling": {"stop": datetime(2026, 1, 1, tzinfo=UTC)}},
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    expect_refused(tmp_path / "rollouts.tito", file_of(with_turn(**changes)))
+
+
+@pytest.mark.parametrize("cached", [-1, 2**64 - 1])
+def test_facts_of_the_engine_out_of_range_are_refused(tmp_path: Path, cached: int) -> None:
+    record = with_turn()
+    engine = record["turns"][0]["engine"]
+    for changes in (
+        {"server": 0},
+        {"server": 2**63},
+        {"latency_s": -1.0},
+        {"latency_s": float("nan")},
+        {"versions": [[0, 2**63, None]]},
+        {"versions": [[0, 1, None], [2**62, 2, None]]},
+        {"responses": [[0, 3, "a"]]},
+        {"cached_tokens": cached},
+    ):
+        changed = {**record, "turns": [{**record["turns"][0], "engine": {**engine, **changes}}]}
+        expect_refused(tmp_path / "rollouts.tito", file_of(changed))
+
+
+def test_time_grows_with_the_bytes_where_keys_are_long(tmp_path: Path) -> None:
+    """An error names the place of a value; the name of each place must not be made before there is an error."""
+    path = tmp_path / "rollouts.tito"
+    record = store.to_record(good())
+    record["header"]["user"] = {"k" * 200_000: list(range(200_000))}
+    path.write_bytes(file_of(record))
+    began = time.process_time()
+    store.read(path)
+    assert time.process_time() - began < 5
+
+
+def test_time_grows_with_the_bytes_where_many_ledgers_come_before_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [Ledger() for _ in range(2_000)])
+    with path.open("ab") as file:
+        file.write(bytes(4_000_000))
+    began = time.process_time()
+    assert len(store.read(path)) == 2_000
+    assert time.process_time() - began < 10
+
+
+def test_time_grows_with_the_bytes_where_many_leaves_share_a_trunk(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    ledger = Ledger(UUID)
+    for turn in range(1_500):
+        ledger.commit(make_draft(turn - 1 if turn else None, 2 * turn, [100], [200]))
+    for _ in range(1_500):
+        ledger.commit(make_draft(1_499, 3_000, [100], [200]))
+    store.append(path, [ledger])
+    began = time.process_time()
+    assert len(store.read(path)[0].leaves()) == 1_500
+    assert time.process_time() - began < 3
