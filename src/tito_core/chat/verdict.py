@@ -136,7 +136,9 @@ class Judge:
                 for kind in ("text", "toolUse")
             )
             text, call = max(texts, default=-1), min(calls, default=-1)
-            if text > call >= 0 or (0 <= text and not self._stops.isdisjoint(self._encode(shown[text:call]))):
+            if min(text, call) < 0:
+                continue  # left out, which moves nothing
+            if text > call or not self._stops.isdisjoint(self._encode(shown[text:call])):
                 return True
         return False
 
