@@ -12,16 +12,17 @@ from support.conversations import answer, asked, calls, results
 from tito_core.chat import certificates, template
 from tito_core.chat.certificate import Certificate, Thinking
 from tito_core.chat.certificates import CertificateStore, default_folder
-from tito_core.chat.certify import _equal
-from tito_core.chat.delta import Tail
-from tito_core.chat.ending import Ending
 from tito_core.chat.probes import LOOK, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
-from tito_core.chat.traced import Traced
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+CASES = len(list(cases()))
 RESULT = "{{- '\n<tool_response>\n' + message.content"
+
+
+def _calls(message: Any) -> list[Any]:
+    return [block for block in message["content"] if "toolUse" in block]
 
 
 def certified(source: str, **arguments: Any) -> Certificate:
@@ -32,7 +33,7 @@ def test_the_usual_template_passes_all_probes_by_the_cheapest_candidate() -> Non
     certificate = certified(CHATML_TOOLS)
     assert certificate.candidate == "after a question"
     assert certificate.passed == tuple(case.name for case in cases())
-    assert len(set(certificate.passed)) == len(certificate.passed) == 136
+    assert len(set(certificate.passed)) == len(certificate.passed) == CASES
     assert certificate.tools
     assert certificate.refused == ()
     assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
@@ -76,7 +77,7 @@ def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
         (CHATML + PROMPT + "{{ messages|length }}", "question, first, with a system prompt"),
         (CHATML_TOOLS.replace(RESULT, RESULT + " + (messages|length)|string"), "result, first, with a system prompt"),
         (
-            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content == 'Why?' }}",
+            CHATML_TOOLS + "{{ 'more' if messages|length == 5 and messages[0].content != '.' }}",
             "question, after an answer",
         ),
     ],
@@ -101,22 +102,16 @@ def test_reasoning_that_is_closed_differently_in_another_place_is_refused() -> N
         certified(CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", shown))
 
 
-def test_the_same_text_from_elsewhere_is_another_delta() -> None:
-    text, source = "a.EQb", 1
-    whole = Traced.of("Q" + text, ((1, 3, source), (4, 5, 2), (5, 6, 3)))
-    ending = Ending((), frozenset(), frozenset(), {})
-    for spans, equal in ((((0, 2, 1), (3, 4, 2), (4, 5, 3)), True), (((0, 2, 1), (4, 5, 3)), False)):
-        assert _equal(whole, Tail(Traced.of(text, spans), source, 3, [], ending), source) == equal
-
-
 def test_a_call_that_the_template_refuses_is_on_the_certificate() -> None:
     single = (
         "{%- if message.tool_calls and message.tool_calls|length > 1 -%}{{ raise_exception('one call') }}{%- endif -%}"
     )
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) +", single + "{{- header(message.role) +"))
-    assert {name.split(",")[0] for name, _ in certificate.refused} == {"two results", "two results and question"}
+    several = [case.name for case in cases() if any(len(_calls(message)) > 1 for message in case.history)]
+    assert [name for name, _ in certificate.refused] == several
+    assert {name.split(",")[0] for name in several} >= {"two results", "two results and question"}
     assert all("one call" in reason for _, reason in certificate.refused)
-    assert len(certificate.passed) + len(certificate.refused) == 136
+    assert len(certificate.passed) + len(certificate.refused) == CASES
 
 
 def test_what_a_template_rewrites_is_on_the_certificate() -> None:
@@ -154,7 +149,7 @@ def test_a_certificate_reads_back_and_speaks() -> None:
     assert Certificate.from_json(certificate.to_json()) == certificate
     said = "\n".join(certificate.lines())
     assert certificate.template in said
-    assert "136 equal" in said
+    assert f"{CASES} equal" in said
     assert "enable_thinking" in certificate.arguments
     for broken in ("{}", "[]", "{", certificate.to_json().replace('"passed"', '"past"')):
         with pytest.raises(ValueError):
@@ -205,15 +200,51 @@ def test_the_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert default_folder().name == "certificates"
 
 
-def test_text_that_is_moved_behind_calls_is_told() -> None:
-    moved = CHATML_TOOLS.replace(
-        "{{- header(message.role) + message.content -}}",
-        "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}",
-    ).replace(
-        "{%- endfor -%}\n        {{- '<|im_end|>",
-        "{%- endfor -%}\n{{- message.content if message.tool_calls -}}{{- '<|im_end|>",
+REMARK = "{{- header(message.role) + (message.content if not message.tool_calls else '') -}}"
+CLOSED = "{%- endfor -%}\n        {{- '<|im_end|>\n' -}}"
+
+
+def moving(closed: str) -> str:
+    """Leave text besides calls out of its usual place, and write the end of a turn anew."""
+    source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", REMARK).replace(CLOSED, closed)
+    assert REMARK in source
+    assert closed in source
+    return source
+
+
+def test_text_that_is_moved_behind_calls_changes_no_delta() -> None:
+    certificate = certified(moving("{%- endfor -%}{{- message.content if message.tool_calls -}}{{- '<|im_end|>\n' -}}"))
+    assert certificate.passed == tuple(case.name for case in cases())
+
+
+def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
+    certificate = certified(
+        moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}")
     )
-    certificate = certified(moved)
-    assert [line for line in certificate.rewrites if line.startswith("text beside calls")]
+    assert [line for line in certificate.rewrites if line.startswith("text besides calls")]
     assert not [name for name in certificate.passed if name.startswith("result after a remark")]
     assert [name for name in certificate.passed if name.startswith("two results")]
+    assert certificate.tools
+
+
+def test_a_result_written_otherwise_after_a_remark_is_refused_and_not_taken_for_a_moved_text() -> None:
+    beside = "{%- set said = messages[loop.index0 - 1] -%}{{- 'So:' if said.tool_calls and said.content else '' -}}"
+    with pytest.raises(TemplateError, match="on the probe 'result after a remark, first'"):
+        certified(CHATML_TOOLS.replace(RESULT, beside + RESULT))
+
+
+RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
+
+
+@pytest.mark.parametrize(
+    ("condition", "candidate"),
+    [
+        (RESULTS + " and not tools", "after a question, with a tool"),
+        (RESULTS + " and messages[0].role != 'system'", "after a system prompt and a question"),
+    ],
+)
+def test_a_candidate_that_the_template_refuses_gives_way_to_one_that_it_takes(condition: str, candidate: str) -> None:
+    certificate = certified(CHATML_TOOLS + "{{- raise_exception('not so') if " + condition + " -}}")
+    assert certificate.candidate == candidate
+    assert certificate.tools
+    assert all(reason.endswith("not so") for _, reason in certificate.refused)

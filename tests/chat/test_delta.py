@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from tito_core.chat.cutting import cut
@@ -35,7 +38,10 @@ BEFORE = {
     "after a round of tools where there was one": "<|im_start|>u:.<|im_end|>",
     "after a question, with a remark beside the calls": "<|im_start|>u:.<|im_end|>",
     "after a question, with the rollout's tools": "<t>find;<|im_start|>u:.<|im_end|>",
+    "after messages like the rollout's own": "<|im_start|>u:.<|im_end|>",
+    "after messages like the rollout's own, with a tool": "<t>look;<|im_start|>u:.<|im_end|>",
 }
+ALIKE = [candidate for candidate in CANDIDATES if candidate.alike]
 
 
 def source(candidate: Candidate, template: str = PLAIN) -> DeltaSource:
@@ -51,7 +57,8 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert list(BEFORE) == list(BY_NAME)
     made = source(BY_NAME[name])
     turn = len(BY_NAME[name].before)
-    tail = made.tail(said("long " * 99, "Hm."), [asked("b")], [FIND], [])
+    history = [asked("long " * 99)] if BY_NAME[name].alike else []
+    tail = made.tail(said("long " * 99, "Hm."), [asked("b")], [FIND], history)
     assert str.__str__(tail.text) == BEFORE[name] + "<|im_start|>a:.<|im_end|><|im_start|>u:b<|im_end|><|im_start|>a:"
     assert cut(tail.text, tail.start) == "<|im_start|>u:b<|im_end|><|im_start|>a:"
     assert tail.source == turn
@@ -59,7 +66,7 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert spelled(token for *_, token in tail.controls) == "<|im_start|><|im_end|><|im_start|>"
     assert tail.controls[0][0] == tail.start
     assert tail.ending is made.answers
-    tail = made.tail(called(("find", {"n": 1}), text="Long."), [returned([{"text": "c"}])], [FIND], [])
+    tail = made.tail(called(("find", {"n": 1}), text="Long."), [returned([{"text": "c"}])], [FIND], history)
     remark = "." if "remark" in name else ""
     assert str.__str__(tail.text) == (
         f'{BEFORE[name]}<|im_start|>a:{remark}<tool_call>find{{"n": 1}}</tool_call><|im_end|>'
@@ -81,6 +88,39 @@ def test_a_round_of_tools_is_rendered_where_there_was_one() -> None:
     assert tail.source == 5
 
 
+@pytest.mark.parametrize("candidate", ALIKE, ids=lambda candidate: candidate.name)
+def test_messages_like_the_rollouts_own_have_their_number_kinds_ids_and_names_and_no_more(candidate: Candidate) -> None:
+    long = "long " * 99
+    history = [
+        asked(long, " \n"),
+        called(("find", {"n": 1}), ("look", {"at": long}), text=long, thought=long),
+        returned([{"text": long}], [{"json": {"a": long}}], text=long),
+        said(long),
+        asked(""),
+    ]
+    tail = source(candidate).tail(said("x"), [asked("b")], None, history)
+    at = '{"at": "it"}'
+    assert str.__str__(tail.text) == (
+        ("<t>look;" if candidate.tools == "ours" else "")
+        + "<|im_start|>u:.\n<|im_end|><|im_start|>a:<think>Hm</think>."
+        + f"<tool_call>find{at}</tool_call><tool_call>look{at}</tool_call><|im_end|>"
+        + "<|im_start|>t:.<|im_end|><|im_start|>t:.<|im_end|><|im_start|>u:.<|im_end|>"
+        + "<|im_start|>a:.<|im_end|><|im_start|>u:<|im_end|><|im_start|>a:.<|im_end|>"
+        + "<|im_start|>u:b<|im_end|><|im_start|>a:"
+    )
+    assert tail.source == len(history)
+
+
+@given(st.integers(0, 6), st.booleans())
+def test_the_rollouts_own_ids_reach_a_template_that_writes_them(rounds: int, texts: bool) -> None:
+    history = [asked("a")]
+    for i in range(rounds):
+        history += [called(("look", {}), first=i), returned([{"text": "b"}], text="c" if texts else "", first=i)]
+    made = source(ALIKE[0], PLAIN.replace("{{- m.content -}}", "{{- m.tool_call_id -}}{{- m.content -}}"))
+    tail = made.tail(said("x"), [asked("b")], None, history)
+    assert re.findall(r"call_(\d)", str.__str__(tail.text)) == [str(i) for i in range(rounds)]
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_how_turns_end_is_learned_in_the_candidates_surroundings(name: str) -> None:
     made = source(BY_NAME[name])
@@ -99,6 +139,8 @@ def test_how_turns_end_is_learned_in_the_candidates_surroundings(name: str) -> N
     [
         ("after a question, with the rollout's tools", {"history": []}, "tool_specs"),
         ("after a round of tools where there was one", {"tools": []}, "history"),
+        ("after messages like the rollout's own", {"tools": []}, "history"),
+        ("after messages like the rollout's own, with a tool", {}, "history"),
     ],
 )
 def test_what_a_candidate_needs_is_asked_for(name: str, given: dict[str, Any], lacks: str) -> None:
@@ -113,7 +155,7 @@ def test_what_a_candidate_needs_is_asked_for(name: str, given: dict[str, Any], l
 
 def test_a_candidate_that_needs_nothing_asks_for_nothing() -> None:
     for name, candidate in BY_NAME.items():
-        if "rollout" not in name and "where" not in name:
+        if "rollout" not in name and "where" not in name and not candidate.alike:
             assert source(candidate).tail(said("x"), [asked("b")]).start > 0
 
 

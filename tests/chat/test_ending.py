@@ -43,8 +43,23 @@ def test_what_is_missing(ending: Ending, last: int | None, opened: Opened, missi
 def test_stops() -> None:
     assert TWO.stops == {8, 9}
     assert NONE.stops == {4, 5}
-    assert stops_of([TWO, NONE]) == (8, 4, 5, 9)
-    assert stops_of([NONE]) == (4, 5)
+    none: frozenset[int] = frozenset()
+    assert stops_of([TWO, NONE], none) == (8, 4, 5, 9)
+    assert stops_of([NONE], none) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("inner", "stops"),
+    [
+        ({8}, (9, 4, 5)),  # the usual one closes parts too: the last answer's own end comes first
+        ({8, 9}, (4, 5)),
+        ({4}, (8, 5, 9)),
+        ({7, 1}, (8, 4, 5, 9)),
+        ({4, 5, 8, 9}, ()),
+    ],
+)
+def test_what_closes_a_part_of_a_turn_is_no_stop(inner: set[int], stops: tuple[int, ...]) -> None:
+    assert stops_of([TWO, NONE], frozenset(inner)) == stops
 
 
 CONTROLS = [(0, 1, 7), (1, 2, 8), (4, 5, 7), (5, 6, 8), (6, 7, 9)]

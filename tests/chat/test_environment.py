@@ -7,7 +7,8 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from support.origins import check_exact, check_nothing_lost, plain, strings
@@ -130,6 +131,55 @@ def test_errors_are_those_of_plain_strings(source: str) -> None:
         both(source, {"s": "x"})
     with pytest.raises(expected.type):
         render(compile_template(source), {"s": Traced.content("x", 1)})
+
+
+LOOKS = [
+    "{{ x.NAME is defined }}{{ x['NAME'] is defined }}{{ x|attr('NAME') is defined }}",
+    "{{ x.NAME is callable }}{{ x['NAME'] is callable }}{{ x|attr('NAME') is callable }}",
+    "{{ (x ~ 'a').NAME is defined }}{{ x[0].NAME is callable }}{{ x.upper().NAME is defined }}",
+    "{{ m.x.NAME is defined }}{{ m['x']['NAME'] is callable }}{{ (x if x else '').NAME is defined }}",
+    "{{ ([x]|map(attribute='NAME')|first) is callable }}{{ ([x]|map('attr', 'NAME')|first) is defined }}",
+    "{{ [x]|selectattr('NAME')|list|length }}{{ [x]|rejectattr('NAME', 'defined')|list|length }}",
+    "{{ [x]|map(attribute='NAME')|join|length > 20 }}{{ [x]|unique(attribute='NAME')|list|length }}",
+    "{% if x.NAME %}y{% endif %}{{ x.NAME|default('none')|string|length > 20 }}",
+    "{{ [x]|groupby('NAME')|length }}",
+    "{{ [x]|sort(attribute='NAME')|length }}",
+    "{{ x.NAME() is string }}",
+    "{{ x.NAME('a') is string }}",
+    "{{ x.NAME.NAME is defined }}",
+    "{{ [x]|sum(attribute='NAME', start=0) }}",
+]
+"""All ways in which a template may ask for something of a text."""
+NAMES = [*dir(Traced), *(f"{name}_" for name in ("content", "spans", "of")), "text", "0"]
+NAME = st.one_of(st.sampled_from(NAMES), st.from_regex(r"\A[a-z_][a-z0-9_]{0,8}\Z"))
+
+
+def outcome(source: str, variables: dict[str, Any]) -> tuple[str, str]:
+    """Return what transformers makes of plain text and we of traced text: a rendering, or the name of an error."""
+    found: list[str] = []
+    for rendered in (
+        lambda: render_jinja_template([[]], None, None, source, **plain(variables))[0][0],
+        lambda: plain(render(compile_template(source), variables)),
+    ):
+        try:
+            found.append(rendered())
+        except Exception as error:  # whatever the template raises
+            found.append(type(error).__name__)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_traced_text_has_what_plain_text_has_and_nothing_more(look: str) -> None:
+    @settings(deadline=None, max_examples=30)
+    @given(NAME)
+    def check(name: str) -> None:
+        text = Traced.content("ab", 1)
+        expected, found = outcome(look.replace("NAME", name), {"x": text, "m": {"x": text}})
+        assert found == expected
+
+    for name in ("content", "spans", "of"):
+        check = example(name)(check)
+    check()
 
 
 def test_templates_have_transformers_globals() -> None:

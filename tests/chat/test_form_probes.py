@@ -39,6 +39,11 @@ def call(arguments: Any, content: Any = "", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}
 
 
+def taken(arguments: Any) -> list[Any]:
+    """Give the round of tools that shows whether calls are taken at all."""
+    return [ASKED, call(arguments), {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "seen"}]
+
+
 ASKED: dict[str, Any] = {"role": "user", "content": "why"}
 SO: dict[str, Any] = {"role": "assistant", "content": "so"}
 AT = {"at": "it"}
@@ -49,6 +54,7 @@ def test_the_usual_form_is_tried_first() -> None:
     assert found == Form("mapping", "thinking", both=True, parts=False)
     assert asked == [
         [ASKED],
+        taken(AT),
         [ASKED, call({"at": "it's", "n": True})],
         [ASKED, {**SO, "reasoning_content": "hm"}],
         [ASKED, call(AT, reasoning_content="hm")],
@@ -62,13 +68,15 @@ def test_the_usual_form_is_tried_first() -> None:
 def test_arguments_as_text_are_json() -> None:
     found, asked = tried(CHATML_TOOLS.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}"))
     assert found == Form("string", None, both=True, parts=False)
-    assert asked[1:5] == [
+    assert asked[1:7] == [
+        taken(AT),
+        taken('{"at": "it"}'),
         [ASKED, call({"at": "it's", "n": True})],
         [ASKED, call('{"at": "it"}')],
         [ASKED, {**SO, "reasoning_content": "hm"}],
         [ASKED, call('{"at": "it"}', reasoning_content="hm")],
     ]
-    assert len(asked) == 3 + 2 * len(REASONING_KEYS)
+    assert len(asked) == 5 + 2 * len(REASONING_KEYS)
 
 
 @pytest.mark.parametrize("arguments", ["mapping", "string"])

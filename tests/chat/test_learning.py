@@ -10,7 +10,15 @@ import pytest
 from support.byte_level import byte_level
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import Ending, Opened
-from tito_core.chat.learning import THOUGHT, Sample, learn_answers, learn_calls, share_closers, stops_of
+from tito_core.chat.learning import (
+    THOUGHT,
+    Sample,
+    inner_controls,
+    learn_answers,
+    learn_calls,
+    share_closers,
+    stops_of,
+)
 from tito_core.chat.traced import Traced, concat
 
 CONTROL = ("<a>", "<q>", "<o>", "<e>", "<f>", "<g>", "<t>", "</t>", "<c>", "</c>")
@@ -80,6 +88,11 @@ LAST_DIFFERS = ("<a>", SO, "<f><c><g>"), ("<a>", SO, "<e><q>", ("And?", NEXT), "
         # The last answer of all ends with another token.
         (*LAST_DIFFERS, ("<e>", "<g>", "", {"message": "<e>"})),
         (("<a>", SO, "<g>"), ("<a>", SO, ".<e><f><q>", ("And?", NEXT)), ("<e>", "<g>", "", {"message": ".<e>"})),
+        # The blanks between its tokens are others once another message follows.
+        (("<a>", SO, "<e>\n<f>"), ("<a>", SO, "<e><f><q>", ("And?", NEXT)), ("<e><f>", "", "", {"message": "<e><f>"})),
+        # The template writes the next opener, whether or not anything follows.
+        (("<a>", SO, "<e><q>"), ("<a>", SO, "<e><q>", ("And?", NEXT)), ("<e>", "", "", {"message": "<e>"})),
+        (("<a>", SO, "<q><e>"), ("<a>", SO, "<q><e><q>", ("And?", NEXT)), ("<q><e>", "", "", {"message": "<q><e>"})),
         # It is not shown, shows something else, or no control token follows it.
         (("<a><e>",), ("<a><e><q>", ("And?", NEXT)), None),
         (("<a>", SO, "<e>"), ("<a>", ("no", TURN), "<e>"), None),
@@ -90,6 +103,36 @@ LAST_DIFFERS = ("<a>", SO, "<f><c><g>"), ("<a>", SO, "<e><q>", ("And?", NEXT), "
 )
 def test_how_answers_end(alone: Runs, followed: Runs, learned: Any) -> None:
     assert shown(learn_answers(sample(alone, followed), [])) == learned
+
+
+@pytest.mark.parametrize(
+    ("after", "inner", "closing"),
+    [
+        ("<e>\n<f>", "", "<f>"),
+        ("<e>\n<f>", "<e>", "<f>"),
+        ("<e>\n<f>", "<f>", "<e>"),
+        ("<e><f>", "", "<e><f>"),
+        ("<e><f>", "<e>", "<f>"),
+        ("<e><f>", "<f>", "<e>"),
+        ("<e>\n<f><g>", "", "<f><g>"),
+        ("<e>\n<f>", "<e><f>", "<e>"),
+        ("<e>\n<f>\n<g>", "<e><f>", "<g>"),
+        ("<e>", "<e>", "<e>"),
+    ],
+)
+def test_the_last_token_that_closes_no_part_ends_an_answer(after: str, inner: str, closing: str) -> None:
+    turn = ("<a>", SO, f"{after}\n"), ("<a>", SO, f"{after}\n<q>", ("And?", NEXT))
+    learned = learn_answers(sample(*turn), [], frozenset(ids(inner)))
+    assert shown(learned) == (closing, "", "", {"message": after[: after.index(closing) + len(closing)]})
+
+
+def test_what_stands_within_turns_of_several_parts() -> None:
+    parted = text("<q>", ("Why?", ASKED), "<a><t>", HM, "</t><e><a>", SO, "<e><f>")
+    called = text("<q>", ("Why?", ASKED), "<a><t>", HM, "<g><c>", ("look", TURN), "</c>", ("door", TURN), "<f>")
+    assert spelled(sorted(inner_controls(ENCODER, [(parted, TURN)]))) == "<a><e></t>"
+    assert spelled(sorted(inner_controls(ENCODER, [(parted, TURN), (called, TURN)]))) == "<a><e><g></t><c></c>"
+    assert inner_controls(ENCODER, [(text("<q>", ("Why?", ASKED), "<a>", SO, "<e>"), TURN)]) == frozenset()
+    assert inner_controls(ENCODER, [(text("<q>", ("Why?", ASKED), "<e>"), TURN), (parted, NEXT)]) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +229,46 @@ OPEN = Ending((), frozenset(), frozenset(ids("<q>")), {Opened.MESSAGE: np.array(
             ("<a><c>", LOOK, "\n<q>", ("seen", NEXT), "<a>"),
             ("", "", "<q>", {"message": "\n", "call": ""}),
         ),
-        (OPEN, ("<a><c>", LOOK, "</c>"), ("<a><c>", LOOK, "</c>", ("seen", NEXT)), None),
+        # Results follow within the turn: what closes the calls is all that ends it.
+        (
+            OPEN,
+            ("<a><c>", LOOK, "</c>"),
+            ("<a><c>", LOOK, "</c>", ("seen", NEXT)),
+            ("</c>", "", "<q>", {"message": "</c>", "call": "</c>"}),
+        ),
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "</c><e>"),
+            ("<a><c>", LOOK, "</c>[", ("seen", NEXT), "]<e>"),
+            ("</c>", "", "", {"message": "</c>", "call": "</c>"}),
+        ),
+        # The closer stands behind other blanks where results follow.
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "</c><e>"),
+            ("<a><c>", LOOK, "</c>\n<e><q>", ("seen", NEXT)),
+            ("<e>", "<g>", "", {"message": "\n<e>", "call": "</c>\n<e>"}),
+        ),
+        # Where the closer stands twice, an engine stops at the first.
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "<e></c><e>"),
+            ("<a><c>", LOOK, "<e></c><e><q>", ("seen", NEXT)),
+            ("<e>", "<g>", "", {"message": "<e>", "call": "<e>"}),
+        ),
+        # The opener of the next message is no closer, be it written after a call that nothing follows.
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "</c><q>"),
+            ("<a><c>", LOOK, "</c><q>", ("seen", NEXT)),
+            ("</c>", "", "", {"message": "</c>", "call": "</c>"}),
+        ),
+        (
+            CLOSED,
+            ("<a><c>", LOOK, "<q>"),
+            ("<a><c>", LOOK, "<q>", ("seen", NEXT)),
+            ("", "", "<q>", {"message": "", "call": ""}),
+        ),
         # No control token follows the calls, or they are not shown.
         (CLOSED, ("<a><c>", LOOK), ("<a><c>", LOOK, ("seen", NEXT)), None),
         (CLOSED, ("<a><e>",), ("<a><e><q>", ("seen", NEXT)), None),
@@ -256,5 +338,5 @@ def test_either_kind_of_turn_closes_what_the_other_can(answers: Ending, calls: E
 
 
 def test_the_usual_stop_comes_first() -> None:
-    found = stops_of([ending("<f><g>", "<q>"), ending("<a>", "<o>")])
+    found = stops_of([ending("<f><g>", "<q>"), ending("<a>", "<o>")], frozenset())
     assert spelled(found) == "<g><a><q><o>"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from tito_core.chat.ending import Opened
-from tito_core.chat.probes import ANSWERS, BEFORE, SYSTEM, TOOLS, asked, called, cases, returned, said
+from tito_core.chat.probes import ANSWERS, BEFORE, DEEPER, SYSTEM, TOOLS, USUAL, asked, called, cases, returned, said
 
 CASES = {case.name: case for case in cases()}
 TEXT: dict[str, Any] = {"text": "t"}
@@ -37,10 +40,25 @@ def test_messages_are_as_strands_stores_them() -> None:
         "content": [shown(0, "error", [TEXT]), shown(1, "error", []), TEXT],
     }
     assert returned([]) == {"role": "user", "content": [shown(0, "success", [])]}
+    assert called(("f", {}), ("g", {}), first=3)["content"] == [use(3, "f", {}), use(4, "g", {})]
+    assert returned([TEXT], [], first=3)["content"] == [shown(3, "success", [TEXT]), shown(4, "success", [])]
+
+
+def numbers(value: Any) -> list[str]:
+    return re.findall(r"n\d{3}", json.dumps(value, ensure_ascii=False))
+
+
+def uses(message: Any) -> list[Any]:
+    return [block["toolUse"] for block in message["content"] if "toolUse" in block]
+
+
+def shown_results(message: Any) -> list[Any]:
+    return [block["toolResult"] for block in message["content"] if "toolResult" in block]
 
 
 def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_first() -> None:
-    assert len(CASES) == len(list(cases())) == 136 == len(ANSWERS) * (len(BEFORE) + 3)
+    deeper = len(USUAL) * len(DEEPER) * 2
+    assert len(CASES) == len(list(cases())) == len(ANSWERS) * (len(BEFORE) + 3) + deeper
     for answer in ANSWERS:
         openings = [
             f"{answer}, first{system}{tools}"
@@ -48,10 +66,62 @@ def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_firs
             for tools in ("", ", with tools")
         ]
         assert [name for name in CASES if name.startswith(f"{answer}, first")] == openings
-        for place in BEFORE:
-            [*_, name] = [name for name in CASES if name.startswith(f"{answer}, {place}")]
-            assert CASES[name].before == BEFORE[place]
-            assert (CASES[name].answered, CASES[name].new, CASES[name].beside) == ANSWERS[answer]
+        for place in {**BEFORE, **(DEEPER if answer in USUAL else {})}:
+            if place != "first":
+                systems = ["", ", with a system prompt"] if place in DEEPER else [""]
+                for system in systems:
+                    name = f"{answer}, {place}{system}"
+                    assert (name in CASES) != (f"{name}, with tools" in CASES)
+
+
+def test_the_deeper_places_hold_two_and_three_rounds_and_two_answers() -> None:
+    def rounds(place: str) -> int:
+        return sum(bool(uses(message)) for message in CASES[place].before)
+
+    assert rounds("result, in the third round, with tools") == 2
+    assert rounds("result, in the fourth round, with tools") == 3
+    assert rounds("two results, after two rounds and answers, with tools") == 2
+    assert rounds("question, after two answers") == 0
+    assert sum(message["role"] == "assistant" for message in CASES["question, after two answers"].before) == 2
+    [_, two, _] = CASES["result, after a round of two calls, with tools"].before
+    assert len(uses(two)) == 2
+
+
+def texts(value: Any) -> list[str]:
+    """Return each string that a template may show as content: texts, thoughts, and the arguments of calls."""
+    if isinstance(value, dict):
+        shown = [value[key] for key in ("text", "at") if isinstance(value.get(key), str)]
+        return [*shown, *(text for item in value.values() for text in texts(item))]
+    return [text for item in value for text in texts(item)] if isinstance(value, list) else []
+
+
+def test_each_text_has_a_number_of_its_own_and_each_call_an_id() -> None:
+    for case in CASES.values():
+        found = numbers(case.history)
+        assert len(found) == len(set(found))
+        assert all(len(numbers(text)) == 1 for text in texts(case.history) if text)
+        called_ids = [use["toolUseId"] for message in case.history for use in uses(message)]
+        assert called_ids == [f"call_{i}" for i in range(len(called_ids))]
+
+
+def test_the_results_after_calls_are_theirs() -> None:
+    for case in CASES.values():
+        for message, after in pairwise(case.history):
+            called_ids = [use["toolUseId"] for use in uses(message)]
+            assert sorted(result["toolUseId"] for result in shown_results(after)) == called_ids
+
+
+def test_roles_alternate_but_where_two_questions_are_probed() -> None:
+    for name, case in CASES.items():
+        roles = [message["role"] for message in case.history]
+        assert roles[0] == "user"
+        pairs = [pair for pair in pairwise(roles) if pair[0] == pair[1]]
+        assert pairs == [("user", "user")] * name.startswith("two questions")
+
+
+def test_results_come_in_another_order_in_one_answer() -> None:
+    [new] = CASES["two results in another order, first"].new
+    assert [result["toolUseId"] for result in shown_results(new)] == ["call_1", "call_0"]
 
 
 def test_a_name_says_what_the_prompt_opens_with() -> None:
@@ -64,16 +134,24 @@ def test_a_name_says_what_the_prompt_opens_with() -> None:
 
 def test_tools_are_shown_wherever_one_is_called_but_in_the_first_place() -> None:
     for name, case in CASES.items():
-        history = [*case.before, case.answered]
-        calls = any("toolUse" in block for message in history for block in message["content"])
-        assert case.calls == any("toolUse" in block for block in case.answered["content"])
-        if case.before != BEFORE["first"]:
-            assert name.endswith("with tools") == calls
+        assert case.calls == bool(uses(case.answered))
+        if ", first" not in name:
+            assert name.endswith("with tools") == any(map(uses, [*case.before, case.answered]))
 
 
 def test_turns_that_were_cut_off_say_what_they_left_open() -> None:
     opened = Counter(case.opened for case in CASES.values())
-    assert opened == {None: 136 - 16, Opened.MESSAGE: 8, Opened.REASONING: 8}
+    each = len(BEFORE) + 3
+    assert opened == {None: len(CASES) - 2 * each, Opened.MESSAGE: each, Opened.REASONING: each}
     assert CASES["question after a cut thought, first"].opened == Opened.REASONING
     assert CASES["question after a cut answer, first, with tools"].opened == Opened.MESSAGE
-    assert {case.name.split(",")[0] for case in CASES.values() if case.beside} == {"result after a remark"}
+
+
+def test_a_remark_is_the_text_besides_calls() -> None:
+    for case in CASES.values():
+        texts = [block["text"] for block in case.answered["content"] if "text" in block]
+        assert case.remark == (texts[0] if texts and case.calls else "")
+    assert {case.name.split(",")[0] for case in CASES.values() if case.remark} == {
+        "result after a remark",
+        "result after a thought and a remark",
+    }

@@ -214,7 +214,7 @@ def test_a_date_in_a_template_is_frozen_and_in_the_fingerprint(monkeypatch: pyte
         def now(cls, tz: Any = None) -> datetime:
             return days[0]
 
-    monkeypatch.setattr("tito_core.chat.environment.datetime", Clock)
+    monkeypatch.setattr("tito_core.chat.rendering.datetime", Clock)
     template = ChatTemplate.of(dated)
     days.pop(0)
     assert dated.decode(template.first_prompt([asked("a")], None, None).ids).startswith("02 Jan 2026")

@@ -124,7 +124,8 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
             difference = Difference("(it is rendered)", f"(refused: {error})")
         if difference is None:
             trial.passed.append(case)
-        elif case.remark:  # a policy's text besides calls stays where it was sampled; the probes without it decide
+        elif case.remark and judge.moves_text(turn):
+            # A policy's text besides calls stays where it was sampled; the probes without it decide.
             trial.moved.append(case.name)
         else:
             trial.difference = case.name, difference

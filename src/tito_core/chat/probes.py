@@ -218,6 +218,8 @@ def cases() -> Iterator[Case]:
             openings: list[tuple[str | None, list[ToolSpec] | None]] = [(None, TOOLS if uses else None)]
             if place == "first":
                 openings = [(None, None), (None, TOOLS), (SYSTEM, None), (SYSTEM, TOOLS)]
+            elif place in DEEPER:  # a system prompt moves what comes after it, and some templates count
+                openings = [(None, openings[0][1]), (SYSTEM, openings[0][1])]
             texts = [block["text"] for block in answered["content"] if "text" in block]
             remark = texts[0] if texts and any("toolUse" in block for block in answered["content"]) else ""
             for system, tools in openings:

@@ -121,16 +121,36 @@ class Judge:
             # Another control token stands in the place of what was sampled (gpt-oss, where a message follows).
             at = next((i for i, token in enumerate(ids) if token in self._controls), len(ids))
         else:
-            stop = next((token for token in ids if token in self._stops), None)
-            at = ids.index(stop) if stop is not None else len(ids)
+            at = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
+            stop = stop if stop is not None or at == len(ids) else ids[at]
         return self._unless_equal(ids[at + 1 :], delta(stop), words)
+
+    def moves_text(self, turn: Turn) -> bool:
+        """Return whether the plain rendering shows the text of a turn behind the first of its calls, or ended before.
+
+        Raises:
+            RefusedError: The template refuses the conversation.
+        """
+        for new, prompt in ((turn.new, True), ((), False)):
+            history = [*turn.before, turn.answered, *new]
+            shown = self.referee.render(history, turn.system, turn.tools, generation_prompt=prompt)
+            texts, calls = (
+                [shown.rfind(word) for block in turn.answered["content"] if kind in block for word in _words_of(block)]
+                for kind in ("text", "toolUse")
+            )
+            text, call = max(texts, default=-1), min(calls, default=-1)
+            if min(text, call) < 0:
+                continue  # left out, which moves nothing
+            if text > call or not self._stops.isdisjoint(self._encode(shown[text:call])):
+                return True
+        return False
 
     def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
         """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
         until = tail if stop is None else tail[: tail.index(stop)]
         openers = self._openers(turn, alone)
-        if stop in openers and not self._controls.keys().isdisjoint(until):
-            return f"(the engine would stop at {self._controls[stop or 0]!r}, which opens messages)"
+        if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
+            return f"(the engine would stop at {self._controls[stop]!r}, where the next message has begun)"
         prompt = self.referee.render(turn.before, turn.system, turn.tools)
         begun = max((prompt.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=0)
         begins = {stop, *openers, *self._encode(prompt[max(begun, 0) :])}  # of templates that always write a prompt
@@ -151,9 +171,12 @@ class Judge:
         return openers - {next((token for token in after if token in self._controls), -1)}
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
-        if expected == found and _WORD.findall(self._decode(found)) == words:
-            return None
-        return Difference(self._decode(expected), self._decode(found))
+        text = self._decode(found)
+        if expected != found:
+            return Difference(self._decode(expected), text)
+        if (shown := _WORD.findall(text)) != words:  # they stand before what ends the turn
+            return Difference(text, f"(shows the texts {shown} instead of {words})")
+        return None
 
 
 def _words(messages: Iterable[Any]) -> Iterator[str]:
@@ -163,12 +186,16 @@ def _words(messages: Iterable[Any]) -> Iterator[str]:
         results.sort(key=lambda result: int(result["toolUseId"].removeprefix("call_")))
         texts = [block for block in message["content"] if "toolResult" not in block]
         for part in (*results, *texts):
-            yield from _WORD.findall(json.dumps(part, ensure_ascii=False))
+            yield from _words_of(part)
+
+
+def _words_of(part: Any) -> list[str]:
+    return _WORD.findall(json.dumps(part, ensure_ascii=False))
 
 
 def _shows_calls(turn: Turn, whole: str) -> bool:
     """Return whether a rendering names the tool of an answer's first call after all that came before."""
-    begun = max((whole.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=-1)
+    begun = max((whole.rfind(word) for word in _words_of(turn.before)), default=-1)
     name = next((block["toolUse"]["name"] for block in turn.answered["content"] if "toolUse" in block), "")
     return whole.find(name, max(begun, 0)) >= 0
 
@@ -180,8 +207,7 @@ def _results(messages: Sequence[Any]) -> list[Any]:
 
 def _places(answered: Any, text: str, until: int) -> list[tuple[int, int]]:
     """Return where a rendering shows the texts of a turn, each for the last time before a position."""
-    words = _WORD.findall(json.dumps(answered, ensure_ascii=False))
-    found = [(text.rfind(word, 0, until), len(word)) for word in words]
+    found = [(text.rfind(word, 0, until), len(word)) for word in _words_of(answered)]
     return sorted((at, at + length) for at, length in found if at >= 0)
 
 

@@ -1,0 +1,236 @@
+"""In use, the first delta of each shape is compared with the plain rendering before anything is sent (law 7)."""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands import Agent, tool
+
+from support.byte_level import CHATML_TOOLS, byte_level
+from support.conversations import HOSTILE, conversations
+from support.families import FAMILIES
+from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokenizer
+from support.talks import LOOK, talks
+from support.templates import NAMES, template_of
+from tito_core import Policy, TITOModel
+from tito_core.chat.comparison import LONGEST, Comparisons, shape_of
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.referee import RefusedError
+from tito_core.chat.template import ChatTemplate
+from tito_core.ledger import LawViolationError
+
+LATER = "{{- 'Later:' if messages|length > 29 -}}"
+BEGINS = "{{- 'Loud:' if (messages|selectattr('role', 'eq', 'user')|first).content.startswith('!') -}}"
+ACCENT = "{%- for m in messages[:-2] if m.role == 'tool' and 'é' in m.content -%}{{- 'Accent:' -}}{%- endfor -%}"
+
+
+@tool
+def look(at: str) -> str:
+    """Look at a place.
+
+    Args:
+        at: Where.
+    """
+    return f"It is {at}."
+
+
+@dataclass
+class Rollout:
+    model: TITOModel
+    says: Says
+    agent: Agent
+
+
+def rollout(kind: str, ending: str, *answers: str, messages: Any = None) -> Rollout:
+    """Begin a rollout under SmolLM2's tool template with something written at its end."""
+    made = copy(tokenizer())
+    made.chat_template += ending
+    says = Says(*answers)
+    policy = Policy.connect(backend=backend_of(engine_of(kind, says), kind), tokenizer=made)
+    model = policy.model()
+    agent = Agent(model=model, tools=[look], messages=messages, system_prompt="Be brief.", callback_handler=None)
+    return Rollout(model, says, agent)
+
+
+def talked(count: int) -> Any:
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": [{"text": f"Text {i}."}]} for i in range(count)]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize(
+    ("ending", "questions", "messages", "turns"),
+    [
+        (BEGINS, ["!Why?", "And?"], None, 1),
+        (LATER, ["Why?", "And?"], talked(28), 1),
+        (ACCENT, ["Why?", "And?"], None, 2),
+    ],
+    ids=["an opening text", "the 30th message", "an earlier result"],
+)
+async def test_a_template_that_writes_otherwise_where_no_probe_looked_is_caught_before_anything_is_sent(
+    kind: str, ending: str, questions: list[str], messages: Any, turns: int
+) -> None:
+    answers = [call("look", '{"at": "é"}'), "So."] if ending == ACCENT else ["So.", "So."]
+    it = rollout(kind, ending, *answers, messages=messages)
+    *usual, last = questions
+    for question in usual:
+        await it.agent.invoke_async(question)
+    assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
+    held = list(it.agent.messages)
+    for _ in range(2):  # it is due again after a failure
+        with pytest.raises(LawViolationError, match="not the chat template's own rendering") as caught:
+            await it.agent.invoke_async(last)
+        assert caught.value.law == 7
+        assert re.search("(Loud|Later|Accent):", str(caught.value))
+        assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
+        it.agent.messages[:] = held
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_the_same_turns_are_sent_where_the_template_keeps_to_its_probes(kind: str) -> None:
+    it = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
+    for question in ("!Why?", "And?"):
+        await it.agent.invoke_async(question)
+    assert len(it.says.requests) == len(it.model.ledger) == 3
+
+
+async def test_a_long_conversation_is_not_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_core.chat.template.LONGEST", 1)
+    it = rollout("vllm", BEGINS, "So.")
+    for question in ("!Why?", "And?"):
+        await it.agent.invoke_async(question)
+    assert len(it.says.requests) == len(it.model.ledger) == 2
+
+
+@cache
+def template(ending: str = "") -> ChatTemplate:
+    return ChatTemplate.of(byte_level(template=CHATML_TOOLS + ending))
+
+
+def fresh(ending: str = "") -> ChatTemplate:
+    """Return a template that has compared nothing yet."""
+    return fresh_of(template(ending))
+
+
+def fresh_of(made: ChatTemplate) -> ChatTemplate:
+    return replace(made, _comparisons=Comparisons(made._comparisons._referee))
+
+
+def places(messages: Any) -> list[tuple[Any, int]]:
+    """Return each history that a turn of a conversation was asked with, and how much of it came before its delta."""
+    ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return [
+        (messages[:end], before + 1 if i else 0)
+        for i, (before, end) in enumerate(zip([0, *ends], [*ends, len(messages)], strict=True))
+    ]
+
+
+@settings(max_examples=40)
+@given(talks(), st.sampled_from([None, "Be brief."]), st.booleans())
+def test_a_right_delta_is_compared_once_a_shape(messages: Any, system: str | None, shows_tools: bool) -> None:
+    made, tools = fresh(), [LOOK] if shows_tools else None
+    seen = set()
+    for history, answered in places(messages):
+        shape = shape_of(history, answered, system, tools)
+        compare = made.comparison(history, answered, system, tools, 10)
+        assert (compare is None) == (shape in seen)
+        if compare is not None:
+            compare()
+            seen.add(shape)
+        assert made.comparison(history, answered, system, tools, 10) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["byte level", "smollm2", "qwen3-tiny", "ids of nine characters", "numbers all results"]
+)
+def test_no_content_makes_a_right_delta_look_wrong(name: str) -> None:
+    made = template_of(name) if name in NAMES else ChatTemplate.of(FAMILIES[name].tokenizer())
+
+    @settings(max_examples=15)
+    @given(conversations(HOSTILE))
+    def check(messages: Any) -> None:
+        used = fresh_of(made)
+        for history, answered in places(messages):
+            compare = used.comparison(history, answered, None, [LOOK], 10)
+            if compare is not None:
+                compare()
+
+    check()
+
+
+def test_what_was_not_compared_yet_stays_due() -> None:
+    made = fresh()
+    one, other = (made.comparison(talked(3), 2, None, None, 10) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    one()
+    other()
+    assert made.comparison(talked(3), 2, None, None, 10) is None
+
+
+def test_a_wrong_delta_stays_due() -> None:
+    made = fresh("{{- 'Loud:' if messages[0].content == 'Text 0.' -}}")
+    for _ in range(2):
+        compare = made.comparison(talked(3), 2, None, None, 10)
+        assert compare is not None
+        with pytest.raises(LawViolationError) as caught:
+            compare()
+        assert caught.value.law == 7
+        assert "Loud:" in str(caught.value)
+    first = made.comparison(talked(3), 0, None, None, 10)
+    assert first is not None
+    first()  # a first prompt is the whole rendering
+
+
+def test_only_short_conversations_are_compared() -> None:
+    made = fresh()
+    assert made.comparison(talked(3), 2, None, None, LONGEST + 1) is None
+    assert made.comparison(talked(3), 2, None, None, LONGEST) is not None
+
+
+@pytest.mark.parametrize("where", [1, 3])
+def test_a_malformed_call_is_not_compared(where: int) -> None:
+    made, messages = fresh(), talked(5)
+    use = {"toolUseId": "call_0", "name": MALFORMED_CALL, "input": {}}
+    messages[where]["content"] = [{"toolUse": use}]
+    assert made.comparison(messages, 4, None, None, 10) is None
+    use["name"] = "look"
+    assert made.comparison(messages, 4, None, None, 10) is not None
+
+
+def test_a_history_that_the_template_refuses_as_a_whole_is_compared_with_nothing() -> None:
+    made = fresh("{{- raise_exception('too many') if messages|length > 20 -}}")
+    compare = made.comparison(talked(25), 24, None, None, 10)
+    assert compare is not None
+    compare()
+    assert made.comparison(talked(25), 24, None, None, 10) is not None
+    with pytest.raises(RefusedError, match="too many"):
+        made._comparisons._referee.render(talked(25), None, None)
+
+
+@given(talks(), talks(), st.booleans())
+def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, opened: bool) -> None:
+    system, tools = ("Be brief.", [LOOK]) if opened else (None, None)
+    for history, answered in places(messages):
+        shape = shape_of(history, answered, system, tools)
+        changed: Any = [
+            {
+                "role": m["role"],
+                "content": [{key: f"{value}!" for key, value in block.items()} for block in m["content"]],
+            }
+            for m in history
+        ]
+        assert shape_of(changed, answered, "!" if system else None, [LOOK, LOOK] if tools else None) == shape
+        assert shape_of(history, answered, None if system else "Be brief.", tools) != shape
+        assert shape_of(history, answered, system, None if tools else [LOOK]) != shape
+        if answered:
+            kinds = [next(iter(block)) for block in history[-1]["content"]]
+            more = [*history[:-1], {"role": "user", "content": [*history[-1]["content"], {"text": "!"}]}]
+            assert shape_of(more, answered, system, tools) != shape, kinds

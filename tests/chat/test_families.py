@@ -1,0 +1,147 @@
+"""What families' templates do that ours do not: each idiom is certified with its own stops and deltas, or refused.
+
+What is expected is the plain rendering of transformers, from messages and with token ids that these tests make.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from support.families import FAMILIES
+from support.talks import LOOK, after, numbers, plain, talks
+from tito_core.chat.template import ChatTemplate, TemplateError
+
+
+@dataclass(frozen=True)
+class Expected:
+    """How an idiom is certified.
+
+    Attributes:
+        answers: What ends an answer that nothing follows.
+        calls: What ends calls.
+        instead: What stands in the place of one of these once a message follows.
+        never_written: What ends an answer is the policy's alone: the template writes it nowhere.
+        short_ids: Call ids have nine characters.
+    """
+
+    answers: str
+    calls: str
+    candidate: str = "after a question"
+    most_calls: int = 3
+    instead: dict[str, str] = field(default_factory=dict)
+    never_written: bool = False
+    short_ids: bool = False
+
+    def talks(self) -> Any:
+        drawn = talks(most_calls=self.most_calls)
+        return drawn.map(_with_short_ids) if self.short_ids else drawn
+
+
+def _with_short_ids(messages: Any) -> Any:
+    return json.loads(re.sub(r'"call_(\d)"', r'"call0000\1"', json.dumps(messages)))
+
+
+CERTIFIED = {
+    "parts end as questions do": Expected("<|return|>", "<|call|>", most_calls=1, instead={"<|return|>": "<|end|>"}),
+    "ignores add_generation_prompt": Expected("<|end|>", "<|end|>"),
+    "calls close before the turn": Expected("<SPECIAL_12>", "<SPECIAL_12>"),
+    "results within the turn": Expected("<|assistant_end|>", "<|tools_suffix|>"),
+    "numbers all results": Expected("<|end|>", "<|end|>", "after messages like the rollout's own"),
+    "asks for parts of text": Expected("<|end|>", "<|end|>"),
+    "ends by an end that it never writes": Expected(
+        "<|eos|>", "<|calls|>", instead={"<|eos|>": "<|end|>"}, never_written=True
+    ),
+    "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
+}
+REFUSED = {
+    "ignores add_generation_prompt but for the end": "where the next message",
+    "results within a turn that has ended": "<|tools_suffix|>",
+    "results before what ends the turn": "(shows the texts [] instead of ['n003'])",
+}
+
+
+@cache
+def made(name: str) -> tuple[Any, ChatTemplate]:
+    tokenizer = FAMILIES[name].tokenizer()
+    return tokenizer, ChatTemplate.of(tokenizer)
+
+
+def turns(messages: Any) -> Iterator[tuple[list[Any], Any, list[Any]]]:
+    """Yield what comes before each assistant message, it, and what follows it up to the next."""
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant":
+            later = [i for i in range(k + 1, len(messages)) if messages[i]["role"] == "assistant"]
+            yield messages[:k], message, messages[k + 1 : min(later, default=len(messages))]
+
+
+def test_each_idiom_is_expected_to_be_certified_or_refused() -> None:
+    assert set(CERTIFIED) | set(REFUSED) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_an_engine_stops_where_the_turn_ends_and_nowhere_else(name: str) -> None:
+    tokenizer, template = made(name)
+    expected = CERTIFIED[name]
+    stops = set(tokenizer.convert_tokens_to_ids([expected.answers, expected.calls]))
+    assert set(template.stop_ids) == stops
+    assert template.closer_id == template.stop_ids[0] == tokenizer.convert_tokens_to_ids(expected.answers)
+
+    @settings(deadline=None, max_examples=25)
+    @given(expected.talks())
+    def check(messages: Any) -> None:
+        for before, answered, _ in turns(messages):
+            prompt = plain(tokenizer, before, None, [LOOK])
+            text = plain(tokenizer, [*before, answered], None, [LOOK], prompt=False)
+            assert text.startswith(prompt)
+            called = any("toolUse" in block for block in answered["content"])
+            said = text[len(prompt) :] + (expected.answers if expected.never_written and not called else "")
+            ids = tokenizer.encode(said, add_special_tokens=False)
+            at = next(i for i, token in enumerate(ids) if token in stops)
+            assert tokenizer.decode(ids[at]) == (expected.calls if called else expected.answers)
+            assert numbers(answered)[-1] in tokenizer.decode(ids[:at])
+            assert numbers(tokenizer.decode(ids[at:])) == []
+            assert stops.isdisjoint(ids[at + 1 :])
+
+    check()
+
+
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> None:
+    tokenizer, template = made(name)
+    expected = CERTIFIED[name]
+    assert template.certificate.candidate == expected.candidate
+    assert template.certificate.tools
+
+    @settings(deadline=None, max_examples=25)
+    @given(expected.talks())
+    def check(messages: Any) -> None:
+        for before, answered, new in turns(messages):
+            rest = after(answered, new, plain(tokenizer, [*before, answered, *new], None, [LOOK]))
+            ids = tokenizer.encode(rest, add_special_tokens=False)
+            called = any("toolUse" in block for block in answered["content"])
+            stop = expected.calls if called else expected.answers
+            written = tokenizer.convert_tokens_to_ids(expected.instead.get(stop, stop))
+            last = tokenizer.convert_tokens_to_ids(stop)
+            found = template.delta(answered, new, last, tool_specs=[LOOK], history=before).ids.tolist()
+            assert found == ids[ids.index(written) + 1 :]
+            results = [block for block in new[0]["content"] if "toolResult" in block]
+            results.sort(key=lambda block: block["toolResult"]["toolUseId"])
+            texts = [block for message in new for block in message["content"] if "text" in block]
+            assert numbers(tokenizer.decode(found)) == numbers([*results, *texts])
+
+    check()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_whose_turns_an_engine_would_end_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(TemplateError) as refused:
+        ChatTemplate.of(FAMILIES[name].tokenizer())
+    assert REFUSED[name] in str(refused.value)
