@@ -36,7 +36,7 @@ def holds_to(tokenizer: Tokenizer) -> None:
     known = Words.of(tokenizer)
     assert known is not None
 
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=150)
     @given(ASCII | PIECES)
     def holds(text: str) -> None:
         for _ in range(2):  # looked up, then remembered
