@@ -227,7 +227,8 @@ def test_a_shape_is_of_kinds_and_not_of_content(messages: Any, others: Any, open
             }
             for m in history
         ]
-        assert shape_of(changed, answered, "!" if system else None, [LOOK, LOOK] if tools else None) == shape
+        assert shape_of(changed, answered, system, tools) == shape
+        assert shape_of(history, answered, "!" if system else "Be kind.", tools) != shape
         assert shape_of(history, answered, None if system else "Be brief.", tools) != shape
         assert shape_of(history, answered, system, None if tools else [LOOK]) != shape
         if answered:

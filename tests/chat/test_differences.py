@@ -82,12 +82,17 @@ LONG = CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 3 and me
 
 def test_what_only_the_delta_cannot_give_is_refused_and_counted() -> None:
     only_ours = LONG + "and messages[2].content.endswith('5.') }}"
-    trial = tried(only_ours, PROBES["question, first"], PROBES["question, after an answer"])
+    usual, other = "question, after an answer", "question of two blocks, after a thought"
+    trial = tried(only_ours.replace("5.", "7."), PROBES["question, first"], PROBES[other])
     assert [case.name for case in trial.passed] == ["question, first"]
-    assert [name for name, _ in trial.refused] == ["question, after an answer"]
+    assert [name for name, _ in trial.refused] == [other]
     assert "long" in trial.refused[0][1]
     assert trial.unable == 1
     assert trial.difference is None
+    trial = tried(only_ours, PROBES["question, first"], PROBES[usual])
+    assert trial.difference is not None
+    assert trial.difference[0] == usual
+    assert "long" in trial.difference[1].found
 
 
 def test_what_the_template_refuses_as_a_whole_is_not_counted_against_a_candidate() -> None:

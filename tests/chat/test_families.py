@@ -64,7 +64,7 @@ CERTIFIED = {
 REFUSED = {
     "ignores add_generation_prompt but for the end": "where the next message",
     "results within a turn that has ended": "<|tools_suffix|>",
-    "results before what ends the turn": "(shows the texts [] instead of ['n003'])",
+    "results before what ends the turn": "end an assistant turn as",
 }
 
 

@@ -169,17 +169,20 @@ def test_a_template_that_does_not_show_each_text_once_is_refused(written: tuple[
     messages = [writer.question(), writer.calls(2), writer.results(2)]
     turn = last_turn(messages)
     assert bench().judge.difference(turn, bench().best(turn)) is None
-    with pytest.raises(RefusedError):
-        bench(source).judge.difference(turn, lambda last: [])
+    if "''" in written[1] and "if" not in written[1]:  # without any result the template is refused in use as well
+        with pytest.raises(RefusedError):
+            bench(source).judge.difference(turn, lambda last: [])
+    else:
+        assert bench(source).judge.difference(turn, lambda last: []) is not None
 
 
 def test_a_template_that_shows_results_in_another_order_is_refused() -> None:
     source = CHATML_TOOLS.replace("for message in messages", "for message in messages[:2] + messages[2:]|reverse|list")
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.calls(2), writer.results(2)])
-    with pytest.raises(RefusedError) as refused:
-        bench(source).judge.difference(turn, lambda last: [])
-    assert str(refused.value).index("n005") < str(refused.value).index("n004")
+    found = bench(source).judge.difference(turn, lambda last: [])
+    assert found is not None
+    assert found.found.index("n005") < found.found.index("n004")
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,9 @@ class Judge:
             if results and results.isdisjoint(shown) and shown == [word for word in words if word not in results]:
                 raise RefusedError("It leaves out tool results.")  # which is refused in use as well
             return Difference(f"(each text once: {words})", f"({shown})")
-        if not _shows_calls(turn, whole):
-            raise RefusedError("It leaves out the calls of the answer.")
         begun = whole.find(words[0]) if words else len(whole)
+        if not _shows_calls(turn, whole, begun):
+            raise RefusedError("It leaves out the calls of the answer.")
         rest = _after(turn.answered, whole, begun)
         if rest is None:  # nothing of the turn is shown: reasoning that was cut off, or a call without arguments
             expected, found = self._encode(whole), delta(min(self._stops))
@@ -153,7 +153,9 @@ class Judge:
             return f"(the engine would stop at {self._controls[stop]!r}, where the next message has begun)"
         prompt = self.referee.render(turn.before, turn.system, turn.tools)
         begun = max((prompt.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=0)
-        begins = {stop, *openers, *self._encode(prompt[max(begun, 0) :])}  # of templates that always write a prompt
+        header = [token for token in self._encode(prompt[max(begun, 0) :]) if token in self._controls]
+        opener = next((i for i, token in enumerate(header) if token in openers), 1)  # what closes the question is first
+        begins = {stop, *openers, *header[opener:]}  # some templates always write a prompt
         later = [token for token in tail[len(until) :] if token in self._controls and token not in begins]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
@@ -193,11 +195,11 @@ def _words_of(part: Any) -> list[str]:
     return _WORD.findall(json.dumps(part, ensure_ascii=False))
 
 
-def _shows_calls(turn: Turn, whole: str) -> bool:
-    """Return whether a rendering names the tool of an answer's first call after all that came before."""
+def _shows_calls(turn: Turn, whole: str, until: int) -> bool:
+    """Return whether a rendering names the tool of an answer's first call between what came before and after it."""
     begun = max((whole.rfind(word) for word in _words_of(turn.before)), default=-1)
     name = next((block["toolUse"]["name"] for block in turn.answered["content"] if "toolUse" in block), "")
-    return whole.find(name, max(begun, 0)) >= 0
+    return whole.find(name, max(begun, 0), until) >= 0
 
 
 def _results(messages: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from support.scripted import Says, model_of
+from tito_core.asked import UnsupportedToolChoiceError
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
+
+REFUSED = (InvalidMessageError, InvalidValueError, UnsupportedContentError, UnsupportedToolChoiceError)
 
 USE = {"toolUseId": "call_1", "name": "add", "input": {"a": 1}}
 RESULT = {"toolUseId": "call_1", "status": "success", "content": [{"text": "3"}]}
@@ -40,7 +45,7 @@ def with_tool(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "place"),
+    ("asked", "fault"),
     [
         ({"messages": None}, "messages is None"),
         ({"messages": [3]}, r"messages\[0\] is 3"),
@@ -78,12 +83,13 @@ def with_tool(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-async def test_a_wrong_value_is_named(asked: dict[str, Any], place: str) -> None:
+async def test_a_wrong_value_is_refused_before_anything_is_sent(asked: dict[str, Any], fault: str) -> None:
     model = model_of("vllm", Says("Hi."))
-    with pytest.raises(UnsupportedContentError, match=place) as caught:
+    with pytest.raises(REFUSED) as caught:
         async for _ in model.stream(**asked):
             pass
-    assert len(str(caught.value)) < 1_000
+    assert len(str(caught.value)) < 1_000, fault
+    assert "\n" not in str(caught.value)
     assert len(model.ledger) == 0
     assert model.scripted.requests == []  # type: ignore[attr-defined]
     async for _ in model.stream(HELLO):  # type: ignore[arg-type]
