@@ -111,7 +111,7 @@ class Judge:
         alone = self.referee.render([*turn.before, turn.answered], turn.system, turn.tools, generation_prompt=False)
         tail = self._encode(_after(turn.answered, alone, len(alone)) or "")
         stop = next((token for token in tail if token in self._stops), None)
-        wrong = self._wrong_stop(turn, alone, tail, stop)
+        wrong = self._wrong_stop(turn, alone, tail, stop, whole[len(whole) - len(rest) : begun])
         if wrong is not None:
             return Difference(self._decode(tail), wrong)
         ids = self._encode(rest)
@@ -145,8 +145,16 @@ class Judge:
                 return True
         return False
 
-    def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None) -> str | None:
-        """Return why an engine would not stop where the turn ends in its plain rendering; None where it would."""
+    def _wrong_stop(self, turn: Turn, alone: str, tail: list[int], stop: int | None, between: str) -> str | None:
+        """Return why an engine would not stop where the turn ends in its plain rendering; None where it would.
+
+        Args:
+            turn: The turn.
+            alone: The rendering that ends with it.
+            tail: Ids of what that holds after the turn's last text.
+            stop: The first stop among them.
+            between: What stands between the turn's last text and the next message's first, where one follows.
+        """
         until = tail if stop is None else tail[: tail.index(stop)]
         openers = self._openers(turn, alone)
         if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
@@ -156,7 +164,8 @@ class Judge:
         header = [token for token in self._encode(prompt[max(begun, 0) :]) if token in self._controls]
         opener = next((i for i, token in enumerate(header) if token in openers), 1)  # what closes the question is first
         begins = {stop, *openers, *header[opener:]}  # some templates always write a prompt
-        later = [token for token in tail[len(until) :] if token in self._controls and token not in begins]
+        ends = self._controls.keys() & set(self._encode(between)) - begins  # others end whole conversations
+        later = [token for token in tail[len(until) :] if token in ends]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
         spoken = _between(turn.answered, alone)
