@@ -16,6 +16,7 @@ from tito_core.chat.referee import Referee, RefusedError
 
 AROUND = 60
 """Characters shown around the first difference."""
+_QUESTION = {"role": "user", "content": [{"text": "Why n000."}]}
 _WORD = re.compile(r"\bn\d{3}\b")
 """The number in each text of a probe."""
 
@@ -159,18 +160,25 @@ class Judge:
         openers = self._openers(turn, alone)
         if stop is not None and not openers.isdisjoint([*until, stop]) and not self._controls.keys().isdisjoint(until):
             return f"(the engine would stop at {self._controls[stop]!r}, where the next message has begun)"
-        prompt = self.referee.render(turn.before, turn.system, turn.tools)
-        begun = max((prompt.rfind(word) for word in _WORD.findall(json.dumps(turn.before))), default=0)
-        header = [token for token in self._encode(prompt[max(begun, 0) :]) if token in self._controls]
-        opener = next((i for i, token in enumerate(header) if token in openers), 1)  # what closes the question is first
+        header = self._header(turn)
+        closed = bool(header) and header[0] in self._stops  # what closes the question comes first, if anything does
+        opener = next((i for i, token in enumerate(header) if token in openers), int(closed))
         begins = {stop, *openers, *header[opener:]}  # some templates always write a prompt
-        ends = self._controls.keys() & set(self._encode(between)) - begins  # others end whole conversations
+        ends = (self._stops | self._controls.keys() & set(self._encode(between))) - begins  # others end conversations
         later = [token for token in tail[len(until) :] if token in ends]
         if later and stop not in openers:
             return f"(the engine would stop at {self._controls[stop or 0]!r}, before {self._controls[later[0]]!r})"
         spoken = _between(turn.answered, alone)
         early = next((token for token in self._encode(spoken) if token in self._stops), None)
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
+
+    def _header(self, turn: Turn) -> list[int]:
+        """Return the control tokens between a question and its answer."""
+        try:
+            prompt = self.referee.render([_QUESTION], turn.system, turn.tools)
+        except RefusedError:
+            return []
+        return [token for token in self._encode(prompt[prompt.rfind("n000") :]) if token in self._controls]
 
     def _openers(self, turn: Turn, text: str) -> set[int]:
         """Return the control tokens with which a rendering begins, up to the first text; none that closes messages."""
