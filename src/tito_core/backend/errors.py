@@ -9,6 +9,11 @@ from strands.types.exceptions import ContextWindowOverflowException, EventLoopEx
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
+OUT_OF_VOCABULARY = (
+    "Check that the tokenizer belongs to the model that the server runs. If an earlier answer holds the id, remove "
+    "that answer and the messages after it, del agent.messages[n:], and call agent() to go on."
+)
+"""What to do about a prompt with an id that the server does not know."""
 ConnectionFailure = Literal[
     "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]

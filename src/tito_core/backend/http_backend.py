@@ -28,7 +28,7 @@ from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming
 from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
-from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.validate import check_input_ids, check_output_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
@@ -125,7 +125,9 @@ class HttpBackend(ABC):
         sampling = request.sampling.within(room)
         if ids is not request.input_ids or sampling is not request.sampling or request.text is None:
             request = replace(request, input_ids=ids, sampling=sampling, text=text)
-        return await self._generate(info, request, text, on_chunk)
+        response = await self._generate(info, request, text, on_chunk)
+        check_output_ids(response.output_ids, info.vocab_size, backend=self.name, request_id=request.request_id)
+        return response
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""

@@ -11,6 +11,7 @@ import msgspec
 
 from tito_core.backend.connection_errors import wants_tls
 from tito_core.backend.errors import (
+    OUT_OF_VOCABULARY,
     UNREADABLE,
     AuthenticationError,
     BackendError,
@@ -27,6 +28,8 @@ _TOO_LONG = re.compile(
     r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length",
     re.IGNORECASE,
 )
+_OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)
+"""How vLLM (0.30, 0.32) refuses a prompt's id; it does not die of one as SGLang does."""
 _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)", re.IGNORECASE)
 """How nginx and Go answer a plain HTTP request on a port for TLS."""
 _LONGEST_WORDS = 1000
@@ -68,6 +71,8 @@ def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
         return ThrottledError, "The server is overloaded; lower the concurrency or add servers."
     if 400 <= status < 500 and _TOO_LONG.search(said):
         return ContextLengthError, "Shorten the history or start the server with a longer context."
+    if 400 <= status < 500 and _OUT_OF_VOCABULARY.search(said):
+        return BadRequestError, OUT_OF_VOCABULARY
     if status == 404:
         return BadRequestError, "Check the model's name, the address, and that this is the right kind of server."
     if 400 <= status < 500:
