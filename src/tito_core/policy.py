@@ -17,7 +17,7 @@ from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure, of_all
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -118,7 +118,7 @@ class Policy:
         """
         check_backend(backend)
         if not isinstance(store, LedgerFile | str | PathLike | None):
-            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {store!r}.")
+            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {shown(store)}.")
         file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")

@@ -134,8 +134,9 @@ async def check_sampled_ids(
             "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
         )
     except BadRequestError as error:
-        of = f"(asked to take it, it said: {error})"
-        raise outside_vocabulary(largest, of, backend.name, request.request_id) from error
+        raise outside_vocabulary(
+            largest, "(it refuses the id in a prompt)", backend.name, request.request_id
+        ) from error
 
 
 async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -33,6 +32,7 @@ from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
 from tito_core.backend.pool import Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
+from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
@@ -94,18 +94,16 @@ class EngineHttp:
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         self.backend = backend
         where = address.Address.of(base_url, backend=backend)
         self.base_url = where.shown
         self._where = where
-        self.timeout_s = timeout_s
-        self.connect_timeout_s = min(connect_timeout_s, timeout_s)
+        self.timeout_s = positive_seconds("timeout_s", timeout_s)
+        self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
         self._retries = Retries(max_attempts, sleep)
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
-        self._carriers = LoopCarriers(self._making(http_transport, max_connections))
+        self._carriers = LoopCarriers(self._making(http_transport, at_least("max_connections", max_connections, 0)))
 
     def _making(self, http_transport: HttpTransportFactory | None, max_connections: int) -> Callable[[], Carrier]:
         timeout_s = self.connect_timeout_s

@@ -20,6 +20,7 @@ from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
+from tito_core.chat.message_check import shown
 from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.referee import Referee
@@ -92,7 +93,7 @@ class ChatTemplate:
                 "set tokenizer.chat_template to one, or load the model's instruct version."
             )
         if content_tokens not in ("inert", "as-template"):
-            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {content_tokens!r}.")
+            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {shown(content_tokens)}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
@@ -272,7 +273,7 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise ValueError(
-            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {given!r}."
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
         )
     arguments = dict(given or {})
     if taken := _SET & arguments.keys():
