@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from strands.types.content import Messages
 
+from tito_core.backend.errors import printable
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
@@ -133,7 +134,9 @@ class Policy:
         probe = bound.template.first_prompt(counted, None, bound.template.rendering.usual_tools)
         logger.info("backend=<%s> | asking the server what it is", engine.name)
         asked = await engine.connect()
-        logger.info("model=<%s>, version=<%s> | comparing its tokenizer", asked.model, asked.version)
+        logger.info(
+            "model=<%s>, version=<%s> | comparing its tokenizer", printable(asked.model), printable(str(asked.version))
+        )
         # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
         vocabulary = await compare(engine, asked, bound.tokenizer, bound.template, bound.parser)
         logger.info("measuring what its logprobs mean")

@@ -20,8 +20,17 @@ ConnectionFailure = Literal[
 """How a connection failed. Up to "tls" the engine got nothing of the request."""
 
 
+def printable(text: str) -> str:
+    """Return text in which nothing steers a terminal or a log: control characters but newlines are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each == "\n" or each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 class BackendError(EventLoopException):
-    """An engine could not be used as asked.
+    """An engine could not be used as asked. Control characters of its sentence, which a server chose, are escaped.
 
     It is an `EventLoopException`, which Strands lets out of an agent as it is. It would wrap any other error in one
     when it comes after an invocation's first model call, so that two `except` clauses were needed.
@@ -47,7 +56,7 @@ class BackendError(EventLoopException):
         body: str = "",
         request_id: str | None = None,
     ) -> None:
-        Exception.__init__(self, sentence)
+        Exception.__init__(self, printable(sentence))
         self.request_state: Any = {}
         self.backend = backend
         self.status = status

@@ -161,20 +161,18 @@ class EngineHttp:
                     said = await reply.text(ERROR_BYTES)
                 finally:
                     await reply.aclose()
+        except BackendError as error:
+            self._hidden(error)
+            raise
         except (httpx.HTTPError, aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._late(shown, request_id) from None
-            raise await self._failed(failure, shown, request_id) from failure
+            raise self._hidden(await self._failed(failure, shown, request_id)) from failure
         finally:
             del deadline  # which knows the task, whose error knows this frame
-        raise error_from_status(
-            self.backend,
-            reply.status,
-            self.hide_key(said),
-            reply.headers,
-            url=shown,
-            request_id=request_id,
-        )
+        headers = {name.lower(): self.hide_key(value) for name, value in reply.headers.items()}
+        hidden = self.hide_key(said)  # before it is cut, which could leave half of a key
+        raise error_from_status(self.backend, reply.status, hidden, headers, url=shown, request_id=request_id)
 
     def _late(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
@@ -224,6 +222,12 @@ class EngineHttp:
         if not self._api_key:
             return text
         return re.sub(rf"(?<![\w-]){re.escape(self._api_key)}(?![\w-])", "<API key>", text)
+
+    def _hidden(self, error: BackendError) -> BackendError:
+        """Take the API key out of an error, whatever part of an answer holds it."""
+        error.args = (self.hide_key(str(error)), *error.args[1:])
+        error.body = self.hide_key(error.body)
+        return error
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
