@@ -120,7 +120,7 @@ class Policy:
         check_backend(backend)
         if not isinstance(store, LedgerFile | str | PathLike | None):
             raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {shown(store)}.")
-        file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
+        file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
@@ -197,6 +197,8 @@ def bind(
     Raises:
         TokenizerError, TemplateError, UnknownParserError, DetectionError: Each a sentence.
     """
+    if not isinstance(parser, str):
+        raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {shown(parser)}.")
     loaded = load_tokenizer(tokenizer)
     detected = choose_tool_parser(parser, loaded)
     chosen = get_tool_parser(detected.name, loaded)
@@ -210,6 +212,22 @@ def bind(
     )
     stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
     return Bound(loaded, template, chosen, detected, tuple(sorted(stops)))
+
+
+def _opened(path: str | PathLike[str]) -> LedgerFile:
+    """Open a file to append to.
+
+    Raises:
+        InvalidValueError: There can be no file at the path.
+        SchemaError: There is another kind of file.
+    """
+    try:
+        return LedgerFile(path, "a")
+    except OSError as error:
+        raise InvalidValueError(
+            f"store={shown(str(path))} cannot be opened to append turns ({error.strerror or error}): give the path of "
+            "a file, in a folder that exists and can be written to."
+        ) from error
 
 
 def _measured(info: EngineInfo) -> dict[str, object]:

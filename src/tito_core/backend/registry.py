@@ -57,7 +57,9 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
             factory: Callable[..., Backend] = point.load()
             _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
-    raise UnknownBackendError(f"There is no backend {name!r}. Installed backends: {', '.join(installed_backends())}.")
+    raise UnknownBackendError(
+        f"There is no backend {shown(name)}. Installed backends: {', '.join(installed_backends())}."
+    )
 
 
 def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:

@@ -136,7 +136,7 @@ class SamplingParams(TypedValues):
             raise ValueError(f"extra: logit_bias must map token ids to numbers, not {shown(value[_BIAS])}.")
         try:
             json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"extra cannot be sent as JSON ({error}): {shown(value)}.") from None
         return value
 
