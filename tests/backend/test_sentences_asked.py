@@ -330,7 +330,7 @@ ADDRESSES: list[tuple[Any, str]] = [
     ("http://h:0", f"'http://h:0' has no port between 1 and 65535: {LIKE}"),
     ("http://h?a=1", f"'http://h?a=1' holds a query or a fragment: {LIKE}"),
     ("http://h/v1", f"'http://h/v1' ends in /v1, which is not the server's root: {LIKE}"),
-    (None, f"None is no server address ('NoneType' object has no attribute 'strip'): {LIKE}"),
+    (None, f"None is no server address: {LIKE}"),
 ]
 
 

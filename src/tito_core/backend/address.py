@@ -44,7 +44,7 @@ class Address:
             path = given.removeprefix(_UNIX)
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
                 raise EngineConnectionError(
-                    f"{shown(base_url)} names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
                     backend=backend,
                 )
             return cls(given, "http://localhost", path)
@@ -58,24 +58,26 @@ def server_address(base_url: str, *, backend: str) -> str:
     Raises:
         EngineConnectionError: No http(s) address, or one that holds more than scheme, host, port and a path prefix.
     """
+    if not isinstance(base_url, str):
+        raise _no_address(f"{shown(base_url)} is no server address", backend)
     try:
         url = httpx.URL(base_url.strip())
         host = url.host  # which reads an international name, and may find that it is none
-    except (httpx.InvalidURL, AttributeError, UnicodeError) as error:
-        raise _no_address(f"{shown(base_url)} is no server address ({error})", backend) from None
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
     if url.userinfo:  # not shown: it is a secret
         raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
     if url.scheme not in ("http", "https") or not host:
-        raise _no_address(f"{shown(base_url)} is no server address", backend)
+        raise _no_address(f"{base_url!r} is no server address", backend)
     if problem := _host_problem(url.raw_host.decode("ascii")):
-        raise _no_address(f"{shown(base_url)} is no server address ({problem})", backend)
+        raise _no_address(f"{base_url!r} is no server address ({problem})", backend)
     if url.port is not None and not 0 < url.port <= _HIGHEST_PORT:
-        raise _no_address(f"{shown(base_url)} has no port between 1 and {_HIGHEST_PORT}", backend)
+        raise _no_address(f"{base_url!r} has no port between 1 and {_HIGHEST_PORT}", backend)
     if url.query or url.fragment:
-        raise _no_address(f"{shown(base_url)} holds a query or a fragment", backend)
+        raise _no_address(f"{base_url!r} holds a query or a fragment", backend)
     address = str(url).rstrip("/")
     if address.endswith("/v1"):
-        raise _no_address(f"{shown(base_url)} ends in /v1, which is not the server's root", backend)
+        raise _no_address(f"{base_url!r} ends in /v1, which is not the server's root", backend)
     return address
 
 
