@@ -65,6 +65,25 @@ def build(**changes: Any) -> TITOModel:
             ValueError,
             "has messages, which each turn sets itself",
         ),
+        *(
+            (
+                {"template_arguments": {name: value}},
+                ValueError,
+                f"template_arguments has {name}, which .*: leave it out",
+            )
+            for name, value in {
+                "chat_template": "{{ 'X' }}",
+                "tokenize": False,
+                "max_length": 3,
+                "add_generation_prompt": False,
+                "continue_final_message": True,
+            }.items()
+        ),
+        ({"parser": []}, InvalidValueError, r"parser must be the name of a tool-call format.*, not \[\]"),
+        ({"tokenizer": "x" * 5000}, TokenizerError, "of 5000 characters is neither a folder nor a model's name"),
+        ({"store": "/"}, InvalidValueError, "store='/' cannot be opened.*: give the path of a file"),
+        ({"store": "/no/such/folder/x.tito"}, InvalidValueError, "in a folder that exists"),
+        ({"renderer": "nope"}, TemplateError, "(?=.{,700}$).*does not match any of the expected tags"),
         ({"renderer": "nope"}, TemplateError, "The renderer 'nope' cannot be made"),
         ({"store": 5}, InvalidValueError, "store must be a file's path.*, not 5"),
         (
@@ -78,6 +97,12 @@ def build(**changes: Any) -> TITOModel:
         ({"timeout_s": "x"}, InvalidValueError, "timeout_s must be a number of seconds, not 'x'"),
         ({"connect_timeout_s": None}, InvalidValueError, "connect_timeout_s must be a number of seconds, not None"),
         ({"max_connections": "x"}, InvalidValueError, "max_connections must be a whole number, not 'x'"),
+        ({"max_connections": -1}, InvalidValueError, "max_connections must be a whole number, at least 0, not -1"),
+        ({"connect_timeout_s": 0}, InvalidValueError, "connect_timeout_s must be a positive number of seconds, not 0"),
+        ({"connect_timeout_s": float("nan")}, InvalidValueError, "connect_timeout_s must be a positive number .* nan"),
+        ({"timeout_s": 10**400}, InvalidValueError, "timeout_s must be a positive number of seconds, not 1000"),
+        ({"turn_timeout_s": 10**400}, InvalidValueError, "turn_timeout_s must be a positive number .*, not 1000"),
+        ({"turn_timeout_s": 10**5000}, InvalidValueError, "turn_timeout_s .* not a value of type int"),
         ({"max_attempts": "3"}, InvalidValueError, "max_attempts must be a whole number, not '3'"),
         ({"api_key": 5}, InvalidValueError, "api_key must be a string, or None, not a value of another type"),
         ({"model_id": 5}, InvalidValueError, "model must be a name on the server"),
@@ -93,6 +118,68 @@ def build(**changes: Any) -> TITOModel:
 def test_bad_input_is_one_sentence(changes: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         build(**changes)
+    assert "\n" not in str(caught.value)
+
+
+class Unshowable:
+    """A value whose own `__repr__` fails."""
+
+    def __repr__(self) -> str:
+        raise KeyError("no words")
+
+
+def nested(levels: int) -> Any:
+    found: Any = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+HOSTILE = {"unshowable": Unshowable(), "nested": nested(100_000), "digits": 10**5000}
+OPTIONS = [
+    *("backend", "base_url", "tokenizer", "model_id", "sampling", "parser", "template_arguments", "content_tokens"),
+    *("context_window_limit", "history", "malformed_calls", "thinking", "on_abort", "max_resumes"),
+    *("turn_timeout_s", "max_total_tokens", "stream", "verify_echo", "store", "wanted", "api_key", "timeout_s"),
+    *("connect_timeout_s", "max_connections", "max_attempts", "unheard_of"),
+]
+INSIDE: list[dict[str, Any]] = [
+    *(
+        {"sampling": {name: "hostile"}}
+        for name in ("temperature", "stop", "seed", "grammar", "extra", "max_new_tokens")
+    ),
+    {"sampling": {"extra": {"field": "hostile"}}},
+    {"sampling": {"extra": {"logit_bias": "hostile"}}},
+    {"template_arguments": {"field": "hostile"}},
+    {"wanted": {"top_logprobs": "hostile"}},
+    {"base_url": ["hostile"]},
+]
+
+
+def put(place: Any, value: Any) -> Any:
+    """Put a value where a place says "hostile"."""
+    if isinstance(place, dict):
+        return {key: put(item, value) for key, item in place.items()}
+    if isinstance(place, list):
+        return [put(item, value) for item in place]
+    return value if place == "hostile" else place
+
+
+WHOLE = ("context_window_limit", "max_resumes", "max_total_tokens", "max_connections", "max_attempts", "max_new_tokens")
+"""Options of which any large whole number is allowed."""
+CASES = [
+    pytest.param(place, value, id=f"{place}-{kind}")
+    for place in (*({name: "hostile"} for name in OPTIONS), *INSIDE)
+    for kind, value in HOSTILE.items()
+    if not (kind == "digits" and any(name in str(place) for name in WHOLE))
+]
+
+
+@pytest.mark.parametrize(("place", "value"), CASES)
+def test_a_value_that_cannot_be_shown_is_named_all_the_same(place: dict[str, Any], value: Any) -> None:
+    with pytest.raises((ValueError, EngineConnectionError)) as caught:
+        build(**put(place, value))
+    assert type(caught.value) is not ValueError or next(iter(place)) in str(caught.value)
+    assert len(str(caught.value)) < 1000
     assert "\n" not in str(caught.value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from strands.types.exceptions import MaxTokensReachedException
 
+from tito_core.backend.typed_values import at_least
+
 
 class TotalTokensReachedError(MaxTokensReachedException):
     """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is as before.
@@ -36,9 +38,8 @@ def checked(max_total_tokens: int | None) -> int | None:
     """Check the bound that a user wrote.
 
     Raises:
-        ValueError: It is no number of tokens.
+        InvalidValueError: It is no number of tokens.
     """
-    whole = isinstance(max_total_tokens, int) and not isinstance(max_total_tokens, bool) and max_total_tokens >= 1
-    if max_total_tokens is not None and not whole:
-        raise ValueError(f"max_total_tokens must be a number of tokens, at least 1, or None, not {max_total_tokens!r}.")
-    return max_total_tokens
+    if max_total_tokens is None:
+        return None
+    return at_least("max_total_tokens", max_total_tokens, 1, "a number of tokens, at least 1, or None")

@@ -6,6 +6,7 @@ from typing import Literal, cast, get_args
 
 from strands.types.content import Message
 
+from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.said import shortened
 
@@ -46,11 +47,11 @@ def checked(malformed_calls: str) -> MalformedCalls:
     """Read the `malformed_calls` setting.
 
     Raises:
-        ValueError: It is none of the three.
+        InvalidValueError: It is none of the three.
     """
     if malformed_calls in get_args(MalformedCalls):
         return cast(MalformedCalls, malformed_calls)
-    raise ValueError(f"malformed_calls must be 'feedback', 'end_turn' or 'raise', not {malformed_calls!r}.")
+    raise InvalidValueError(f"malformed_calls must be 'feedback', 'end_turn' or 'raise', not {shown(malformed_calls)}.")
 
 
 def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
 
 from strands.types.content import Messages
 
+from tito_core.backend.errors import printable
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import check_backend, create_backend
 from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import measure, of_all
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import Certificate, ContentTokens
 from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.template import ChatTemplate, checked_arguments
@@ -118,8 +119,8 @@ class Policy:
         """
         check_backend(backend)
         if not isinstance(store, LedgerFile | str | PathLike | None):
-            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {store!r}.")
-        file = store if isinstance(store, LedgerFile) or store is None else LedgerFile(store, "a")
+            raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {shown(store)}.")
+        file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
         if file is not None and not file.appends:
             raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
         engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
@@ -133,7 +134,9 @@ class Policy:
         probe = bound.template.first_prompt(counted, None, bound.template.rendering.usual_tools)
         logger.info("backend=<%s> | asking the server what it is", engine.name)
         asked = await engine.connect()
-        logger.info("model=<%s>, version=<%s> | comparing its tokenizer", asked.model, asked.version)
+        logger.info(
+            "model=<%s>, version=<%s> | comparing its tokenizer", printable(asked.model), printable(str(asked.version))
+        )
         # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
         vocabulary = await compare(engine, asked, bound.tokenizer, bound.template, bound.parser)
         logger.info("measuring what its logprobs mean")
@@ -194,6 +197,8 @@ def bind(
     Raises:
         TokenizerError, TemplateError, UnknownParserError, DetectionError: Each a sentence.
     """
+    if not isinstance(parser, str):
+        raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {shown(parser)}.")
     loaded = load_tokenizer(tokenizer)
     detected = choose_tool_parser(parser, loaded)
     chosen = get_tool_parser(detected.name, loaded)
@@ -207,6 +212,22 @@ def bind(
     )
     stops = {*template.stop_ids, *([loaded.eos_token_id] if loaded.eos_token_id is not None else [])}
     return Bound(loaded, template, chosen, detected, tuple(sorted(stops)))
+
+
+def _opened(path: str | PathLike[str]) -> LedgerFile:
+    """Open a file to append to.
+
+    Raises:
+        InvalidValueError: There can be no file at the path.
+        SchemaError: There is another kind of file.
+    """
+    try:
+        return LedgerFile(path, "a")
+    except OSError as error:
+        raise InvalidValueError(
+            f"store={shown(str(path))} cannot be opened to append turns ({error.strerror or error}): give the path of "
+            "a file, in a folder that exists and can be written to."
+        ) from error
 
 
 def _measured(info: EngineInfo) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
@@ -15,7 +14,7 @@ from tito_core import budget, malformed
 from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, at_least, positive_seconds, shown
 from tito_core.backend.unknown_names import checked_names, refuse_unknown
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.chat.message_check import check_system_blocks
@@ -179,7 +178,7 @@ def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> Samplin
     if isinstance(given, SamplingParams):
         return given
     if given is not None and not isinstance(given, Mapping):
-        raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {given!r}.")
+        raise InvalidValueError(f"sampling must be a dict, such as {{'temperature': 0.7}}, not {shown(given)}.")
     return SamplingParams(**checked_names("sampling parameter", given or {}, SamplingParams.model_fields))
 
 
@@ -202,7 +201,7 @@ def boolean(name: str, given: bool) -> bool:
         ValueError: It is neither True nor False.
     """
     if given not in (True, False):
-        raise InvalidValueError(f"{name} must be True or False, not {given!r}.")
+        raise InvalidValueError(f"{name} must be True or False, not {shown(given)}.")
     return bool(given)
 
 
@@ -225,7 +224,7 @@ def may_branch(history: str) -> bool:
         ValueError: It is neither "fork" nor "error".
     """
     if history not in ("fork", "error"):
-        raise ValueError(f"history must be 'fork' or 'error', not {history!r}.")
+        raise InvalidValueError(f"history must be 'fork' or 'error', not {shown(history)}.")
     return history == "fork"
 
 
@@ -236,7 +235,7 @@ def keeps_thinking(thinking: str) -> bool:
         ValueError: It is neither "keep" nor "as-template".
     """
     if thinking not in ("keep", "as-template"):
-        raise ValueError(f"thinking must be 'keep' or 'as-template', not {thinking!r}.")
+        raise InvalidValueError(f"thinking must be 'keep' or 'as-template', not {shown(thinking)}.")
     return thinking == "keep"
 
 
@@ -246,11 +245,7 @@ def seconds(name: str, given: float | None) -> float | None:
     Raises:
         ValueError: It is no positive number of seconds.
     """
-    if given is not None and not (
-        isinstance(given, int | float) and given is not True and math.isfinite(given) and given > 0
-    ):
-        raise ValueError(f"{name} must be a positive number of seconds, or None, not {given!r}.")
-    return given
+    return None if given is None else positive_seconds(name, given, "a positive number of seconds, or None")
 
 
 def echoes_every_turn(verify_echo: str) -> bool:
@@ -260,7 +255,7 @@ def echoes_every_turn(verify_echo: str) -> bool:
         ValueError: It is neither "always" nor "first".
     """
     if verify_echo not in ("always", "first"):
-        raise ValueError(f"verify_echo must be 'always' or 'first', not {verify_echo!r}.")
+        raise InvalidValueError(f"verify_echo must be 'always' or 'first', not {shown(verify_echo)}.")
     return verify_echo == "always"
 
 
@@ -277,6 +272,5 @@ def context_limit(wanted: int | None, served: int | None) -> int | None:
     """Give the context length to use: what is wanted, at most the server's own, which None stands for."""
     if wanted is None:
         return served
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise ValueError(f"context_window_limit must be a number of tokens, at least 1, not {wanted!r}.")
+    at_least("context_window_limit", wanted, 1, "a number of tokens, at least 1")
     return wanted if served is None else min(wanted, served)

@@ -28,6 +28,7 @@ from tito_core.recording import Recording
 from tito_core.showing import Showing
 from tito_core.turnstile import in_turn
 from tito_core.view import events, stop_reason, with_ids
+from tito_core.vocabulary import check_sampled_ids
 
 
 async def _compare(
@@ -68,6 +69,8 @@ async def one_turn(
             assert isinstance(came, TokenResponse)  # which comes last
         else:
             came = await generating.whole(policy.backend, prepared.request, cancel_signal, chosen)
+        last_token = policy.template.encoder.vocab_size - 1
+        await check_sampled_ids(policy.backend, policy.info, last_token, prepared.request, came)
         response = turns.named(policy, prepared.request, came)
         await in_turn()
     except generating.CancelledBySignal:

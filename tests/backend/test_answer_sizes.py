@@ -129,8 +129,6 @@ BOMBS = {
     "gzip": gzip.compress(BOMB),
     "x-gzip": gzip.compress(BOMB),
     "deflate": zlib.compress(BOMB),
-    "gzip, gzip": gzip.compress(gzip.compress(BOMB)),
-    "deflate, gzip": gzip.compress(zlib.compress(BOMB)),
 }
 
 
@@ -163,8 +161,63 @@ async def test_what_was_not_asked_for_is_not_unpacked(packing: str) -> None:
     with RawServer(head(f"Content-Encoding: {packing}", "Content-Length: 4") + b"gone") as server:
         error = await refused(server.url, HttpRequest("/v1/models"))
     assert isinstance(error, ProtocolViolationError)
-    assert "Content-Encoding is" in str(error)
+    assert "Content-Encoding" in str(error)
     assert len(server.heads) == 1
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad"])
+@pytest.mark.parametrize("codings", [["gzip", "deflate"], ["deflate"] * 4, ["deflate"] * 1000], ids=len)
+async def test_an_answer_in_several_codings_is_refused_before_any_is_undone(codings: list[str], status: str) -> None:
+    body = b"{}"
+    for coding in codings:
+        body = gzip.compress(body) if coding == "gzip" else zlib.compress(body, 0)
+    lines = [f"Content-Encoding: {','.join(codings)}", f"Content-Length: {len(body)}"]
+    with RawServer(head(*lines, status=status) + body) as server:
+        error = await refused(server.url, HttpRequest("/v1/models"))
+    assert type(error) is (ProtocolViolationError if status == "200 OK" else BadRequestError)
+    assert str(len(codings)) in str(error) or status != "200 OK"
+
+
+EMPTY_BLOCKS = b"\x00\x00\x00\xff\xff" * 200_000
+"""Stored blocks of deflate without content: a megabyte of them holds no byte."""
+
+
+@pytest.mark.parametrize("body", [EMPTY_BLOCKS * 8, zlib.compress(bytes(256 * MIB))[2:-4]], ids=["empty", "long"])
+async def test_the_event_loop_runs_while_a_piece_is_decompressed(body: bytes) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    length = sum([len(piece) async for piece in decode_pieces(pieces(), "deflate")])
+    counting.cancel()
+    assert turns >= max(len(body), length) // (MIB // 4)
+
+
+async def test_a_deadline_ends_a_body_that_is_all_there() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(10_000):
+            yield EMPTY_BLOCKS
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await read_whole(decode_pieces(pieces(), "deflate"), MIB)
+
+
+@given(after=st.binary(min_size=1, max_size=100))
+def test_what_follows_the_end_of_a_compressed_body_is_not_read(after: bytes) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield gzip.compress(b"{}") + after
+        yield after
+
+    assert asyncio.run(read_whole(decode_pieces(pieces(), "gzip"), MIB)) == b"{}"
 
 
 async def test_the_body_of_an_error_is_cut_off() -> None:
@@ -352,7 +405,6 @@ PACKINGS = {
     "identity": bytes,
     "gzip": gzip.compress,
     "deflate": zlib.compress,
-    "deflate, gzip": lambda body: gzip.compress(zlib.compress(body)),
     "x-gzip, identity": gzip.compress,
     "Deflate": lambda body: zlib.compress(body)[2:-4],  # without zlib's own header, as some servers send it
 }

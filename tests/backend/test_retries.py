@@ -218,5 +218,5 @@ async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> N
 
 @pytest.mark.parametrize(("name", "value"), [("max_attempts", 0), ("timeout_s", 0), ("timeout_s", float("nan"))])
 def test_settings_that_cannot_be_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be .*, got"):
+    with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
         backend_of(engine_of("vllm"), **{name: value})

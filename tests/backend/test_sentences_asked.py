@@ -27,6 +27,7 @@ from tito_core.backend import (
     generate_whole,
 )
 from tito_core.backend.address import Address, api_key
+from tito_core.backend.errors import OUT_OF_VOCABULARY
 from tito_core.backend.protocol import TokenResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.transport import EngineHttp
@@ -48,7 +49,7 @@ def said(kind: type[Exception], sentence: str, act: Callable[[], Any]) -> Any:
     return caught.value
 
 
-OUTSIDE = "so it was not sent: does the tokenizer belong to the model that the server runs?"
+OUTSIDE = f"so it was not sent. {OUT_OF_VOCABULARY}"
 NO_PROMPT = "A prompt must be a non-empty list of token ids, got shape"
 PROMPTS: list[tuple[Any, int | None, str]] = [
     ([], 10, f"{NO_PROMPT} (0,) of float64."),
@@ -329,7 +330,7 @@ ADDRESSES: list[tuple[Any, str]] = [
     ("http://h:0", f"'http://h:0' has no port between 1 and 65535: {LIKE}"),
     ("http://h?a=1", f"'http://h?a=1' holds a query or a fragment: {LIKE}"),
     ("http://h/v1", f"'http://h/v1' ends in /v1, which is not the server's root: {LIKE}"),
-    (None, f"None is no server address ('NoneType' object has no attribute 'strip'): {LIKE}"),
+    (None, f"None is no server address: {LIKE}"),
 ]
 
 
@@ -369,11 +370,17 @@ def test_backends_by_name() -> None:
 
 
 def test_bounds_of_tries_and_time() -> None:
-    said(ValueError, "max_attempts must be at least 1, got 0.", lambda: Retries(0))
+    said(InvalidValueError, "max_attempts must be a whole number, at least 1, not 0.", lambda: Retries(0))
     assert (Retries(1).max_attempts, Retries().max_attempts) == (1, 4)
-    for bad in (0, -1.5, float("inf"), float("nan")):
-        sentence = f"timeout_s must be a positive number of seconds, got {bad}."
-        said(ValueError, sentence, lambda bad=bad: EngineHttp(B, "http://h", timeout_s=bad))
+    for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):
+        for name in ("timeout_s", "connect_timeout_s"):
+            with pytest.raises(
+                InvalidValueError, match=f"^{name} must be a positive number of seconds, not .{{1,99}}$"
+            ):
+                EngineHttp(B, "http://h", **{name: bad})
+    for bad in (-1, True, 1.5, None):
+        with pytest.raises(InvalidValueError, match=f"max_connections must be a whole number, at least 0, not {bad}"):
+            EngineHttp(B, "http://h", max_connections=bad)  # type: ignore[arg-type]
     http = EngineHttp(B, "http://h", timeout_s=0.5)
     assert (http.timeout_s, http.connect_timeout_s) == (0.5, 0.5)
     assert EngineHttp(B, "http://h").connect_timeout_s == 5.0

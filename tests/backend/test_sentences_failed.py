@@ -45,6 +45,10 @@ def said(kind: type[Exception], sentence: str, act: Callable[[], Any]) -> Any:
 
 
 AT = "sglang at http://h/generate answered"
+AGAIN = (
+    "If the server answered there before, it may have been restarted without this endpoint: connect again with a new "
+    "Policy or model."
+)
 STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
     (401, "no", {}, AuthenticationError, f"{AT} 401: no. Give the server's key as api_key or in TITO_API_KEY."),
     (
@@ -52,7 +56,7 @@ STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
         "",
         {},
         AuthenticationError,
-        f"{AT} 403: HTTP 403 without a message. Give the server's key as api_key or in TITO_API_KEY.",
+        f"{AT} 403: HTTP 403 without a message. Give the server's key as api_key or in TITO_API_KEY. {AGAIN}",
     ),
     (
         429,
@@ -80,7 +84,15 @@ STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
         '{"error": "no  such\\n model"}',
         {},
         BadRequestError,
-        f"{AT} 404: no such model. Check the model's name, the address, and that this is the right kind of server.",
+        f"{AT} 404: no such model. Check the model's name, the address, and that this is the right kind of server. "
+        f"{AGAIN}",
+    ),
+    (
+        400,
+        '{"error": {"message": "temperature must be < 2"}}',
+        {"location": "/login"},
+        BadRequestError,
+        f"{AT} 400: temperature must be < 2. The request is not sent again; mend what the server names.",
     ),
     (422, "no", {}, BadRequestError, f"{AT} 422: no. The request is not sent again; mend what the server names."),
     (499, "no", {}, BadRequestError, f"{AT} 499: no. The request is not sent again; mend what the server names."),

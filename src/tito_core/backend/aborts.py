@@ -17,6 +17,7 @@ import numpy as np
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.typed_values import InvalidValueError, at_least, shown
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
@@ -37,7 +38,7 @@ class Aborts:
         max_resumes: How often one answer is asked for again at most.
 
     Raises:
-        ValueError: No such choice, or a negative number.
+        InvalidValueError: No such choice, or a negative number.
     """
 
     on_abort: OnAbort = "resume"
@@ -45,9 +46,8 @@ class Aborts:
 
     def __post_init__(self) -> None:
         if self.on_abort not in get_args(OnAbort):
-            raise ValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {self.on_abort!r}.")
-        if isinstance(self.max_resumes, bool) or not isinstance(self.max_resumes, int) or self.max_resumes < 0:
-            raise ValueError(f"max_resumes must be a whole number, at least 0, not {self.max_resumes!r}.")
+            raise InvalidValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {shown(self.on_abort)}.")
+        at_least("max_resumes", self.max_resumes, 0)
 
 
 RESUMED = Aborts()

@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 import httpx
 
 from tito_core.backend.errors import AuthenticationError, EngineConnectionError
+from tito_core.backend.typed_values import shown
 
 API_KEY_VARIABLE = "TITO_API_KEY"
 _HIGHEST_PORT = 65535
@@ -57,10 +58,12 @@ def server_address(base_url: str, *, backend: str) -> str:
     Raises:
         EngineConnectionError: No http(s) address, or one that holds more than scheme, host, port and a path prefix.
     """
+    if not isinstance(base_url, str):
+        raise _no_address(f"{shown(base_url)} is no server address", backend)
     try:
         url = httpx.URL(base_url.strip())
         host = url.host  # which reads an international name, and may find that it is none
-    except (httpx.InvalidURL, AttributeError, UnicodeError) as error:
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
     if url.userinfo:  # not shown: it is a secret
         raise _no_address("The server address holds a user name or password; give the key as api_key", backend)

@@ -16,7 +16,7 @@ from tito_core.backend.protocol import NO_COLUMNS, TokenRequest, TokenResponse
 from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import SIGN, check_logprobs, check_versions
+from tito_core.ledger.invariants import MAX_COUNT, SIGN, check_logprobs, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
@@ -91,7 +91,7 @@ class Checks:
             finish=finish,
             stop=stop,
             prompt_length=len(request.input_ids),
-            cached_tokens=said.cached_tokens,
+            cached_tokens=self._cached(said.cached_tokens),
             latency_s=latency_s,
             request_id=running_id,
             versions=self._versions(said.spans, len(ids)),
@@ -228,6 +228,17 @@ class Checks:
             raise self.violation(
                 f"Law 4: the server reported {name}={reported}, the request and answer hold {expected}."
             )
+
+    def _cached(self, reported: int | None) -> int | None:
+        """Check the tokens from the prefix cache.
+
+        They are not compared with the prompt's: an engine that had to begin a request again may count twice.
+        """
+        if reported is not None and not 0 <= reported <= MAX_COUNT:
+            raise self.violation(
+                f"Law 4: the server reported cached_tokens={reported}, which is not a count of tokens."
+            )
+        return reported
 
     def _versions(self, spans: Sequence[tuple[int, int, str | None]], length: int) -> tuple[VersionSpan, ...]:
         versions = tuple(VersionSpan(*span) for span in spans) or (VersionSpan(0, length, None),)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from email.message import Message
 
 INFO_BYTES = 4 << 20
@@ -11,7 +12,7 @@ INFO_BYTES = 4 << 20
 ERROR_BYTES = 1 << 18
 """Bound on the body of an error. What is longer is cut off there: the status still tells."""
 _SLICE_BYTES = 1 << 18
-"""Most bytes that one step of decompression gives."""
+"""Most bytes that one step of decompression takes, and that it gives."""
 
 
 class BodyTooLargeError(Exception):
@@ -66,51 +67,60 @@ class _Inflate:
         self._inflate = zlib.decompressobj(zlib.MAX_WBITS | 16) if coding == "gzip" else None
 
     def __call__(self, piece: bytes) -> Iterator[bytes]:
+        """Yield what a piece holds, in steps of bounded work: a step that gives nothing yields an empty one."""
+        for start in range(0, len(piece), _SLICE_BYTES):
+            yield from self._slice(piece[start : start + _SLICE_BYTES])
+
+    def _slice(self, piece: bytes) -> Iterator[bytes]:
         if self._inflate is None and piece:  # deflate comes with zlib's header, or without: zlib's names method 8
             self._inflate = zlib.decompressobj(zlib.MAX_WBITS if piece[0] & 15 == zlib.DEFLATED else -zlib.MAX_WBITS)
-        while piece and self._inflate is not None:
+        while piece and self._inflate is not None and not self._inflate.eof:
             try:
                 out = self._inflate.decompress(piece, _SLICE_BYTES)
             except zlib.error as error:
                 raise UndecodableBodyError(f"it is not the {self._coding} that its Content-Encoding says") from error
             piece = self._inflate.unconsumed_tail
-            if out:
-                yield out
+            yield out
 
 
-def _decoders(encoding: str) -> list[_Inflate]:
-    """Return what undoes a Content-Encoding, the last coding first.
+def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
+    """Return what undoes a Content-Encoding of at most one coding.
+
+    Of several, each could multiply the work of the next by a thousand, and no server needs them: an unencoded answer
+    was asked for.
 
     Raises:
-        UndecodableBodyError: A coding is neither gzip nor deflate.
+        UndecodableBodyError: It names several codings, or one that is neither gzip nor deflate.
     """
     codings = [coding.strip().lower() for coding in encoding.split(",")]
-    found = []
-    for coding in reversed([coding for coding in codings if coding not in ("", "identity")]):
-        if coding not in ("gzip", "x-gzip", "deflate"):
-            raise UndecodableBodyError(f"its Content-Encoding is {coding!r}, though an unencoded answer was asked for")
-        found.append(_Inflate(coding.removeprefix("x-")))
-    return found
-
-
-def _decode(piece: bytes, decoders: Sequence[_Inflate]) -> Iterator[bytes]:
-    if not decoders:
-        yield piece
-        return
-    for part in decoders[0](piece):
-        yield from _decode(part, decoders[1:])
+    codings = [coding for coding in codings if coding not in ("", "identity")]
+    if len(codings) > 1:
+        raise UndecodableBodyError(
+            f"its Content-Encoding names {len(codings)} codings, though an unencoded answer was asked for"
+        )
+    if not codings:
+        return lambda piece: iter((piece,))
+    if codings[0] not in ("gzip", "x-gzip", "deflate"):
+        raise UndecodableBodyError(
+            f"its Content-Encoding is {codings[0][:40]!r}, though an unencoded answer was asked for"
+        )
+    return _Inflate(codings[0].removeprefix("x-"))
 
 
 async def decode_pieces(pieces: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
     """Yield the pieces of a body decompressed, each of at most a quarter of a mebibyte.
 
+    The event loop runs between two of them, so that a deadline ends also a body whose bytes are all there.
+
     Raises:
         UndecodableBodyError: See there.
     """
-    decoders = _decoders(encoding)
+    decode = _decoder(encoding)
     async for piece in pieces:
-        for part in _decode(piece, decoders):
-            yield part
+        for part in decode(piece):
+            if part:
+                yield part
+            await asyncio.sleep(0)
 
 
 def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
@@ -124,8 +134,8 @@ def text_of(raw: bytes, encoding: str, content_type: str, limit: int) -> str:
     """
     body = raw
     try:
-        decoders, parts, length = _decoders(encoding), [], 0
-        for part in _decode(raw, decoders):
+        parts, length = [], 0
+        for part in _decoder(encoding)(raw):
             parts.append(part)
             length += len(part)
             if length >= limit:

@@ -29,7 +29,7 @@ def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | 
         start = max(0, int(at[1]) - 40) if at else 0
         shown = http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
         raise ProtocolViolationError(
-            f"{http.backend} at {http.base_url} answered 200, {problem}: it says {shown!r}. "
+            f"{http.backend} at {http.base_url} answered 200, {http.hide_key(problem)}: it says {shown!r}. "
             f"Is this a {http.backend} server, and no proxy's page?",
             backend=http.backend,
             status=200,

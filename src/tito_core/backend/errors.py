@@ -9,14 +9,28 @@ from strands.types.exceptions import ContextWindowOverflowException, EventLoopEx
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding a server's JSON raises: of another shape, not UTF-8, or nested without end."""
+OUT_OF_VOCABULARY = (
+    "Check that the tokenizer belongs to the model that the server runs. If an earlier answer holds the id, remove "
+    "that answer and the messages after it, del agent.messages[n:], and call agent() to go on."
+)
+"""What to do about a prompt with an id that the server does not know."""
 ConnectionFailure = Literal[
     "address", "refused", "unknown-host", "unreachable", "never-opened", "tls", "reset", "closed"
 ]
 """How a connection failed. Up to "tls" the engine got nothing of the request."""
 
 
+def printable(text: str) -> str:
+    """Return text in which nothing steers a terminal or a log: control characters but newlines are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each == "\n" or each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 class BackendError(EventLoopException):
-    """An engine could not be used as asked.
+    """An engine could not be used as asked. Control characters of its sentence, which a server chose, are escaped.
 
     It is an `EventLoopException`, which Strands lets out of an agent as it is. It would wrap any other error in one
     when it comes after an invocation's first model call, so that two `except` clauses were needed.
@@ -42,7 +56,7 @@ class BackendError(EventLoopException):
         body: str = "",
         request_id: str | None = None,
     ) -> None:
-        Exception.__init__(self, sentence)
+        Exception.__init__(self, printable(sentence))
         self.request_state: Any = {}
         self.backend = backend
         self.status = status

@@ -28,11 +28,14 @@ from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming
 from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
-from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.typed_values import shown
+from tito_core.backend.validate import check_input_ids, check_output_ids, check_sampling, clamp_new_tokens
 from tito_core.ledger.columns import Logprobs, TokenIds
 
 T = TypeVar("T")
 ABORT_WITHIN_S = 5.0
+_LISTED_MODELS = 5
+"""Names of served models that an error lists."""
 
 
 class ServedModel(msgspec.Struct):
@@ -125,7 +128,11 @@ class HttpBackend(ABC):
         sampling = request.sampling.within(room)
         if ids is not request.input_ids or sampling is not request.sampling or request.text is None:
             request = replace(request, input_ids=ids, sampling=sampling, text=text)
-        return await self._generate(info, request, text, on_chunk)
+        response = await self._generate(info, request, text, on_chunk)
+        check_output_ids(response.output_ids, info.vocab_size, backend=self.name, request_id=request.request_id)
+        if response.message is not None:
+            response = replace(response, message=self.http.hide_key(response.message))
+        return response
 
     async def score(self, token_ids: Sequence[int]) -> Logprobs:
         """Score a sequence teacher-forced; see `Backend.score`."""
@@ -237,9 +244,12 @@ class HttpBackend(ABC):
             if self._model in (None, model.id):
                 length = next((m.max_model_len for m in (model, *models) if m.max_model_len is not None), None)
                 return ServedModel(model.id, length, owner)
+        names = ", ".join(shown(model.id) for model in models[:_LISTED_MODELS])
+        if len(models) > _LISTED_MODELS:
+            names = f"{names} and {len(models) - _LISTED_MODELS} more"
         raise BadRequestError(
-            f"{where} does not serve {self._model!r}; it serves "
-            f"{', '.join(repr(model.id) for model in models)}. Give one of these as model_id, or leave it out.",
+            f"{where} does not serve {shown(self._model)}; it serves {names}. Give one of these as model_id, or leave "
+            "it out.",
             backend=self.name,
         )
 

@@ -11,6 +11,7 @@ import msgspec
 
 from tito_core.backend.connection_errors import wants_tls
 from tito_core.backend.errors import (
+    OUT_OF_VOCABULARY,
     UNREADABLE,
     AuthenticationError,
     BackendError,
@@ -27,8 +28,15 @@ _TOO_LONG = re.compile(
     r"maximum (context|model) length|longer than the model's context length|exceeds the maximum allowed length",
     re.IGNORECASE,
 )
+_OUT_OF_VOCABULARY = re.compile(r"\bout of vocabulary\b", re.IGNORECASE)
+"""How vLLM (0.30, 0.32) refuses a prompt's id; it does not die of one as SGLang does."""
 _WANTS_TLS = re.compile(r"HTTP request (was sent )?to (an )?HTTPS (port|server)", re.IGNORECASE)
 """How nginx and Go answer a plain HTTP request on a port for TLS."""
+_GIVE_THE_KEY = "Give the server's key as api_key or in TITO_API_KEY."
+_CONNECT_AGAIN = (
+    "If the server answered there before, it may have been restarted without this endpoint: connect again with a new "
+    "Policy or model."
+)
 _LONGEST_WORDS = 1000
 """Characters of a server's message that an error's sentence repeats; its `body` holds more."""
 
@@ -46,7 +54,7 @@ def error_from_status(
     if status == 400 and not body.lstrip().startswith("{") and _WANTS_TLS.search(body):  # no echo of a prompt
         return wants_tls(backend, url, request_id)
     said = " ".join(server_words(body).split())[:_LONGEST_WORDS] or f"HTTP {status} without a message"
-    if "location" in headers:
+    if 300 <= status < 400 and "location" in headers:
         said = f"a redirect to {headers['location']}"
     kind, advice = _kind(status, said)
     error = kind(
@@ -62,14 +70,19 @@ def error_from_status(
 
 
 def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
-    if status in (401, 403):
-        return AuthenticationError, "Give the server's key as api_key or in TITO_API_KEY."
+    if status == 401:
+        return AuthenticationError, _GIVE_THE_KEY
+    if status == 403:
+        return AuthenticationError, f"{_GIVE_THE_KEY} {_CONNECT_AGAIN}"
     if status in (429, 503):
         return ThrottledError, "The server is overloaded; lower the concurrency or add servers."
     if 400 <= status < 500 and _TOO_LONG.search(said):
         return ContextLengthError, "Shorten the history or start the server with a longer context."
+    if 400 <= status < 500 and _OUT_OF_VOCABULARY.search(said):
+        return BadRequestError, OUT_OF_VOCABULARY
     if status == 404:
-        return BadRequestError, "Check the model's name, the address, and that this is the right kind of server."
+        right = "Check the model's name, the address, and that this is the right kind of server."
+        return BadRequestError, f"{right} {_CONNECT_AGAIN}"
     if 400 <= status < 500:
         return BadRequestError, "The request is not sent again; mend what the server names."
     if status >= 500:

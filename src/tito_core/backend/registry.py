@@ -12,7 +12,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.backend.unknown_names import refuse_unknown
 
 ENTRY_POINT_GROUP = "tito.backends"
@@ -51,13 +51,15 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
         ValueError: A list of addresses is empty, or has one twice; an option is unknown, or has a bad value.
     """
     if not isinstance(base_url, str | list | tuple):
-        raise InvalidValueError(f"base_url must be an address or a list of them, not {base_url!r}.")
+        raise InvalidValueError(f"base_url must be an address or a list of them, not {shown(base_url)}.")
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             factory: Callable[..., Backend] = point.load()
             _check_options(name, factory, options)
             return factory(base_url, **options) if isinstance(base_url, str) else _several(factory, base_url, options)
-    raise UnknownBackendError(f"There is no backend {name!r}. Installed backends: {', '.join(installed_backends())}.")
+    raise UnknownBackendError(
+        f"There is no backend {shown(name)}. Installed backends: {', '.join(installed_backends())}."
+    )
 
 
 def _check_options(backend: str, factory: Callable[..., Backend], options: Mapping[str, Any]) -> None:
@@ -77,8 +79,8 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
-            shown = "a value of another type" if name == "api_key" else repr(value)
-            raise InvalidValueError(f"{name} must be {allowed}, not {shown}.")
+            found = "a value of another type" if name == "api_key" else shown(value)
+            raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {

@@ -18,6 +18,7 @@ from tenacity import (
 )
 
 from tito_core.backend.errors import BackendError, EngineConnectionError, ServerError, ThrottledError
+from tito_core.backend.typed_values import at_least
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,9 +51,7 @@ class Retries:
     """
 
     def __init__(self, max_attempts: int = 4, sleep: Sleep = asyncio.sleep) -> None:
-        if max_attempts < 1:
-            raise ValueError(f"max_attempts must be at least 1, got {max_attempts}.")
-        self.max_attempts = max_attempts
+        self.max_attempts = at_least("max_attempts", max_attempts, 1)
         self._sleep = sleep
 
     async def __call__(self, work: Callable[[Attempt], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tito_core.backend.typed_values import TypedValues
+from tito_core.backend.typed_values import TypedValues, shown
 from tito_core.backend.unknown_names import refuse_unknown
 
 _ANSWER_SHAPE = (
@@ -133,11 +133,11 @@ class SamplingParams(TypedValues):
             if name in _WANTED_NAMES:
                 raise ValueError(f"extra may not hold {name!r}: ask for it by wanted={{{_WANTED_NAMES[name]!r}: ...}}.")
         if not isinstance(value.get(_BIAS, {}), dict):
-            raise ValueError(f"extra: logit_bias must map token ids to numbers, not {value[_BIAS]!r}.")
+            raise ValueError(f"extra: logit_bias must map token ids to numbers, not {shown(value[_BIAS])}.")
         try:
             json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"extra cannot be sent as JSON ({error}): {value!r}.") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"extra cannot be sent as JSON ({error}): {shown(value)}.") from None
         return value
 
     @model_validator(mode="after")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -33,6 +32,7 @@ from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
 from tito_core.backend.pool import Pool, tls
 from tito_core.backend.retries import Attempt, Retries, Sleep
+from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
 HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
@@ -94,18 +94,16 @@ class EngineHttp:
         http_transport: HttpTransportFactory | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(f"timeout_s must be a positive number of seconds, got {timeout_s}.")
         self.backend = backend
         where = address.Address.of(base_url, backend=backend)
         self.base_url = where.shown
         self._where = where
-        self.timeout_s = timeout_s
-        self.connect_timeout_s = min(connect_timeout_s, timeout_s)
+        self.timeout_s = positive_seconds("timeout_s", timeout_s)
+        self.connect_timeout_s = min(positive_seconds("connect_timeout_s", connect_timeout_s), self.timeout_s)
         self._retries = Retries(max_attempts, sleep)
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
-        self._carriers = LoopCarriers(self._making(http_transport, max_connections))
+        self._carriers = LoopCarriers(self._making(http_transport, at_least("max_connections", max_connections, 0)))
 
     def _making(self, http_transport: HttpTransportFactory | None, max_connections: int) -> Callable[[], Carrier]:
         timeout_s = self.connect_timeout_s
@@ -163,20 +161,18 @@ class EngineHttp:
                     said = await reply.text(ERROR_BYTES)
                 finally:
                     await reply.aclose()
+        except BackendError as error:
+            self._hidden(error)
+            raise
         except (httpx.HTTPError, aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._late(shown, request_id) from None
-            raise await self._failed(failure, shown, request_id) from failure
+            raise self._hidden(await self._failed(failure, shown, request_id)) from failure
         finally:
             del deadline  # which knows the task, whose error knows this frame
-        raise error_from_status(
-            self.backend,
-            reply.status,
-            self.hide_key(said),
-            reply.headers,
-            url=shown,
-            request_id=request_id,
-        )
+        headers = {name.lower(): self.hide_key(value) for name, value in reply.headers.items()}
+        hidden = self.hide_key(said)  # before it is cut, which could leave half of a key
+        raise error_from_status(self.backend, reply.status, hidden, headers, url=shown, request_id=request_id)
 
     def _late(self, shown: str, request_id: str | None) -> EngineTimeoutError:
         return EngineTimeoutError(
@@ -226,6 +222,12 @@ class EngineHttp:
         if not self._api_key:
             return text
         return re.sub(rf"(?<![\w-]){re.escape(self._api_key)}(?![\w-])", "<API key>", text)
+
+    def _hidden(self, error: BackendError) -> BackendError:
+        """Take the API key out of an error, whatever part of an answer holds it."""
+        error.args = (self.hide_key(str(error)), *error.args[1:])
+        error.body = self.hide_key(error.body)
+        return error
 
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""

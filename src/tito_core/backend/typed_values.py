@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -12,6 +13,42 @@ _SHOWN = 80
 
 class InvalidValueError(ValueError):
     """A value that a user typed is not allowed; the sentence names the field, the value and what is allowed."""
+
+
+def shown(value: object) -> str:
+    """Return a wrong value as an error shows it, shortened; of one that cannot be written down, only its type."""
+    try:
+        text = repr(value)
+    except Exception:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def positive_seconds(name: str, given: Any, allowed: str = "a positive number of seconds") -> float:
+    """Return a time that a user gave, in seconds.
+
+    Raises:
+        InvalidValueError: It is not a positive number, or too large for a clock.
+    """
+    try:
+        seconds = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else math.nan
+    except OverflowError:
+        seconds = math.inf
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise InvalidValueError(f"{name} must be {allowed}, not {shown(given)}.")
+    return seconds
+
+
+def at_least(name: str, given: Any, least: int, allowed: str = "") -> int:
+    """Return a whole number that a user gave.
+
+    Raises:
+        InvalidValueError: It is not a whole number, or less than `least`.
+    """
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        allowed = allowed or f"a whole number, at least {least}"
+        raise InvalidValueError(f"{name} must be {allowed}, not {shown(given)}.")
+    return given
 
 
 class TypedValues(BaseModel):
@@ -45,8 +82,7 @@ def sentence(error: ValidationError) -> str:
     same = [problem for problem in problems if problem["loc"][:1] == first["loc"][:1]]  # a union has one for each kind
     allowed = " or ".join(dict.fromkeys(_allowed(problem["msg"]) for problem in same))
     where = "".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"][: _depth(first["loc"])])
-    shown = repr(first["input"])
-    return f"{where} must {allowed}, not {shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'}."
+    return f"{where} must {allowed}, not {shown(first['input'])}."
 
 
 _BY_NAME = {"missing": "is missing: give it", "extra_forbidden": "is not a known field: leave it out"}

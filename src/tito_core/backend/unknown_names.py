@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tito_core.backend.typed_values import InvalidValueError
+from tito_core.backend.typed_values import InvalidValueError, shown
 
 
 def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
@@ -17,9 +17,9 @@ def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
     """
     for name in given if isinstance(given, dict) else ():
         if name not in known:
-            near = difflib.get_close_matches(str(name).lower(), known, n=1)
+            near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
             hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(known)}."
-            raise InvalidValueError(f"There is no {what} {name!r}{hint}")
+            raise InvalidValueError(f"There is no {what} {shown(name)}{hint}")
 
 
 def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:

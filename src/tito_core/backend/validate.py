@@ -1,4 +1,4 @@
-"""Checks before a request leaves: nothing that kills a server is sent."""
+"""Checks of ids and parameters: nothing that kills a server is sent, or kept to be sent later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import BadRequestError, ContextLengthError
+from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 
@@ -42,10 +42,37 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
         raise BadRequestError(
             f"Prompt token {int(ids[wrong[0]])} at offset {int(wrong[0])} is outside the vocabulary{of}, so it was "
-            "not sent: does the tokenizer belong to the model that the server runs?",
+            f"not sent. {OUT_OF_VOCABULARY}",
             backend=backend,
         )
     return ids.astype(np.int32, copy=False)
+
+
+def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
+    """Check what a server sampled: it would refuse an id outside its vocabulary, or die of it, in the next prompt.
+
+    Args:
+        output_ids: int32, shape (n,), none negative.
+        vocab_size: Rows of the server's embedding; None where it is not known, which leaves nothing to check.
+        backend: Name for the error.
+        request_id: Ours, for the error.
+
+    Raises:
+        ProtocolViolationError: An id is outside the vocabulary (law 4).
+    """
+    if vocab_size is not None and len(output_ids) and int(output_ids.max()) >= vocab_size:
+        raise outside_vocabulary(int(output_ids.max()), f"of {vocab_size} tokens", backend, request_id)
+
+
+def outside_vocabulary(token: int, of: str, backend: str, request_id: str) -> ProtocolViolationError:
+    """Return the error for a sampled id that the server itself would not take."""
+    return ProtocolViolationError(
+        f"Law 4: {backend} answered with output id {token}, which is outside its own vocabulary {of}, and could not "
+        "take it in a later prompt. Nothing of the answer is kept: run the turn again, and check the server or a "
+        "proxy before it if that stays so.",
+        backend=backend,
+        request_id=request_id,
+    )
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:

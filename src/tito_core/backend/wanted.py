@@ -11,7 +11,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, TypedValues
+from tito_core.backend.typed_values import InvalidValueError, TypedValues, shown
 from tito_core.backend.unknown_names import checked_names, refuse_unknown
 
 MOST_TOP_LOGPROBS = 1024
@@ -54,7 +54,9 @@ class Wanted(TypedValues):
     @classmethod
     def _salt(cls, value: str | None) -> str | None:
         if value is not None and _SALT_FORBIDDEN & set(value):
-            raise ValueError(f"cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: {value!r}.")
+            raise ValueError(
+                f"cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: {shown(value)}."
+            )
         return value
 
     @property
@@ -74,7 +76,7 @@ class Wanted(TypedValues):
         if given is None or given == {}:
             return NOTHING_WANTED
         if not isinstance(given, Mapping):
-            raise InvalidValueError(f"wanted must be a dict, such as {{'top_logprobs': 5}}, not {given!r}.")
+            raise InvalidValueError(f"wanted must be a dict, such as {{'top_logprobs': 5}}, not {shown(given)}.")
         return cls(**checked_names("thing to want named", given, cls.model_fields))
 
 

@@ -25,6 +25,8 @@ from tito_core.chat.traced import Traced
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_LONGEST = 600
+"""Characters of another package's error that ours repeats."""
 AROUND = 6
 """Tokens that an error shows around the first difference."""
 
@@ -115,7 +117,7 @@ class RendererSource:
                 f"The renderer {chosen!r} needs the package renderers ({error}): pip install 'strands-tito[renderers]'."
             ) from error
         except Exception as error:  # pydantic's, assertions, KeyErrors: whatever a renderer does with a tokenizer
-            why = " ".join(str(error).split())
+            why = _why(error)
             raise TemplateError(f"The renderer {chosen!r} cannot be made for this tokenizer: {why}") from error
         package = f"renderers {version('renderers')}, " if isinstance(chosen, str) else ""
         return cls(f"{package}{type(made).__name__}", made, encoder, tokenizer)
@@ -171,6 +173,14 @@ class RendererSource:
             f"  renderer: {shown[1]}\n"
             "Leave out renderer=... to have the template's own deltas."
         )
+
+
+def _why(error: Exception) -> str:
+    """Return in one line what kept a renderer from being made; of pydantic's reports the first problem."""
+    from pydantic import ValidationError
+
+    said = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return " ".join(said.split())[:_LONGEST]
 
 
 def _by_name(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> Renderer:

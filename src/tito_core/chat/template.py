@@ -20,6 +20,7 @@ from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
+from tito_core.chat.message_check import shown
 from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.referee import Referee
@@ -92,7 +93,7 @@ class ChatTemplate:
                 "set tokenizer.chat_template to one, or load the model's instruct version."
             )
         if content_tokens not in ("inert", "as-template"):
-            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {content_tokens!r}.")
+            raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {shown(content_tokens)}.")
         encoder = ContentSafeEncoder(tokenizer, inert=content_tokens == "inert", markup=markup)
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
@@ -268,17 +269,30 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Give template arguments that `ChatTemplate.of` can take beside its own.
 
     Raises:
-        ValueError: One has the name of an argument of its own; no template reads these.
+        ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.
     """
     if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise ValueError(
-            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {given!r}."
+            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
         )
     arguments = dict(given or {})
     if taken := _SET & arguments.keys():
         raise ValueError(
             f"template_arguments has {', '.join(sorted(taken))}, which each turn sets itself: leave it out."
         )
+    if taken := _READ_BY_TRANSFORMERS & arguments.keys():
+        raise ValueError(
+            f"template_arguments has {', '.join(sorted(taken))}, which apply_chat_template takes itself and no "
+            "template reads: leave it out. Another template is set as tokenizer.chat_template."
+        )
+    for name, value in arguments.items():
+        try:
+            repr(value)
+        except Exception as error:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
+            raise ValueError(
+                f"template_arguments[{name[:80]!r}] is {shown(value)}, which cannot be written down for the "
+                f"certificate ({type(error).__name__}): give a smaller or a simpler value."
+            ) from None
     if taken := _OWN & arguments.keys():
         raise ValueError(
             f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
@@ -288,6 +302,14 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 _SET = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
+_READ_BY_TRANSFORMERS = frozenset(
+    {
+        *("conversation", "conversations", "chat_template", "continue_final_message", "tokenize", "padding"),
+        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        *("tokenizer_kwargs", "sanitize_control_tokens"),
+    }
+)
+"""Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
 _OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
 
 

@@ -26,7 +26,14 @@ def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) 
     if not isinstance(tokenizer, str | os.PathLike):
         return _checked(tokenizer)
     name = os.fspath(tokenizer)
-    if Path(name).is_dir():
+    try:
+        is_folder = Path(name).is_dir()
+    except (OSError, ValueError) as error:  # too long for a path, or with a NUL
+        raise TokenizerError(
+            f"tokenizer={name[:80]!r}... of {len(name)} characters is neither a folder nor a model's name on the hub "
+            f"({getattr(error, 'strerror', None) or error}): check it."
+        ) from error
+    if is_folder:
         return _load(name, local_files_only=True)
     if os.path.isabs(name) or name.startswith((".", "~")):
         raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from: check the path.")

@@ -1,0 +1,100 @@
+"""What a server says enters errors without the API key and without what steers a terminal; its counts are checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, request_of
+from support.raw_server import RawServer
+from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError
+from tito_core.backend.http_errors import error_from_status
+from tito_core.backend.transport import EngineHttp, HttpRequest
+from tito_core.testing import Fault, always
+
+KEY = "sekret-key-1"
+ANSWERS = {
+    "location": b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: http://x/?token=%s\r\n\r\n",
+    "body": b"HTTP/1.1 400 Bad\r\nContent-Length: 12\r\n\r\n%s",
+    "encoding": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Encoding: %s\r\n\r\n{}",
+    "head": b"HTTP/1.1 2x0 %s OK\r\n\r\n",
+    "reason": b"HTTP/1.1 %s\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("where", ANSWERS)
+async def test_no_part_of_an_answer_brings_the_key_into_an_error(where: str) -> None:
+    with RawServer(ANSWERS[where] % KEY.encode()) as server:
+        http = EngineHttp("vllm", server.url, api_key=KEY, max_attempts=1)
+        with pytest.raises(BackendError) as caught:
+            await http.send(HttpRequest("/x"))
+        await http.aclose()
+    assert KEY not in str(caught.value) + caught.value.body
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_content_type_does_not_bring_the_key_into_an_error(kind: Kind, streams: bool) -> None:
+    backend = backend_of(engine_of(kind, fault=always(Fault(content_type=f"text/{KEY}", body=b"x"))), api_key=KEY)
+    backend._info = await backend_of(engine_of(kind)).connect()
+    with pytest.raises(ProtocolViolationError) as caught:
+        await backend.generate(request_of(), (lambda _: None) if streams else None)
+    assert KEY not in str(caught.value)
+    assert "<API key>" in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_named_by_where_it_leads(status: int) -> None:
+    assert "http://x" in str(error_of(status, "no", {"location": "http://x"}))
+
+
+@given(status=st.integers(400, 599), words=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1))
+def test_only_a_redirect_is_one(status: int, words: str) -> None:
+    plain = error_of(status, words, {})
+    assert str(error_of(status, words, {"location": "/login"})) == str(plain)
+
+
+@given(st.text())
+def test_nothing_that_a_server_says_steers_a_terminal(words: str) -> None:
+    said = str(error_of(400, words, {}))
+    assert said.isprintable()
+
+
+def error_of(status: int, body: str, headers: dict[str, str]) -> BackendError:
+    return error_from_status("vllm", status, body, headers, url="http://h/x", request_id=None)
+
+
+async def test_a_closed_endpoint_may_be_a_restart() -> None:
+    open_to_all = backend_of(engine_of("vllm", scale_out=True))
+    restarted = backend_of(engine_of("vllm", scale_out=False))
+    restarted._info = await open_to_all.connect()
+    with pytest.raises(AuthenticationError, match="restarted without this endpoint: connect again"):
+        await restarted.generate(request_of())
+
+
+@pytest.mark.parametrize("count", [-1, 2**63, 2**70])
+@pytest.mark.parametrize("kind", WIRES)
+async def test_cached_tokens_that_are_no_count_are_a_violation(kind: Kind, count: int) -> None:
+    def edit(answer: Any) -> None:
+        if "usage" in answer:
+            answer["usage"]["prompt_tokens_details"] = {"cached_tokens": count}
+        else:
+            answer["meta_info"]["cached_tokens"] = count
+
+    backend = backend_of(engine_of(kind, fault=always(Fault(edit=edit))))
+    backend._info = await backend_of(engine_of(kind)).connect()
+    with pytest.raises(ProtocolViolationError):
+        await backend.generate(request_of())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_of_many_served_models_an_error_lists_a_few(kind: Kind) -> None:
+    served = {"data": [{"id": f"model-{n}-{'x' * 500}"} for n in range(1000)]}
+    backend = answering(kind, lambda request: httpx.Response(200, json=served), model="other")
+    with pytest.raises(BadRequestError, match=r"'other'.*and 995 more") as caught:
+        await backend.connect()
+    assert len(str(caught.value)) < 1000

@@ -1,0 +1,98 @@
+"""An id that the server would not take back is never committed; one of a padded embedding is (law 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strands import Agent
+
+from support.scripted import BACKENDS, END, Says, backend_of, engine_of, ids_of, policy_of, tokenizer
+from tito_core import TITOModel, store
+from tito_core.backend import BadRequestError, ProtocolViolationError
+from tito_core.testing import Fault, at
+
+PADDED = 64
+"""Rows of the server's embedding past the tokenizer's ids."""
+
+
+def samples(token: int) -> Callable[[Any], None]:
+    """Put an id in the place of an answer's first."""
+
+    def edit(answer: Any) -> None:
+        if "choices" in answer:
+            choice = answer["choices"][0]
+            choice["token_ids"][0] = token
+            if "tokens" in choice["logprobs"]:
+                choice["logprobs"]["tokens"][0] = f"token_id:{token}"
+            else:
+                choice["logprobs"]["content"][0]["token_id"] = token
+        else:
+            answer["output_ids"][0] = token
+            answer["meta_info"]["output_token_logprobs"][0][1] = token
+
+    return edit
+
+
+def model_on(kind: str, script: Any, vocab_size: int, **options: Any) -> TITOModel:
+    """Make a model on an engine whose embedding has this many rows, which only SGLang's tells."""
+    backend = backend_of(engine_of(kind, script, vocab_size=vocab_size, **options), kind)
+    shared = policy_of(kind)
+    info = replace(shared.info, vocab_size=vocab_size if kind == "sglang" else None)
+    return replace(shared, backend=backend, info=info).model()
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
+@pytest.mark.parametrize("token", [0, 64, 5_000, 2**31 - 1])
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_an_id_outside_the_vocabulary_is_not_committed(kind: str, token: int, scale_out: bool) -> None:
+    token = max(token, len(tokenizer()) + token % 5_000)
+    fault = at({1: Fault(edit=samples(token))})
+    model = model_on(kind, Says("One.", "Two."), len(tokenizer()), fault=fault, scale_out=scale_out)
+    agent = Agent(model=model, callback_handler=None)
+    await agent.invoke_async("Hello?")
+    before = store.encode(model.ledger)
+    with pytest.raises(ProtocolViolationError, match=str(token)):
+        await agent.invoke_async("And?")
+    assert store.encode(model.ledger) == before
+    await agent.invoke_async("And now?")
+    assert len(model.ledger) == 2
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@given(token=st.integers(0, 2 * PADDED))
+@settings(max_examples=8, deadline=None)
+def test_of_a_padded_embedding_exactly_the_ids_that_the_server_takes_are_committed(kind: str, token: int) -> None:
+    size = len(tokenizer())
+    answer = [size + token, *ids_of("One." + END)]
+    fault = at({0: Fault(edit=samples(size + token))})
+    model = model_on(kind, Says([0, *answer[1:]], "Two."), size + PADDED, fault=fault)
+    agent = Agent(model=model, callback_handler=None)
+    if token < PADDED:
+        agent("Hello?")
+        assert model.trajectory.token_ids[-len(answer) :].tolist() == answer
+        agent("And?")
+        assert len(model.trajectories) == 1
+    else:
+        with pytest.raises(ProtocolViolationError):
+            agent("Hello?")
+        assert len(model.ledger) == 0
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_a_kept_id_that_another_server_refuses_names_the_way_out(kind: str) -> None:
+    size = len(tokenizer())
+    answer = [size + 1, *ids_of("One." + END)]
+    padded = model_on(kind, Says(answer), size + PADDED)
+    agent = Agent(model=padded, callback_handler=None)
+    agent("Hello?")
+    agent.model = TITOModel.of(model_on(kind, Says("Two."), size).policy, padded.ledger)
+    with pytest.raises(BadRequestError, match=r"del agent\.messages\[n:\]"):
+        agent("And?")
+    del agent.messages[:]
+    agent("And now?")
+    assert len(padded.ledger) == 2
