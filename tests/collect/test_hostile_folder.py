@@ -92,8 +92,11 @@ def test_nested_and_broken_lines_are_refused(folder: Path, line: int, text: str)
 
 
 def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder: Path) -> None:
-    rewrite(folder, 1, entry_with(folder, ledger="00000009-0000-4000-8000-000000000000"))
-    expect_refused(folder, lambda: list(collected(folder)))
+    before = next(folder.glob("*.tito")).read_bytes()
+    for ledger in ("00000009-0000-4000-8000-000000000000", "nope", ""):
+        rewrite(folder, 1, entry_with(folder, ledger=ledger))
+        expect_refused(folder)
+    assert next(folder.glob("*.tito")).read_bytes() == before
     rewrite(folder, 1, entry_with(folder, file="rollouts-00002.tito"))
     expect_refused(folder)
 

@@ -17,6 +17,7 @@ import msgspec
 from tito_core.collect.errors import FolderError, TaskError
 from tito_core.collect.task import Task
 from tito_core.store import SchemaError
+from tito_core.store.index import packed
 from tito_core.store.records import UNREADABLE
 
 NAME = "index.jsonl"
@@ -26,7 +27,7 @@ MAX_SAMPLES = 1 << 16
 """Most rollouts of one task: the index holds a bit for each up to the highest, so a line costs at most 8 KiB."""
 _DIGEST_BITS = 64
 _DIGEST = re.compile("[0-9a-f]{16}")
-_FILE = re.compile(r"rollouts-\d{5,9}\.tito")
+_FILE = re.compile(r"rollouts-(\d{5,9})\.tito")
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -87,6 +88,8 @@ class Entry:
             raise ValueError(f"digest is {self.digest!r}, expected 16 hexadecimal digits")
         if not _FILE.fullmatch(self.file):
             raise ValueError(f"file is {self.file!r}, expected a name such as rollouts-00001.tito")
+        if not packed(self.ledger):
+            raise ValueError(f"ledger is {self.ledger!r}, expected a canonical UUID")
         if min(self.end, self.turns, self.tokens, self.sampled) < 0:
             raise ValueError("end, turns, tokens and sampled must be 0 or more")
 
@@ -103,8 +106,7 @@ class Index:
 
     Attributes:
         run: Identity of the collection.
-        last: The last line, or None.
-        ends: Each file of rollouts with where its last one ends, in bytes.
+        ends: Each file of rollouts with where the last of its rollouts ends, in bytes.
         count: Number of finished rollouts.
 
     Raises:
@@ -154,13 +156,38 @@ class Index:
         self._size += written
         self._add(entry)
 
+    @property
+    def newest(self) -> str | None:
+        """The file with the highest number, or None: only that one takes more rollouts."""
+        return max(self.ends, key=_number, default=None)
+
+    @property
+    def next_file(self) -> str:
+        """The name of the file after the newest."""
+        return f"rollouts-{1 + (_number(self.newest) if self.newest else 0):05d}.tito"
+
+    def of_file(self, name: str) -> Iterator[Entry]:
+        """Yield the rollouts of a file."""
+        return (entry for _, entry in _entries(self.path) if entry.file == name)
+
     def cut(self, file: str, end: int) -> None:
-        """Forget the rollouts of a file that end past `end` bytes: a power cut took them."""
+        """Forget the rollouts of a file that end past `end` bytes: a power cut took them.
+
+        Raises:
+            SchemaError: Other rollouts follow them, which no power cut explains.
+        """
+        at: int | None = None
         for offset, entry in _entries(self.path):
             if entry.file == file and entry.end > end:
-                os.truncate(self.path, offset)
-                break
-        self._read()
+                at = offset if at is None else at
+            elif at is not None:
+                raise SchemaError(
+                    f"{self.path} names ledgers past byte {end} of {file}, where that file ends, and then others. "
+                    "Nothing was changed: restore both from a copy, or choose another folder."
+                )
+        if at is not None:
+            os.truncate(self.path, at)
+            self._read()
 
     def sync(self) -> None:
         """Wait until it is on the disk."""
@@ -173,7 +200,6 @@ class Index:
     def _read(self) -> None:
         start = read_start(self.path)
         self.run, self.about = start.run, start.about
-        self.last: Entry | None = None
         self.ends: dict[str, int] = {}
         self.count = 0
         self._done: dict[bytes, int] = {}
@@ -183,13 +209,9 @@ class Index:
         os.truncate(self.path, self._size)
 
     def _add(self, entry: Entry) -> None:
-        key, bit = _key(entry.task), 1 << (_DIGEST_BITS + entry.sample)
-        known = self._done.get(key, int(entry.digest, 16))
-        if known & bit:
-            raise SchemaError(f"{self.path} is damaged: it has sample {entry.sample} of task {entry.task!r} twice.")
-        self._done[key] = known | bit
-        self.last, self.count = entry, self.count + 1
-        self.ends[entry.file] = entry.end
+        _finish(self._done, entry, self.path)
+        self.count += 1
+        self.ends[entry.file] = max(entry.end, self.ends.get(entry.file, 0))
 
 
 def read_start(path: Path) -> Start:
@@ -222,7 +244,9 @@ def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
     if not path.exists():
         raise SchemaError(f"{folder} has no {NAME}: it is no folder of collected rollouts.")
     read_start(path)
+    done: dict[bytes, int] = {}
     for _, entry in _entries(path):
+        _finish(done, entry, path)
         yield entry
 
 
@@ -238,6 +262,22 @@ def _entries(path: Path) -> Iterator[tuple[int, Entry]]:
             except UNREADABLE as error:
                 raise SchemaError(f"{path} is damaged in line {number}: {error}. Restore it from a copy.") from error
             offset += len(line)
+
+
+def _finish(done: dict[bytes, int], entry: Entry, path: Path) -> None:
+    """Add a rollout to those that are finished, by their task.
+
+    Raises:
+        SchemaError: It is there already.
+    """
+    key, bit = _key(entry.task), 1 << (_DIGEST_BITS + entry.sample)
+    known = done.get(key, int(entry.digest, 16))
+    if known & bit:
+        raise SchemaError(
+            f"{path} is damaged: it has sample {entry.sample} of task {entry.task!r} twice. Restore it from a copy, or "
+            "remove one of the two lines."
+        )
+    done[key] = known | bit
 
 
 def _whole(path: Path) -> int:
@@ -261,6 +301,17 @@ def _create(path: Path, start: Start) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a collection may have given a file its name."""
+    return _FILE.fullmatch(name) is not None
+
+
+def _number(file: str) -> int:
+    found = _FILE.fullmatch(file)
+    assert found is not None, file  # entries have no other names
+    return int(found[1])
 
 
 def _key(task: str) -> bytes:
