@@ -27,7 +27,7 @@ from support.collect_command import (
 )
 from support.ended import ended
 from tito_core import cli
-from tito_core.collect import CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
+from tito_core.collect import AgentError, CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
 from tito_core.collect.progress import on_console, status, summary
 from tito_core.testing import Fault, ScriptedRequest
 
@@ -160,6 +160,17 @@ def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(
     assert "10 failed (engine_error 10), the last with BadRequestError: " in found.stderr
     assert "10 are missing: run the same again for them." in found.stderr
     assert len((out / "failures.jsonl").read_text().splitlines()) == 10
+
+
+def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    with served("vllm") as server:
+        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving")
+        found = here.invoke(cli.app, argv)
+    assert isinstance(found.exception, AgentError), found.output
+    assert "raised SystemExit(0) in a task of its own" in str(found.exception)
+    assert "5 are missing: run the same again for them." in found.stderr
 
 
 def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> None:

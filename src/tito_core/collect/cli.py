@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from tito_core.collect.errors import AgentError
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.stages import stages_shown
 
@@ -87,7 +88,13 @@ def collect(
                 }  # fmt: skip
                 work = _collect(tasks, out, connection, agent, choices, ray, ray_actors, settings, interrupts)
                 with contextlib.suppress(KeyboardInterrupt):
-                    runner.run(work)
+                    try:
+                        runner.run(work)
+                    except SystemExit as error:  # a task that the agent's code started, such as a tool of Strands'
+                        raise AgentError(
+                            f"The agent's code raised {error!r} in a task of its own, which ends the collection: raise "
+                            "an error instead. What is finished is kept."
+                        ) from error
         finally:
             if told:
                 console.print(_summary(told), highlight=False, markup=False, soft_wrap=True)
