@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.ended import ended
-from tito_core.collect import Rollout, RolloutFolder, Tasks, collect, collected
+from tito_core.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
 from tito_core.store import SchemaError
 
 
@@ -102,5 +102,5 @@ def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder:
 
 
 async def test_a_group_larger_than_the_index_takes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at most 65536"):
+    with pytest.raises(CollectError, match="at most 65536"):
         await collect([{"prompt": "What?"}], None, tmp_path, n=(1 << 16) + 1)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from tito_core.collect.agent import REWARD
 from tito_core.collect.errors import FolderError
-from tito_core.collect.index import NAME, Entry, Index, entries
+from tito_core.collect.index import NAME, Entry, Index, entries, read_start
 from tito_core.collect.recovery import recover
 from tito_core.collect.rollout import Ended
 from tito_core.ledger.ledger import Ledger
@@ -42,13 +42,14 @@ class RolloutFolder:
         index: Which rollouts are finished.
 
     Raises:
-        FolderError: Another process writes to it, it holds another collection, or files without an index.
+        FolderError: It cannot be made, another process writes to it, it holds another collection, or files without an
+            index.
         SchemaError: Its index or a file is damaged, does not fit the other, or is newer than this version.
     """
 
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        _make(self.path)
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
         self._is_cut_off = False
@@ -132,6 +133,8 @@ class RolloutFolder:
             raise FolderError(
                 f"Another process collects into {self.path}: wait for it, or choose another folder."
             ) from None
+        except OSError as error:
+            raise _unusable(self.path, error) from error
         opened.callback(lock.release)
 
     def _seal(self) -> None:
@@ -147,6 +150,29 @@ class RolloutFolder:
         newest = self.index.newest
         if newest is not None and self.index.ends[newest] < self._file_bytes:
             self._file = LedgerFile(self.path / newest, "a")
+
+
+def expect_usable(path: Path) -> None:
+    """Make a folder for rollouts if need be, and check the first line of its index if it has one.
+
+    Raises:
+        FolderError: The folder cannot be made.
+        SchemaError: What has the index's name is not an index.
+    """
+    _make(path)
+    if (path / NAME).exists():
+        read_start(path / NAME)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> FolderError:
+    return FolderError(f"{path} cannot be used as the folder for rollouts: {error.strerror}. Choose another one.")
 
 
 def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:

@@ -220,8 +220,11 @@ def read_start(path: Path) -> Start:
     Raises:
         SchemaError: It is no index, or a newer one.
     """
-    with path.open("rb") as lines:
-        first = lines.readline()
+    try:
+        with path.open("rb") as lines:
+            first = lines.readline()
+    except OSError as error:
+        raise SchemaError(f"{path} cannot be read: {error.strerror}.") from error
     try:
         start = _START.decode(first)
     except UNREADABLE as error:
