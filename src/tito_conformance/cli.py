@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tito_core.interrupt import Interrupts, in_thread, leave
 from tito_core.stages import stages_shown
+from tito_core.terminal import VisibleConsole
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile
     from tito_conformance.suite import Outcome
     from tito_conformance.target import Target
 
-console = Console()
+console = VisibleConsole()
 INTERRUPTED = 2
 """Exit status after Ctrl-C."""
 NOTHING_PLAYED = "Interrupted before anything was played."

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from tito_core.collect.errors import AgentError
 from tito_core.collect.index import MAX_SAMPLES
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.stages import stages_shown
+from tito_core.terminal import VisibleConsole, visible
 
 if TYPE_CHECKING:
     from tito_core.collect.connection import Connection
@@ -71,7 +71,7 @@ def collect(
         choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
         check(choices)
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
-        console = Console(stderr=True)
+        console = VisibleConsole(stderr=True)
         try:
             with (
                 stages_shown(console),
@@ -107,7 +107,7 @@ def collect(
 def _summary(told: list[Tally]) -> str:
     from tito_core.collect.progress import summary
 
-    return summary(told[0]) if told else ""
+    return visible(summary(told[0])) if told else ""
 
 
 async def _collect(
