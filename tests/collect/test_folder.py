@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from support.ended import ended
 from tito_core.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
-from tito_core.collect.index import read_start
+from tito_core.collect.entry import read_start
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError, encode
 

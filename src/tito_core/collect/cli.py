@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tito_core.collect.entry import MAX_SAMPLES
 from tito_core.collect.errors import AgentError
-from tito_core.collect.index import MAX_SAMPLES
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.stages import stages_shown
 from tito_core.terminal import VisibleConsole, visible

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
+from tito_core.collect.entry import MAX_SAMPLES
 from tito_core.collect.errors import CollectError, TooManyFailuresError
 from tito_core.collect.folder import FILE_BYTES, RolloutFolder
-from tito_core.collect.index import MAX_SAMPLES
 from tito_core.collect.rollout import Rollout
 from tito_core.collect.tally import Tally
 from tito_core.collect.task import Tasks

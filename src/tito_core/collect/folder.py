@@ -17,8 +17,9 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from tito_core.collect.agent import REWARD
+from tito_core.collect.entry import NAME, Entry, read_start
 from tito_core.collect.errors import FolderError
-from tito_core.collect.index import NAME, Entry, Index, entries, read_start
+from tito_core.collect.index import Index, entries
 from tito_core.collect.recovery import recover
 from tito_core.collect.rollout import Ended
 from tito_core.ledger.ledger import Ledger

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tito_core.collect.index import NAME, Index, is_file_name
+from tito_core.collect.entry import NAME, is_file_name
+from tito_core.collect.index import Index
 from tito_core.store import LedgerFile, SchemaError
 from tito_core.store.frames import PREAMBLE, expect_preamble, frames
 from tito_core.store.index import packed
