@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -99,6 +100,15 @@ def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder:
     assert next(folder.glob("*.tito")).read_bytes() == before
     rewrite(folder, 1, entry_with(folder, file="rollouts-00002.tito"))
     expect_refused(folder)
+
+
+@pytest.mark.timeout(20)
+def test_an_index_that_is_no_file_is_refused(folder: Path) -> None:
+    index = folder / "index.jsonl"
+    for make in (index.mkdir, lambda: os.mkfifo(index)):
+        index.unlink() if index.is_file() else index.rmdir()
+        make()
+        expect_refused(folder)
 
 
 async def test_a_group_larger_than_the_index_takes_is_refused(tmp_path: Path) -> None:

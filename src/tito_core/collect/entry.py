@@ -95,6 +95,8 @@ def read_start(path: Path) -> Start:
     Raises:
         SchemaError: It is no index, or a newer one.
     """
+    if path.exists() and not path.is_file():  # a pipe would wait for its writer
+        raise SchemaError(f"{path} is not a file: choose another folder.")
     try:
         with path.open("rb") as lines:
             first = lines.readline()
