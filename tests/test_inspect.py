@@ -7,14 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.testing import CliRunner
 
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from tito_core import store
-from tito_core.cli import app
+from tito_core.cli import app, main
 from tito_core.ledger import CallRecord, Ledger, Provenance
+from tito_core.terminal import VISIBLE, VisibleConsole, visible
 from tito_core.tokens import coloured, ids_only
 
 UUID = "00000001-0000-4000-8000-000000000000"
@@ -42,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_core.cli.console", Console(width=160))
+    monkeypatch.setattr("tito_core.cli.console", VisibleConsole(width=160))
 
 
 def said(*arguments: object, status: int = 0) -> str:
@@ -110,3 +115,55 @@ def test_what_makes_no_sense_is_refused(path: Path, arguments: tuple[object, ...
 
 def test_verify_checks_every_ledger(path: Path) -> None:
     assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in said("verify", path)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[/red]\x9b31m\r\x7f"
+
+
+def expect_no_control(shown: str) -> None:
+    assert not {character for character in shown if ord(character) in VISIBLE} - {"\n", "\t"}
+
+
+@pytest.mark.parametrize("more", [(), ("--rollout", "1"), ("--rollout", "1", "--tokens")], ids=len)
+def test_control_characters_of_a_file_are_shown_and_not_sent_to_the_terminal(tmp_path: Path, more: tuple[str]) -> None:
+    path = tmp_path / "hostile.tito"
+    ledger = forked(task_id=HOSTILE, tokenizer=HOSTILE)
+    ledger.commit(make_draft(0, 3, [104], [205], calls=(CallRecord(HOSTILE, "ok", 0, 1),)))
+    ledger.annotate("termination", HOSTILE)
+    store.append(path, [ledger])
+    shown = said("inspect", path, *more)
+    expect_no_control(shown)
+    assert more or "␛[31m[/red]" in shown
+
+
+def test_control_characters_of_an_error_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hostile \x1b[31m.tito"
+    path.write_text("none")
+    monkeypatch.setattr("sys.argv", ["tito", "inspect", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr().err
+    expect_no_control(shown)
+    assert "hostile ␛[31m.tito" in shown
+
+
+@given(text=st.text(), width=st.integers(1, 30))
+def test_a_console_prints_no_control_character_of_a_text(text: str, width: int) -> None:
+    console = VisibleConsole(file=StringIO(), width=width, force_terminal=False)
+    for shown in (text, Text(text, "bold red")):
+        console.print(shown, markup=False)
+    table = Table(text)
+    table.add_row(Text(text))
+    console.print(table)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not {character for character in printed if ord(character) in VISIBLE} - {"\n"}
+    assert visible(visible(text)) == visible(text)
+
+
+def test_a_console_keeps_its_own_colours() -> None:
+    console = VisibleConsole(file=StringIO(), width=30, force_terminal=True, color_system="standard")
+    console.print(Text("\x1b[31m", "green"), end="")
+    assert console.file.getvalue() == "\x1b[32m␛[31m\x1b[0m"  # type: ignore[attr-defined]

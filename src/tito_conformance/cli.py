@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import shlex
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tito_core.interrupt import Interrupts, in_thread, leave
 from tito_core.stages import stages_shown
+from tito_core.terminal import VisibleConsole
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile
     from tito_conformance.suite import Outcome
     from tito_conformance.target import Target
 
-console = Console()
+console = VisibleConsole()
 INTERRUPTED = 2
 """Exit status after Ctrl-C."""
 NOTHING_PLAYED = "Interrupted before anything was played."
@@ -65,6 +67,8 @@ def conformance(
     """
     if importlib.util.find_spec("hypothesis") is None:
         raise typer.BadParameter("the suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
+    if not 0 <= tolerance < math.inf:
+        raise typer.BadParameter(f"--tolerance must be a number of nats, at least 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
         from tito_conformance.profiles import PROFILES
         from tito_conformance.report import print_report, write_files
@@ -72,6 +76,8 @@ def conformance(
 
         if profile not in PROFILES:
             raise typer.BadParameter(f"--profile must be one of {', '.join(PROFILES)}, not {profile!r}.")
+        if report is not None:
+            _expect_writable(report)
         target = Target(
             backend,
             base_url,
@@ -125,6 +131,14 @@ def _played(
     return outcome
 
 
+def _expect_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise typer.BadParameter(f"--report {folder}: nothing can be written there: {error.strerror}.") from error
+
+
 def _experts(said: str) -> tuple[int, int] | None:
     if not said:
         return None
@@ -150,11 +164,12 @@ def read_moves(path: Path) -> list[Any]:
     """
     import msgspec
 
+    from tito_core.store.records import UNREADABLE
     from tito_core.testing.moves import AnyMove
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[AnyMove])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise typer.BadParameter(f"{path} holds no conversation of a report: {error}.") from error
 
 

@@ -9,6 +9,7 @@ import jinja2
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tito_conformance.findings import Row, as_dict, rows
 from tito_conformance.suite import Outcome
@@ -33,13 +34,14 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
     for row in rows(outcome):
         left = "; ".join(f"{count}: {why}" for why, count in row.left_out.items())
         verdict = f"[{_COLOUR[row.verdict]}]{row.verdict}[/]"
-        table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", left)
+        table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", Text(left))
         law = row.law
     console.print(table)
     info = outcome.connected.policy.info
     console.print(
         f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
         f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.connected.target.seed}.",
+        markup=False,
         highlight=False,
     )
     if outcome.against is not None:
@@ -47,6 +49,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print(
             f"Beside it {other.backend} {other.version or 'of unknown version'}, {other.model}: no logprob of an equal "
             f"token was further apart than {outcome.tally.apart_nats:.2g} nats.",
+            markup=False,
             highlight=False,
         )
     for note in outcome.tally.notes[:NOTES]:

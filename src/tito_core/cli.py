@@ -21,6 +21,7 @@ from tito_core.engine.cli import app as engine_app
 from tito_core.ledger.ledger import Ledger
 from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
 from tito_core.template_check import app as template_app
+from tito_core.terminal import VisibleConsole
 from tito_core.tokens import Show, coloured, ids_only
 from tito_core.verify import connect_for_scoring, merge, rescore
 
@@ -28,7 +29,7 @@ app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_arg
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
 app.add_typer(template_app, name="template", help="Certify chat templates.")
 app.command()(collect)
-console = Console()
+console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""
 
@@ -102,7 +103,7 @@ def main() -> None:
     try:
         app()
     except (*EXPECTED_ERRORS, CollectError, store.SchemaError) as error:
-        Console(stderr=True).print(
+        VisibleConsole(stderr=True).print(
             f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
         )
         sys.exit(1)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.message_check import check_bounds, check_messages, check_schemas
+from tito_core.chat.message_check import InvalidMessageError, check_bounds, check_messages, check_schemas
 from tito_core.chat.words import LONG_TEXT
 from tito_core.history import Place, find_place, opening_of
 from tito_core.ledger.ledger import Ledger
@@ -44,6 +44,8 @@ def find(
         HistoryChangedError: The agent's history changed, and `may_branch` is False.
         InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
     """
+    if not messages:
+        raise InvalidMessageError("messages is an empty list: give at least one, such as by agent('Hi').")
     opening = opening_of(system_prompt, tool_specs, policy.template.fingerprint)
     strips = None if keeps else policy.template.strips_thinking
     try:

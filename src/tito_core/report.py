@@ -93,7 +93,7 @@ def rollout_table(rollouts: Sequence[Rollout]) -> Table:
         count = Counts.of(rollout.ledger)
         numbers = (count.turns, count.prompt, count.inserted, count.sampled, count.good_calls, count.malformed_calls)
         answer = " ".join(rollout.answer.split()) or (rollout.stop_reason and f"({rollout.stop_reason})")
-        table.add_row(str(number), rollout.question, *map(str, numbers), answer)
+        table.add_row(str(number), Text(rollout.question), *map(str, numbers), Text(answer))
     return table
 
 
@@ -167,7 +167,9 @@ async def show(console: Console, policy: Policy, rollouts: Sequence[Rollout], se
     drifted = sum(len(drifted_turns(ledger, policy.tokenizer)) for ledger in ledgers)
     sampled = sum(Counts.of(ledger).sampled for ledger in ledgers)
     info = policy.info
-    console.print(f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}")
+    console.print(
+        f"engine      {info.backend} {info.version}, model {info.model}, logprobs {_processing(policy)}", markup=False
+    )
     console.print(laws_line(len(ledgers), turns))
     console.print(rescored_line(rescored))
     share = drifted / turns if turns else 0.0

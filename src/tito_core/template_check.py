@@ -14,6 +14,7 @@ from tito_core.chat.template import ChatTemplate, checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.parsing.detection import DetectionError
 from tito_core.parsing.registry import AUTO, choose_tool_parser, control_strings, get_tool_parser
+from tito_core.terminal import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +53,7 @@ def check(
         content_tokens="as-template" if as_template else "inert",
         arguments=template_arguments(argument or []),
     )
-    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
+    typer.echo(found.to_json() if as_json else visible("\n".join(found.lines())))
 
 
 def certify(

@@ -11,6 +11,7 @@ from rich.text import Text
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.ledger.trajectory import Trajectory
+from tito_core.terminal import VISIBLE
 
 STYLES = {
     Provenance.PROMPT: "cyan",
@@ -21,7 +22,7 @@ STYLES = {
 }
 """Every second token of one colour is underlined, so that a person sees where one ends."""
 
-_VISIBLE = {code: chr(0x2400 + code) for code in range(32)} | {127: "␡", ord("\n"): "⏎\n"}
+_VISIBLE = VISIBLE | {ord("\n"): "⏎\n"}
 """What a terminal would act on instead of showing."""
 
 Show = Callable[[int], str]

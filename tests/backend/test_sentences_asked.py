@@ -358,12 +358,12 @@ def test_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_backends_by_name() -> None:
     said(
-        ValueError,
+        InvalidValueError,
         "base_url is an empty list: give at least one address, like 'http://localhost:8000'.",
         lambda: create_backend("vllm", []),
     )
     said(
-        ValueError,
+        InvalidValueError,
         "base_url has 'http://a' twice: each server is listed once.",
         lambda: create_backend("vllm", ["http://a", "http://b", "http://b", "http://a"]),
     )

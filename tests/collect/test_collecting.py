@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from support.ended import ended
 from tito_core.collect import (
+    CollectError,
     Ended,
     Rollout,
     Tally,
@@ -262,5 +263,5 @@ async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
 
 @pytest.mark.parametrize("given", [{"n": 0}, {"concurrency": 0}, {"max_failures": 0}])
 async def test_numbers_below_one_are_refused(given: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(CollectError, match="must be at least 1"):
         await collect(tasks(1), Fated(), tmp_path, **given)

@@ -27,8 +27,10 @@ from support.collect_command import (
 )
 from support.ended import ended
 from tito_core import cli
-from tito_core.collect import CollectError, Rollout, RolloutFolder, Tally, Tasks, entries
+from tito_core.collect import AgentError, CollectError, FolderError, Rollout, RolloutFolder, Tally, Tasks, entries
 from tito_core.collect.progress import on_console, status, summary
+from tito_core.report import EXPECTED_ERRORS
+from tito_core.store import SchemaError
 from tito_core.testing import Fault, ScriptedRequest
 
 WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
@@ -162,6 +164,17 @@ def test_an_engine_that_fails_is_told_by_reason_and_the_exit_status(
     assert len((out / "failures.jsonl").read_text().splitlines()) == 10
 
 
+def test_an_exit_in_a_task_of_the_agents_code_is_an_error_not_success(
+    tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    with served("vllm") as server:
+        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--agent", "collect_agents:leaving")
+        found = here.invoke(cli.app, argv)
+    assert isinstance(found.exception, AgentError), found.output
+    assert "raised SystemExit(0) in a task of its own" in str(found.exception)
+    assert "5 are missing: run the same again for them." in found.stderr
+
+
 def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> None:
     """In a process of its own, as the command is."""
     out = tmp_path / "out"
@@ -193,6 +206,8 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
         (["--sampling", "temperature=-1"], "--sampling: temperature must be greater than or equal to 0, not -1."),
         (["--n", "3"], "No such option: --n"),
         (["-n", "0"], "Invalid value for '-n'"),
+        (["-n", "99999"], "Invalid value for '-n'"),
+        (["--sampling", "stop=" + "[" * 5000], "--sampling stop: its value is nested too deeply."),
         (["--verify-echo", "never"], "verify_echo must be 'always' or 'first', not 'never'."),
         (["--turn-timeout", "0"], "turn_timeout_s must be a positive number of seconds"),
     ],
@@ -206,6 +221,26 @@ def test_a_bad_option_is_told(
     assert found.exit_code == 2
     assert sentence in " ".join(found.output.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "indexed"])
+def test_a_folder_that_cannot_be_one_is_told_before_the_server_is_asked(
+    where: str, tasks: Path, folder: str, tmp_path: Path, here: CliRunner
+) -> None:
+    (tmp_path / "file").write_text("Precious.")
+    (tmp_path / "indexed" / "index.jsonl").mkdir(parents=True)
+    with served("vllm") as server:
+        found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / where))
+        assert not server.engine.requests
+    assert isinstance(found.exception, SchemaError if where == "indexed" else FolderError)
+    assert str(tmp_path / where) in str(found.exception)
+
+
+def test_a_server_that_is_named_twice_is_told(tasks: Path, folder: str, tmp_path: Path, here: CliRunner) -> None:
+    with served("vllm") as server:
+        argv = command("vllm", server, folder, tasks, tmp_path / "out", "--base-url", server.base_url)
+        assert isinstance(here.invoke(cli.app, argv).exception, EXPECTED_ERRORS)
+        assert not server.engine.requests
 
 
 def test_ray_that_is_not_installed_is_told(

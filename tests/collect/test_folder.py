@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 
 from support.ended import ended
 from tito_core.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
-from tito_core.collect.index import read_start
+from tito_core.collect.entry import read_start
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError, encode
 
@@ -151,6 +153,12 @@ def test_after_a_power_cut_what_is_left_is_whole_and_the_rest_is_run_again(cut: 
                 file.unlink()
         data = (path / last).read_bytes()
         (path / last).write_bytes(data[: cut.draw(st.integers(8, len(data)), label="bytes")] + zeros)
+        if (unnamed := rollouts_after(path / last, said[:kept])) > 1:  # the index lost more than the file
+            before = contents(path)
+            with pytest.raises(SchemaError, match=f"holds {unnamed} rollouts after byte .* `truncate -s") as refused:
+                RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES)
+            assert contents(path) == before
+            subprocess.run(re.findall("`(.*)`", str(refused.value))[0], shell=True, check=True)
         with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
             assert reopened.index.count <= kept
             assert list(entries(path)) == said[: reopened.index.count]
@@ -194,6 +202,21 @@ def test_a_task_that_was_another_one_is_refused() -> None:
             reopened.index.done(changed)
 
 
+def contents(path: Path) -> dict[str, bytes]:
+    """Every byte of the folder, but for the end of an index line that was cut short."""
+    found = {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
+    return found | {"index.jsonl": found["index.jsonl"].rpartition(b"\n")[0]}
+
+
+def rollouts_after(file: Path, named: list[Entry]) -> int:
+    """Count the ledgers of a file, whole or begun, that come after all that are named."""
+    with LedgerFile(file) as ledgers:
+        uuids = ledgers.uuids
+    known = {entry.ledger for entry in named}
+    last = max((number for number, uuid in enumerate(uuids) if uuid in known), default=-1)
+    return len(uuids) - 1 - last
+
+
 def copy_of(path: Path) -> Path:
     return Path(shutil.copytree(whole(), path / "copy"))
 
@@ -221,6 +244,72 @@ def test_a_full_file_that_is_gone_or_shorter_is_told(tmp_path: Path) -> None:
         RolloutFolder(path, ABOUT)
 
 
+def reindex(path: Path, lines: list[bytes]) -> None:
+    (path / "index.jsonl").write_bytes(b"".join(lines))
+
+
+def index_lines(path: Path) -> list[bytes]:
+    return (path / "index.jsonl").read_bytes().splitlines(keepends=True)
+
+
+@given(order=st.permutations(range(len(TASKS) * SAMPLES)))
+@settings(max_examples=20)
+def test_an_index_in_another_order_loses_nothing(order: list[int]) -> None:
+    with TemporaryDirectory() as folder:
+        path = copy_of(Path(folder))
+        start, *lines = index_lines(path)
+        reindex(path, [start, *(lines[number] for number in order)])
+        before = contents(path)
+        with RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES) as reopened:
+            assert reopened.index.count == len(lines)
+        assert contents(path) == before
+        expect_each_once(path)
+
+
+def expect_refused_unchanged(path: Path, sentence: str) -> None:
+    before = contents(path)
+    with pytest.raises(SchemaError, match=sentence):
+        RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize("file_bytes", [FILE_BYTES, 1 << 20])
+def test_rollouts_that_the_index_does_not_name_are_kept(tmp_path: Path, file_bytes: int) -> None:
+    path = tmp_path / "folder"
+    with RolloutFolder(path, ABOUT, file_bytes=file_bytes) as folder:
+        for rollout in rollouts(folder.index.run):
+            folder.keep(ended(rollout))
+    start, *lines = index_lines(path)
+    reindex(path, [start])
+    expect_refused_unchanged(path, "that index.jsonl does not name.*restore index.jsonl from a copy")
+    reindex(path, [start, *lines])
+    shutil.copy(files(path)[0], path / "rollouts-00099.tito")
+    expect_refused_unchanged(path, "that index.jsonl does not name")
+
+
+@given(data=st.data())
+@settings(max_examples=20)
+def test_ends_that_the_files_do_not_have_change_nothing(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        path = copy_of(Path(folder))
+        newest = files(path)[-1].name.encode()
+        start, *lines = index_lines(path)
+        number = data.draw(st.sampled_from([at for at, line in enumerate(lines) if newest in line]))
+        entry = msgspec.json.decode(lines[number], type=Entry)
+        end = data.draw(st.integers(0, 10 * entry.end).filter(lambda end: end != entry.end))
+        lines[number] = msgspec.json.encode(replace(entry, end=end)) + b"\n"
+        reindex(path, [start, *lines])
+        expect_refused_unchanged(path, f"ends at byte {end} of {newest.decode()}")
+
+
+def test_a_file_that_is_none_of_the_collection_stays(tmp_path: Path) -> None:
+    path = copy_of(tmp_path)
+    shutil.copy(files(path)[0], path / "rollouts-copy.tito")
+    before = contents(path)
+    RolloutFolder(path, ABOUT, file_bytes=FILE_BYTES).close()
+    assert contents(path) == before
+
+
 def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
     path = copy_of(tmp_path)
     index = path / "index.jsonl"
@@ -232,6 +321,8 @@ def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
     index.write_bytes(said + lines[2])
     with pytest.raises(SchemaError, match="twice"):
         RolloutFolder(path, ABOUT)
+    with pytest.raises(SchemaError, match="twice"):
+        list(collected(path))
     index.write_bytes(said.replace(b'"schema":1', b'"schema":2', 1))
     with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads"):
         RolloutFolder(path, ABOUT)

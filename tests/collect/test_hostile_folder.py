@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.ended import ended
-from tito_core.collect import Rollout, RolloutFolder, Tasks, collect, collected
+from tito_core.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
 from tito_core.store import SchemaError
 
 
@@ -92,12 +93,24 @@ def test_nested_and_broken_lines_are_refused(folder: Path, line: int, text: str)
 
 
 def test_a_ledger_or_file_that_the_index_names_and_nobody_has_is_refused(folder: Path) -> None:
-    rewrite(folder, 1, entry_with(folder, ledger="00000009-0000-4000-8000-000000000000"))
-    expect_refused(folder, lambda: list(collected(folder)))
+    before = next(folder.glob("*.tito")).read_bytes()
+    for ledger in ("00000009-0000-4000-8000-000000000000", "nope", ""):
+        rewrite(folder, 1, entry_with(folder, ledger=ledger))
+        expect_refused(folder)
+    assert next(folder.glob("*.tito")).read_bytes() == before
     rewrite(folder, 1, entry_with(folder, file="rollouts-00002.tito"))
     expect_refused(folder)
 
 
+@pytest.mark.timeout(20)
+def test_an_index_that_is_no_file_is_refused(folder: Path) -> None:
+    index = folder / "index.jsonl"
+    for make in (index.mkdir, lambda: os.mkfifo(index)):
+        index.unlink() if index.is_file() else index.rmdir()
+        make()
+        expect_refused(folder)
+
+
 async def test_a_group_larger_than_the_index_takes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at most 65536"):
+    with pytest.raises(CollectError, match="at most 65536"):
         await collect([{"prompt": "What?"}], None, tmp_path, n=(1 << 16) + 1)  # type: ignore[arg-type]

@@ -325,6 +325,50 @@ async def test_a_cancelled_error_of_the_agents_own_is_a_failure() -> None:
     assert ended.failure is not None
 
 
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+async def test_an_exit_of_the_agents_code_is_a_failure(kind: type[BaseException], tmp_path: Path) -> None:
+    async def run(model: Any, task: Any) -> float:
+        if task["id"] == "b":
+            raise kind(0)
+        return 1.0
+
+    workers = InProcess(policy("vllm", "Yes."), run)
+    tally = await collect([{"id": name} for name in "abc"], workers, tmp_path, concurrency=1)
+    assert (tally.finished, tally.failures) == (2, {"tool_error": 1})
+    (logged,) = map(json.loads, (tmp_path / "failures.jsonl").read_text().splitlines())
+    assert logged["task"] == "b"
+    assert f"AgentError: The agent's code raised {kind.__name__}(0)" in logged["error"]
+
+
+async def test_a_run_that_cancels_its_own_task_is_a_failure(tmp_path: Path) -> None:
+    async def run(model: Any, task: Any) -> float:
+        if task["id"] == "b":
+            own = asyncio.current_task()
+            assert own is not None
+            own.cancel()
+            await asyncio.sleep(60)
+        return 1.0
+
+    workers = InProcess(policy("vllm", "Yes."), run)
+    tally = await collect([{"id": name} for name in "abc"], workers, tmp_path, concurrency=1)
+    assert (tally.finished, tally.failures) == (2, {"cancelled": 1})
+    (logged,) = map(json.loads, (tmp_path / "failures.jsonl").read_text().splitlines())
+    assert (logged["task"], logged["termination"]) == ("b", "cancelled")
+
+
+async def test_an_error_that_has_no_text_is_a_failure(tmp_path: Path) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    async def run(model: Any, task: Any) -> float:
+        raise Mute
+
+    tally = await collect([{"id": "a"}, {"id": "b"}], InProcess(policy("vllm", "Yes."), run), tmp_path)
+    assert (tally.failed, tally.failures) == (2, {"tool_error": 2})
+    assert tally.last_error.startswith("Mute: (its text cannot be shown")
+
+
 @by_kind
 async def test_rollouts_of_a_group_have_seeds_of_their_own(kind: str) -> None:
     on = policy(kind, "Yes.")
@@ -404,6 +448,12 @@ def test_a_module_that_lacks_another_shows_its_own_error(tmp_path: Path) -> None
     (tmp_path / "lacking_agents.py").write_text("import no_such_package\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         AgentCode.of("lacking_agents:run", tmp_path)
+
+
+def test_a_module_that_exits_is_no_agent(tmp_path: Path) -> None:
+    (tmp_path / "exiting_agents.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(AgentError, match=r"'exiting_agents' raised SystemExit\(0\)"):
+        AgentCode.of("exiting_agents:run", tmp_path)
 
 
 @pytest.mark.parametrize("made", [None, "text"])

@@ -59,6 +59,19 @@ def test_a_file_gives_its_tasks_in_order_whatever_lies_between(
     assert [task.digest for task in Tasks.of(objects)] == [task.digest for task in found]
 
 
+@pytest.mark.parametrize("line", ["[" * 5000, '{"a":' * 5000 + "1" + "}" * 5000])
+def test_a_nested_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"a": 1}\n' + line + "\n")
+    with pytest.raises(TaskError, match=r"tasks\.jsonl, line 2 "):
+        Tasks.of(path)
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(TaskError, match="line 1: the task is no JSON"):
+        Tasks.of([deep])
+
+
 @given(objects=numbered(), bad=BAD, where=st.integers(0, 8))
 @SETTINGS
 def test_a_bad_line_is_named(tmp_path: Path, objects: list[dict[str, Any]], bad: str, where: int) -> None:

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.conformance_command import served
 from support.scripted import tokenizer
 from tito_conformance.defect import latency
 from tito_conformance.defects import all_defects
+from tito_core import cli
 from tito_core.testing import ScriptedServer
 
 HERE = Path(__file__).parent
@@ -117,6 +119,36 @@ def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> Non
         bad = conformance(server, tokenizer_folder, tmp_path, "--replay", "none.json")
     assert bad.returncode != 0
     assert "holds no conversation" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--tolerance", "nan"), "--tolerance must be a number of nats, at least 0, not nan."),
+        (("--tolerance", "inf"), "not inf."),
+        (("--tolerance", "-1"), "not -1.0."),
+        (("--report", "file"), "is a file"),
+        (("--report", "file/below"), "--report file/below: nothing can be written there: Not a directory."),
+        (("--replay", "binary"), "binary holds no conversation of a report"),
+        (("--replay", "deep"), "deep holds no conversation of a report"),
+    ],
+    ids=lambda value: "-".join(value).replace("/", "-") if isinstance(value, tuple) else "",
+)
+def test_a_careless_option_is_told_before_the_server_is_asked(
+    more: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "file").write_text("Precious.")
+    (tmp_path / "binary").write_bytes(b'[{"type": "Ask", "text": "\xff"}]')
+    (tmp_path / "deep").write_text("[" * 100_000)
+    cli.add_commands()
+    with served("vllm") as server:
+        said = ["conformance", "--backend", "vllm", "--base-url", server.base_url, "--tokenizer", "none", *more]
+        found = CliRunner().invoke(cli.app, said)
+        assert not server.engine.exchanges
+    assert found.exit_code == 2, found.output
+    assert sentence in " ".join(found.output.replace("│", " ").split())
 
 
 def test_two_servers_are_held_against_each_other(tokenizer_folder: str, tmp_path: Path) -> None:

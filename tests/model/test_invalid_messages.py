@@ -50,6 +50,7 @@ def json_of(value: Any) -> list[Any]:
 
 
 MESSAGES: list[tuple[Any, str]] = [
+    ([], "messages is an empty list: give at least one"),
     (None, "messages is None: give a list"),
     ("Hi", "messages is 'Hi': give a list"),
     (asked("a"), "messages is a dict with the keys 'role', 'content'"),

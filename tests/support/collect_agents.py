@@ -52,3 +52,12 @@ async def stubborn(model: TITOModel, task: Mapping[str, Any]) -> float:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
     return await run(model, task)
+
+
+async def leaving(model: TITOModel, task: Mapping[str, Any]) -> None:
+    """Have a task of its own end the process."""
+    await asyncio.create_task(_leave())
+
+
+async def _leave() -> None:
+    raise SystemExit(0)

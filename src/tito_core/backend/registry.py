@@ -97,9 +97,9 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 def _several(factory: Callable[..., Backend], addresses: Sequence[str], options: dict[str, Any]) -> Backend:
     """One backend an address, of which none tries again by itself: what fails on one is tried on another."""
     if not addresses:
-        raise ValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
+        raise InvalidValueError("base_url is an empty list: give at least one address, like 'http://localhost:8000'.")
     if twice := [address for address in addresses if list(addresses).count(address) > 1]:
-        raise ValueError(f"base_url has {twice[0]!r} twice: each server is listed once.")
+        raise InvalidValueError(f"base_url has {twice[0]!r} twice: each server is listed once.")
     policy = {key: options[key] for key in ("max_attempts", "sleep") if key in options}
     members = [factory(address, **{**options, "max_attempts": 1}) for address in addresses]
     return replicas_of(members, addresses, Retries(**policy))

@@ -18,8 +18,9 @@ from tito_core.collect.errors import AgentError, CollectError, FolderError, Task
 if TYPE_CHECKING:
     from tito_core.collect.collecting import collect
     from tito_core.collect.connection import Connection
+    from tito_core.collect.entry import Entry
     from tito_core.collect.folder import RolloutFolder, collected
-    from tito_core.collect.index import Entry, entries
+    from tito_core.collect.index import entries
     from tito_core.collect.on_ray import OnRay
     from tito_core.collect.rollout import Ended, Failure, Rollout
     from tito_core.collect.tally import Tally
@@ -52,7 +53,7 @@ __all__ = [
 _HOMES = {
     "Connection": "connection",
     "Ended": "rollout",
-    "Entry": "index",
+    "Entry": "entry",
     "Failure": "rollout",
     "InProcess": "workers",
     "OnRay": "on_ray",

@@ -140,6 +140,10 @@ def _named(name: str, folder: str | PathLike[str] | None) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the user's module is there, and lacks another
         raise AgentError(f"There is no module {module!r}: run in its folder, or set PYTHONPATH.") from error
+    except SystemExit as error:
+        raise AgentError(
+            f"Module {module!r} raised {error!r} when it was imported: an agent's module must not."
+        ) from error
     for part in function.split("."):
         if not hasattr(found, part):
             raise AgentError(f"Module {module!r} has no {function!r}.")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from tito_core.collect.entry import MAX_SAMPLES
+from tito_core.collect.errors import AgentError
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.stages import stages_shown
+from tito_core.terminal import VisibleConsole, visible
 
 if TYPE_CHECKING:
     from tito_core.collect.connection import Connection
@@ -33,7 +35,7 @@ def collect(
     backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
     base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
-    n: Annotated[int, typer.Option("-n", min=1, help="Rollouts of each task.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 256,
     sampling: Annotated[
         list[str] | None, typer.Option(help="A sampling parameter, such as temperature=0.7; repeatable.")
@@ -69,7 +71,7 @@ def collect(
         choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
         check(choices)
         about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
-        console = Console(stderr=True)
+        console = VisibleConsole(stderr=True)
         try:
             with (
                 stages_shown(console),
@@ -87,7 +89,13 @@ def collect(
                 }  # fmt: skip
                 work = _collect(tasks, out, connection, agent, choices, ray, ray_actors, settings, interrupts)
                 with contextlib.suppress(KeyboardInterrupt):
-                    runner.run(work)
+                    try:
+                        runner.run(work)
+                    except SystemExit as error:  # a task that the agent's code started, such as a tool of Strands'
+                        raise AgentError(
+                            f"The agent's code raised {error!r} in a task of its own, which ends the collection: raise "
+                            "an error instead. What is finished is kept."
+                        ) from error
         finally:
             if told:
                 console.print(_summary(told), highlight=False, markup=False, soft_wrap=True)
@@ -99,7 +107,7 @@ def collect(
 def _summary(told: list[Tally]) -> str:
     from tito_core.collect.progress import summary
 
-    return summary(told[0]) if told else ""
+    return visible(summary(told[0])) if told else ""
 
 
 async def _collect(
@@ -108,6 +116,7 @@ async def _collect(
 ) -> None:  # fmt: skip
     from tito_core.collect.agent import AgentCode
     from tito_core.collect.collecting import collect as collect_all
+    from tito_core.collect.folder import expect_usable
     from tito_core.collect.garbage import fewer_rounds
     from tito_core.collect.on_ray import OnRay
     from tito_core.collect.task import Tasks
@@ -116,6 +125,7 @@ async def _collect(
     folder = Path.cwd()
     code = AgentCode.of(agent, folder)
     known = Tasks.of(tasks, need_prompt=not code.is_run)  # before anything is asked
+    expect_usable(out)
     workers: Workers
     if ray:
         workers = await OnRay.start(
@@ -154,6 +164,7 @@ def parameters(given: list[str]) -> dict[str, Any]:
     import msgspec
 
     from tito_core.backend.sampling import SamplingParams
+    from tito_core.store.records import UNREADABLE
 
     found: dict[str, Any] = {}
     for one in given:
@@ -162,7 +173,9 @@ def parameters(given: list[str]) -> dict[str, Any]:
             raise typer.BadParameter(f"--sampling {one}: write name=value, such as temperature=0.7.")
         try:
             found[name] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except RecursionError as error:
+            raise typer.BadParameter(f"--sampling {name}: its value is nested too deeply.") from error
+        except UNREADABLE:
             found[name] = text
     try:
         SamplingParams(**found)

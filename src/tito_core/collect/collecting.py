@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any
 
-from tito_core.collect.errors import TooManyFailuresError
+from tito_core.collect.entry import MAX_SAMPLES
+from tito_core.collect.errors import CollectError, TooManyFailuresError
 from tito_core.collect.folder import FILE_BYTES, RolloutFolder
-from tito_core.collect.index import MAX_SAMPLES
 from tito_core.collect.rollout import Rollout
 from tito_core.collect.tally import Tally
 from tito_core.collect.task import Tasks
@@ -49,14 +49,15 @@ async def collect(
         on_end: Called whenever a rollout ended, and once before the first, with counts.
 
     Raises:
+        CollectError: A number is out of range.
         TaskError: A task is not sound; nothing was run.
         FolderError, SchemaError: The folder cannot be gone on with.
         TooManyFailuresError: Too many failed in a row. What is finished is kept.
     """
     if n < 1 or concurrency < 1 or max_failures < 1:
-        raise ValueError(f"n={n}, concurrency={concurrency} and max_failures={max_failures} must be at least 1.")
+        raise CollectError(f"n={n}, concurrency={concurrency} and max_failures={max_failures} must be at least 1.")
     if n > MAX_SAMPLES:
-        raise ValueError(f"n={n} must be at most {MAX_SAMPLES}: write the task several times, each with its own id.")
+        raise CollectError(f"n={n} must be at most {MAX_SAMPLES}: write the task several times, each with its own id.")
     known = Tasks.of(tasks, need_prompt=workers.need_prompt)
     with RolloutFolder(out, about or {}, file_bytes=file_bytes) as folder:
         every = (1 << n) - 1

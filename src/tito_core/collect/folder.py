@@ -17,8 +17,10 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from tito_core.collect.agent import REWARD
+from tito_core.collect.entry import NAME, Entry, read_start
 from tito_core.collect.errors import FolderError
-from tito_core.collect.index import NAME, Entry, Index, entries
+from tito_core.collect.index import Index, entries
+from tito_core.collect.recovery import recover
 from tito_core.collect.rollout import Ended
 from tito_core.ledger.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
@@ -41,15 +43,17 @@ class RolloutFolder:
         index: Which rollouts are finished.
 
     Raises:
-        FolderError: Another process writes to it, it holds another collection, or files without an index.
-        SchemaError: Its index or a file is damaged, or newer than this version.
+        FolderError: It cannot be made, another process writes to it, it holds another collection, or files without an
+            index.
+        SchemaError: Its index or a file is damaged, does not fit the other, or is newer than this version.
     """
 
     def __init__(self, path: str | os.PathLike[str], about: Mapping[str, Any], *, file_bytes: int = FILE_BYTES) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        _make(self.path)
         self._file_bytes = file_bytes
         self._file: LedgerFile | None = None
+        self._is_cut_off = False
         with ExitStack() as opened:
             self._lock(opened)
             if not (self.path / NAME).exists() and next(self.path.glob(_FILES), None) is not None:
@@ -66,9 +70,16 @@ class RolloutFolder:
         self.close()
 
     def keep(self, ended: Ended) -> Entry:
-        """Write a finished rollout; when this returns, it is there for good."""
+        """Write a finished rollout; when this returns, it is there for good.
+
+        Raises:
+            OSError: It could not be written.
+            FolderError: An earlier one could not.
+        """
+        if self._is_cut_off:
+            raise FolderError(f"{self.path} takes no more rollouts: the index could not be written. Run again.")
         if self._file is None:
-            self._file = LedgerFile(self.path / _name(len(self.index.ends) + 1), "a")
+            self._file = LedgerFile(self.path / self.index.next_file, "a")
             self._file.sync()  # a power cut leaves at least a file that is one of ours
             _sync(self.path)
         ledger, task = ended.ledger, ended.rollout.task
@@ -88,7 +99,11 @@ class RolloutFolder:
             tokens=sum(turn.own_length for turn in turns),
             sampled=sum(turn.draft.columns.output for turn in turns),
         )
-        self.index.append(entry)
+        try:
+            self.index.append(entry)
+        except BaseException:
+            self._is_cut_off = True  # another one would be the second without a line, as no crash leaves them
+            raise
         if end >= self._file_bytes:
             self._seal()
         return entry
@@ -119,6 +134,8 @@ class RolloutFolder:
             raise FolderError(
                 f"Another process collects into {self.path}: wait for it, or choose another folder."
             ) from None
+        except OSError as error:
+            raise _unusable(self.path, error) from error
         opened.callback(lock.release)
 
     def _seal(self) -> None:
@@ -129,29 +146,34 @@ class RolloutFolder:
         self.index.sync()
 
     def _go_on(self) -> None:
-        """Bring files and index together, and open the last file where it takes more."""
-        last = self.index.last
-        for stray in set(self.path.glob(_FILES)) - {self.path / name for name in self.index.ends}:
-            stray.unlink()  # begun, and no rollout in it was finished
-        for name, end in self.index.ends.items():
-            path = self.path / name
-            size = path.stat().st_size if path.exists() else 0
-            if size < end and (last is None or name != last.file or not path.exists()):
-                raise SchemaError(
-                    f"{path} has {size} bytes, and the index knows of rollouts in it up to byte {end}: restore it from "
-                    f"a copy, or choose another folder."
-                )
-        if last is None:
-            return
-        path = self.path / last.file
-        os.truncate(path, min(path.stat().st_size, last.end))
-        with LedgerFile(path, "a"):  # which cuts what a power cut left unwritten
-            pass
-        if path.stat().st_size < last.end:
-            self.index.cut(last.file, path.stat().st_size)
-            self._go_on()
-        elif last.end < self._file_bytes:
-            self._file = LedgerFile(path, "a")
+        """Cut what a crash left, and open the newest file where it takes more."""
+        recover(self.path, self.index)
+        newest = self.index.newest
+        if newest is not None and self.index.ends[newest] < self._file_bytes:
+            self._file = LedgerFile(self.path / newest, "a")
+
+
+def expect_usable(path: Path) -> None:
+    """Make a folder for rollouts if need be, and check the first line of its index if it has one.
+
+    Raises:
+        FolderError: The folder cannot be made.
+        SchemaError: What has the index's name is not an index.
+    """
+    _make(path)
+    if (path / NAME).exists():
+        read_start(path / NAME)
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> FolderError:
+    return FolderError(f"{path} cannot be used as the folder for rollouts: {error.strerror}. Choose another one.")
 
 
 def collected(folder: str | os.PathLike[str]) -> Iterator[Ledger]:
@@ -199,7 +221,3 @@ def _sync(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-def _name(number: int) -> str:
-    return f"rollouts-{number:05d}.tito"

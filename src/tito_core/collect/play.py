@@ -7,13 +7,13 @@ import traceback
 from typing import Unpack
 
 from tito_core.backend.sampling import SamplingParams
-from tito_core.collect.agent import AgentCode, annotate
+from tito_core.collect.agent import AgentCode, Said, annotate
 from tito_core.collect.errors import AgentError
 from tito_core.collect.rollout import Ended, Failure, Rollout
 from tito_core.model import TITOModel
 from tito_core.policy import Policy
 from tito_core.settings import Choices
-from tito_core.termination import Termination, record_termination, termination_of
+from tito_core.termination import Outcome, Termination, record_termination, termination_of
 
 BOUNDS = frozenset({Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMIT})
 """Errors that end a rollout at one of its bounds: it is finished, and says something of the policy."""
@@ -34,7 +34,7 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Un
     model = policy.model(ledger=ledger, **_of_rollout(choices, rollout))
     error: BaseException | None = None
     try:
-        outcome, said = await agent.run(model, rollout.task.value)
+        outcome, said = await asyncio.create_task(_run(agent, model, rollout))  # which alone ends if it cancels itself
         if model.ledger is not ledger and len(model.ledger):
             raise AgentError("The run went on after model.reset(), with a second ledger: a rollout has one.")
         termination = annotate(ledger, said) or termination_of(outcome, ledger, context_limit=_context(model))
@@ -47,6 +47,14 @@ async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Un
     record_termination(ledger, termination)
     failed = error is not None and termination not in BOUNDS
     return Ended(rollout, ledger.seal(), termination, failure_of(error) if failed and error is not None else None)
+
+
+async def _run(agent: AgentCode, model: TITOModel, rollout: Rollout) -> tuple[Outcome | None, Said]:
+    """Run the agent; what would end the event loop, such as `sys.exit(0)`, ends the rollout alone."""
+    try:
+        return await agent.run(model, rollout.task.value)
+    except (SystemExit, GeneratorExit) as error:
+        raise AgentError(f"The agent's code raised {error!r}, which ends its rollout only: raise an error.") from error
 
 
 def _of_rollout(choices: Choices, rollout: Rollout) -> Choices:
@@ -64,7 +72,14 @@ def _context(model: TITOModel) -> int | None:
 def failure_of(error: BaseException) -> Failure:
     """Keep what an error says, and the end of its traceback."""
     told = "".join(traceback.format_exception(error))
-    return Failure(_writable(f"{type(error).__name__}: {error}"), _writable(told[-LONGEST_TRACEBACK:]))
+    return Failure(_writable(f"{type(error).__name__}: {_text(error)}"), _writable(told[-LONGEST_TRACEBACK:]))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as other:  # of the user's own `__str__`
+        return f"(its text cannot be shown: __str__ raised {type(other).__name__})"
 
 
 def _writable(text: str) -> str:

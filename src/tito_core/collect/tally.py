@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tito_core.collect.index import Entry
+from tito_core.collect.entry import Entry
 from tito_core.collect.rollout import Ended
 from tito_core.termination import Termination
 

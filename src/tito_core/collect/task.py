@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tito_core.collect.errors import TaskError
+from tito_core.store.records import UNREADABLE
 
 PROMPT = "prompt"
 """The key whose value an agent is asked."""
@@ -101,7 +102,7 @@ class Tasks:
             )
         try:
             canonical = msgspec.json.encode(value, order="deterministic")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise TaskError(f"{where}: the task is no JSON: {error}.") from error
         return Task(f"line-{line}" if given is None else str(given), value, hashlib.sha256(canonical).hexdigest()[:16])
 
@@ -131,6 +132,6 @@ class _File:
     def _object(self, number: int, line: bytes) -> Mapping[str, Any]:
         try:
             value: Mapping[str, Any] = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise TaskError(f"{self.path}, line {number} is no JSON: {error}.") from error
         return value

@@ -20,6 +20,7 @@ from tito_core.engine.process import RunningEngine
 from tito_core.engine.progress import Say, on_console
 from tito_core.engine.running import bring_up, find_model
 from tito_core.engine.spec import EngineSpec, find, installed
+from tito_core.terminal import visible
 
 app = typer.Typer(help="Real engines on this machine's CPU.", no_args_is_help=True)
 
@@ -42,7 +43,7 @@ def _sentences() -> Iterator[Say]:
 
         if not isinstance(error, EngineError | ModelUnavailable):
             raise
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(visible(f"Error: {error}"), err=True)
         raise typer.Exit(1) from None
 
 
@@ -130,7 +131,7 @@ def logs(
         log = engine.log if engine else _latest_log(name)
     written = log.read_bytes()
     for line in written.decode(errors="replace").splitlines()[-lines:]:
-        typer.echo(line)
+        typer.echo(visible(line))
     if follow:
         _follow(log, len(written), lambda: engine is not None and process.is_running(engine))
 
@@ -163,7 +164,7 @@ def _follow(log: Path, offset: int, alive: Callable[[], bool]) -> None:
             goes_on = alive()
             added = stream.read()
             if added:
-                typer.echo(added.decode(errors="replace"), nl=False)
+                typer.echo(visible(added.decode(errors="replace")), nl=False)
             elif not goes_on:
                 return
             time.sleep(0.3)

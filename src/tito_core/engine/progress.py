@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
+
+from tito_core.terminal import VisibleConsole, visible
 
 QUIET_S = 5.0
 """Seconds between two lines about the same thing where there is no terminal to redraw."""
@@ -30,7 +31,7 @@ def silent(text: str, fraction: float | None = None, /) -> None:
 @contextmanager
 def on_console() -> Iterator[Say]:
     """A `Say` that draws one live bar on standard error, or prints lines, sparingly, where that is no terminal."""
-    console = Console(stderr=True)
+    console = VisibleConsole(stderr=True)
     if not console.is_terminal:
         yield _Lines()
         return
@@ -57,4 +58,4 @@ class _Lines:
         topic, now = " ".join(text.split()[:2]), time.monotonic()
         if topic != self._topic or now - self._last >= QUIET_S:
             self._topic, self._last = topic, now
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)
