@@ -45,7 +45,7 @@ def test_a_folder_prints_the_certificate(folder: str) -> None:
     facts = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines}
     assert facts["template"] == f"sha256 {certificate.template}"
     assert facts["delta"] == "rendered after a question"
-    assert facts["probes"] == "136 equal to the template's own rendering, 0 different"
+    assert facts["probes"] == "224 equal to the template's own rendering, 0 different"
     assert facts["rewrites"] == "calls: a call in the history is written anew from its parsed arguments"
     assert facts["thinking"] == (
         "'keep' keeps what was sampled; 'as-template' branches after each answer with reasoning"
@@ -56,7 +56,7 @@ def test_a_folder_prints_the_certificate(folder: str) -> None:
 def test_json_is_the_certificate_itself(folder: str) -> None:
     found = Certificate.from_json(said(folder, "--json"))
     assert found.candidate == "after a question"
-    assert len(json.loads(said(folder, "--json"))["passed"]) == 136
+    assert len(json.loads(said(folder, "--json"))["passed"]) == 224
 
 
 def test_a_model_of_ours_goes_by_its_name() -> None:

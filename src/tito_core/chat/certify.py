@@ -77,9 +77,9 @@ def choose(
         raise refusal or TemplateError("There is no candidate to try.")
     probe, difference = furthest.difference
     raise TemplateError(
-        "The chat template writes a message in another way in another place, so a turn's prompt cannot extend the "
-        f"turn before it: on the probe {probe!r}, rendering {furthest.source.candidate.name} differs {difference}\n"
-        "Use a template that only adds to what it wrote, such as the training variant of this one."
+        "What the chat template writes after a turn depends on more than the turn, so a turn's prompt cannot extend "
+        f"the one before it: on the probe {probe!r}, rendering {furthest.source.candidate.name} differs {difference}\n"
+        "Use a template that writes a message alike in every place, such as the training variant of this one."
     )
 
 
