@@ -84,7 +84,7 @@ class Asked:
         except NoCallGrammarError as error:
             if (shape := self._shape(parser, prompt_tail)) is not None:
                 return shape
-            raise UnsupportedToolChoiceError(f"The tool choice cannot be forced: {str(error)[:500]}") from error
+            raise UnsupportedToolChoiceError(f"tool_choice: {str(error)[:500]}") from error
         return _grammar_of(forced)
 
     def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:

@@ -39,7 +39,7 @@ class Distant(InProcessTransport):
         return response
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("vllm", 5), ("vllm-completions", 5), ("sglang", 4)])
+@pytest.mark.parametrize(("kind", "rounds"), [("vllm", 6), ("vllm-completions", 6), ("sglang", 5)])
 def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
     size = len(tokenizer())
     there = Distant(engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size))

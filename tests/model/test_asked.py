@@ -68,4 +68,4 @@ def test_a_shape_is_forced_where_a_call_cannot_be() -> None:
 def test_a_call_that_cannot_be_forced() -> None:
     with pytest.raises(UnsupportedToolChoiceError) as caught:
         sampled(Asked({"any": {}}), Parser("This format has no grammar."))
-    assert str(caught.value) == "tool_choice={'any': {}}: This format has no grammar."
+    assert str(caught.value) == "tool_choice: This format has no grammar."

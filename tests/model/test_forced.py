@@ -135,7 +135,7 @@ async def test_a_call_that_cannot_be_forced_is_refused_before_it_is_sent(
     script = Says("Never.")
     model = model_of("vllm", script)
     model.policy = replace(model.policy, parser=get_tool_parser(parser, tokenizer()))
-    with pytest.raises(UnsupportedToolChoiceError, match=f"tool_choice=.*{why}"):
+    with pytest.raises(UnsupportedToolChoiceError, match=f"tool_choice: .*{why}"):
         await forced(model, choice, specs)
     assert script.requests == []
     assert len(model.ledger) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from support.histories import add
 from support.scripted import BACKENDS, Says, call, model_of
+from tito_core import TITOModel
 from tito_core.collect.garbage import ROUNDS, fewer_rounds
 
 QWEN3 = "qwen3-tiny"
@@ -21,10 +22,23 @@ TURNS = 20
 @pytest.mark.parametrize("name", ["smollm2", QWEN3])
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: bool) -> None:
+    await _played(kind, name, stream)  # the first delta of each shape is compared with the template's plain rendering
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        model = await _played(kind, name, stream)
+        assert len(model.trajectories) == 1
+        assert gc.collect() < TURNS, "a cycle of each turn would be one object of each at least"
+    finally:
+        if was_on:
+            gc.enable()
+
+
+async def _played(kind: str, name: str, stream: bool) -> TITOModel:
     model = model_of(kind, Says(f"Let me add them. {CALL}", name=name), name, stream=stream)
     messages: Any = [{"role": "user", "content": [{"text": "Go."}]}]
-
-    async def turn() -> None:
+    for _ in range(TURNS):
         events: list[Any] = [event async for event in model.stream(messages, [add.tool_spec])]
         called = next(
             event["contentBlockStart"]["start"]["toolUse"]
@@ -35,20 +49,7 @@ async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: b
         result = {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": "3"}]}
         messages.append({"role": "assistant", "content": [{"text": "Let me add them."}, {"toolUse": use}]})
         messages.append({"role": "user", "content": [{"toolResult": result}]})
-
-    for _ in range(5):  # the first turns of a shape are compared with the template's plain rendering
-        await turn()
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(TURNS):
-            await turn()
-        assert len(model.trajectories) == 1
-        assert gc.collect() < TURNS, "a cycle of each turn would be one object of each at least"
-    finally:
-        if was_on:
-            gc.enable()
+    return model
 
 
 def test_fewer_rounds() -> None:
