@@ -22,12 +22,13 @@ TURNS = 20
 @pytest.mark.parametrize("name", ["smollm2", QWEN3])
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: bool) -> None:
-    await _played(kind, name, stream)  # the first delta of each shape is compared with the template's plain rendering
+    before, model = (model_of(kind, Says(f"Let me add them. {CALL}", name=name), name, stream=stream) for _ in range(2))
+    await _play(before)  # the first delta of each shape is compared with the template's plain rendering
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        model = await _played(kind, name, stream)
+        await _play(model)
         assert len(model.trajectories) == 1
         assert gc.collect() < TURNS, "a cycle of each turn would be one object of each at least"
     finally:
@@ -35,8 +36,7 @@ async def test_a_turn_leaves_no_reference_cycles(kind: str, name: str, stream: b
             gc.enable()
 
 
-async def _played(kind: str, name: str, stream: bool) -> TITOModel:
-    model = model_of(kind, Says(f"Let me add them. {CALL}", name=name), name, stream=stream)
+async def _play(model: TITOModel) -> None:
     messages: Any = [{"role": "user", "content": [{"text": "Go."}]}]
     for _ in range(TURNS):
         events: list[Any] = [event async for event in model.stream(messages, [add.tool_spec])]
@@ -49,7 +49,6 @@ async def _played(kind: str, name: str, stream: bool) -> TITOModel:
         result = {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": "3"}]}
         messages.append({"role": "assistant", "content": [{"text": "Let me add them."}, {"toolUse": use}]})
         messages.append({"role": "user", "content": [{"toolResult": result}]})
-    return model
 
 
 def test_fewer_rounds() -> None:
