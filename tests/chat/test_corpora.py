@@ -20,12 +20,14 @@ from tito_core.chat.encoder import EncodedText
 from tito_core.chat.template import ChatTemplate, TemplateError
 
 CONVERSATIONS = 3
-NAMES = tuple(corpora.names())
+ALL = tuple(corpora.names())
 REASONS: dict[str, list[str]] = json.loads(
     Path(corpora.__file__).with_name("corpora_refused.json").read_text(encoding="utf-8")
 )
 """Why templates are refused, with the names of those."""
 REFUSED = {name: reason for reason, names in REASONS.items() for name in names}
+NAMES = tuple(name for i, name in enumerate(ALL) if i % 3 == 0 or name in REFUSED or name.startswith("vllm/"))
+"""A third of the hub's, since certifying takes a third of a second each; `make prove` takes all."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +53,7 @@ def test_trls_templates_write_what_transformers_writes(name: str) -> None:
 
 def test_every_reason_is_of_a_template_in_the_corpora() -> None:
     assert REFUSED.keys() <= corpora.names(light=False).keys()
-    assert len(NAMES) > 400
+    assert len(ALL) > 400
 
 
 class Planted:
