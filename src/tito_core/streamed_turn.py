@@ -31,17 +31,6 @@ from tito_core.view import events, stop_reason, with_ids
 from tito_core.vocabulary import check_sampled_ids
 
 
-async def _compare(
-    policy: Policy, prepared: turns.Prepared, messages: Messages, system: str | None, tool_specs: list[ToolSpec] | None
-) -> None:
-    """Let the referee see a delta of a new shape before anything is sent (law 7)."""
-    answered = 0 if prepared.place.parent is None else prepared.place.answered
-    length = len(prepared.request.input_ids)
-    compare = policy.template.comparison(messages, answered, system, tool_specs, length)
-    if compare is not None:
-        await asyncio.to_thread(compare)
-
-
 async def one_turn(
     policy: Policy,
     recording: Recording,
@@ -135,3 +124,14 @@ async def _prepared(
         found=found,
     )
     return await asyncio.to_thread(prepare) if found.is_long else prepare()
+
+
+async def _compare(
+    policy: Policy, prepared: turns.Prepared, messages: Messages, system: str | None, tool_specs: list[ToolSpec] | None
+) -> None:
+    """Let the referee see a delta of a new shape before anything is sent (law 7)."""
+    answered = 0 if prepared.place.parent is None else prepared.place.answered
+    length = len(prepared.request.input_ids)
+    compare = policy.template.comparison(messages, answered, system, tool_specs, length)
+    if compare is not None:
+        await asyncio.to_thread(compare)
