@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from tito_conformance.defect import Defect
-from tito_core import turns
+from tito_core import found, turns
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger
 from tito_core.ledger import ledger as ledger_module
@@ -259,9 +259,9 @@ CLIENT = (
     Defect("client-fills-logprobs", 4, "Logprobs are filled in with 0.0.",
            client=_patched(turns, "draft", _output(_zeros)), wires=BOTH),
     Defect("client-cursor", 8, "The parent of a turn is the latest one, whatever the history says.",
-           client=_patched(turns, "find_place", _cursor), wires=BOTH),
+           client=_patched(found, "find_place", _cursor), wires=BOTH),
     Defect("client-forgets-history", 8, "Each turn is rendered anew.",
-           client=_patched(turns, "find_place", _never_branches), wires=BOTH),
+           client=_patched(found, "find_place", _never_branches), wires=BOTH),
     Defect("client-spells-controls", 6, "Control tokens come from what messages say.",
            client=_content_spells, wires=BOTH),
     Defect("client-calls-scaffold-content", 6, "The template's tokens are marked as a message's.",

@@ -195,7 +195,7 @@ def test_a_stop_that_opens_what_follows_is_written_once(name: str, last: str, re
 def test_the_end_of_a_conversation_counts_as_closed_in_gpt_oss() -> None:
     template, tokenizer = pair("gptoss")
     ids = {text: tokenizer.convert_tokens_to_ids(text) for text in ("<|end|>", "<|return|>", "<|call|>")}
-    assert set(template.stop_ids) == set(ids.values())
+    assert set(template.stop_ids) == {ids["<|return|>"], ids["<|call|>"]}  # <|end|> closes each message of a turn
     after = [template.delta(answer("a"), [asked("b")], ids[text]).ids.tolist() for text in ("<|end|>", "<|return|>")]
     assert after[0] == after[1]
     assert tokenizer.decode(after[0]).startswith("<|start|>user<|message|>b")

@@ -76,7 +76,7 @@ def what_it_said(ended: Ended, out: Path, where: str) -> str:
         assert (ended.out, ended.errors) in (("", "Interrupted.\n"), ("", "")), where
         return "loading"
     if ended.status == 2 and "before anything was played" in ended.errors:
-        assert not out.exists(), where
+        assert not (out / "conformance.json").exists(), where
         return "connecting"
     found = json.loads((out / "conformance.json").read_text())
     assert found["interrupted"] == (ended.status == 2), where

@@ -20,7 +20,7 @@ def test_nothing_is_found(name: str, cases: int) -> None:
     report = run(name, 1, cases=cases)
     assert report.findings == {}
     assert report.cases == report.refused + report.accepted == cases
-    assert min(report.refused, report.accepted) >= 30, "a class whose cases all end alike proves little"
+    assert min(report.refused, report.accepted) >= cases // 10, "a class whose cases all end alike proves little"
 
 
 def test_what_hangs_grows_dies_or_breaks_a_promise_is_found_and_the_next_case_is_run() -> None:

@@ -197,7 +197,8 @@ def expected(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn)
         return Expected(None, None, whole)
     rest = whole[at + len(turn.mark) :]
     ids = encode(tokenizer, rest)
-    stop = next(i for i, token in enumerate(ids) if token in tokenizer.all_special_ids or token in template.stop_ids)
+    controls = set(tokenizer.added_tokens_encoder.values())
+    stop = next(i for i, token in enumerate(ids) if token in controls or token in template.stop_ids)
     stops = [i for i, token in enumerate(ids) if token in template.stop_ids]
     if turn.opened is None and not stops:  # gpt-oss: what ends an answer is written otherwise once a message follows
         return Expected(template.closer_id, ids[stop + 1 :], whole)
