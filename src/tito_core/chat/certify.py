@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
@@ -112,7 +113,7 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     for case in probes:
         turn = Turn(case.before, case.answered, case.new, case.system, case.tools, case.opened is None)
         try:
-            difference = judge.difference(turn, lambda last, case=case: _ids(source, case, last))  # type: ignore[misc]
+            difference = judge.difference(turn, partial(_ids, source, case))
         except RefusedError as error:
             trial.refused.append((case.name, str(error)))
             continue

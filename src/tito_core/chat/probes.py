@@ -123,9 +123,9 @@ class _Talk:
     def call(self, count: int = 1, *, odd: bool = False, remark: bool = False, thought: bool = False) -> Message:
         mused = self.text("Hm") if thought else ""
         beside = self.text("Looking") if remark else ""
-        calls = [("look", {"at": self.text("the door")}) for _ in range(count)]
+        calls: list[tuple[str, dict[str, Any]]] = [("look", {"at": self.text("the door")}) for _ in range(count)]
         if odd:
-            calls[-1:] = [("find", {"n": [1, None], "deep": {"é": True}, "text": self.text('a "b" \\n')})]  # type: ignore[dict-item]
+            calls[-1:] = [("find", {"n": [1, None], "deep": {"é": True}, "text": self.text('a "b" \\n')})]
         return self._called(*calls, text=beside, thought=mused)
 
     def bare(self) -> Message:

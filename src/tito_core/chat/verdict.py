@@ -185,9 +185,7 @@ class Judge:
         ids = self._encode(text)
         begun = next((i for i, token in enumerate(ids) if token not in self._controls), len(ids))
         openers = {token for token in ids[:begun] if self._controls[token] != self.referee.bos}
-        asked = max((text.rfind(word) for word in _words(turn.before)), default=-1)
-        after = self._encode(text[asked:]) if asked >= 0 else []
-        return openers - {next((token for token in after if token in self._controls), -1)}
+        return openers - set(self._header(turn)[:1])
 
     def _unless_equal(self, expected: list[int], found: list[int], words: list[str]) -> Difference | None:
         text = self._decode(found)
