@@ -249,7 +249,7 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
             "no control token|its closer",
         ),
         ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out message 0"),
-        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "in another place"),
+        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "depends on more than the turn"),
     ],
 )
 def test_refusals_say_why_in_a_sentence(source: Any, words: str) -> None:
