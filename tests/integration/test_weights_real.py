@@ -152,10 +152,12 @@ async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_
         await backend.load_weights("/no/such/folder", "step-3")
     waiting = asyncio.create_task(backend.generate(asking(4)))
     await asyncio.sleep(1.0)
-    assert not waiting.done()
-    await backend.resume()
-    if server.kind == "vllm":  # whose engine has died of it
-        with pytest.raises((ServerError, EngineConnectionError)):  # as it says so, or hangs up
+    if server.kind == "vllm":  # whose engine has died of it, as it says, or hangs up, now or when it is to go on
+        with contextlib.suppress(ServerError, EngineConnectionError):
+            await backend.resume()
+        with pytest.raises((ServerError, EngineConnectionError)):
             await waiting
     else:
+        assert not waiting.done()
+        await backend.resume()
         assert len((await waiting).output_ids) == 4
