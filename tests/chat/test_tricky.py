@@ -62,7 +62,7 @@ def test_what_is_counted_past_the_probes_is_caught_in_use() -> None:
         if number < 10:
             compare()
         else:
-            with pytest.raises(LawViolationError, match="^Law 7"):
+            with pytest.raises(LawViolationError, match=r"^Law 7"):
                 compare()
 
 
