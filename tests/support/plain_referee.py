@@ -11,8 +11,11 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from support.plain_template import Ended, Plain, ended
 from support.random_chats import Chat, Reply, Writer, strands_answer, strands_reply
@@ -65,7 +68,14 @@ class Verdict:
 
 
 def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int = 6) -> Verdict:
-    """Play conversations, up to the first few differences."""
+    """Play conversations, up to the first few differences, at the time at which the template was loaded."""
+    rendering = getattr(template, "rendering", None)
+    clock = datetime if rendering is None else SimpleNamespace(now=lambda: rendering.now)
+    with patch("transformers.utils.chat_template_utils.datetime", clock):  # Hunyuan writes seconds
+        return _judged(template, tokenizer, seeds, most)
+
+
+def _judged(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int) -> Verdict:
     plain, verdict = Plain(tokenizer), Verdict()
     if plain.reading is None:
         verdict.differences.append(Difference("the plain rendering shows no question", "", 0, "", ""))
