@@ -1,0 +1,205 @@
+"""Measure the house: its size, how far one turn runs through it, and what its imports look like.
+
+    python tools/house.py [--json] [--check] [--src SRC]
+
+- `code_lines`, `core_code_lines`: lines of `src/` and of `src/tito_core` without docstrings, comments and blanks.
+- `files`: Python files of `src/`.
+- `files_per_turn`, `functions_per_turn`: files and functions of `src/` that one warm tool turn runs through: the third
+  of a rollout, from `Model.stream` to its last event, over a socket, with a tool call in the answer.
+- `import_cycles`: groups of modules that import each other, counting imports inside functions, but not those for type
+  checkers alone, which never run.
+- `engine_names_in_core`: engines named by identifiers or strings (docstrings may) of the core and of the suite.
+- `loose_modules`: modules of `tito_core` that lie in none of its packages, without `__init__` and `__main__`.
+- `import_depth`: modules on the longest chain of imports that begins at `tito_core.model`, itself not counted.
+
+`--check` exits with 1 where there is an import cycle or an engine's name, and says which; it measures no turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import asyncio
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import grimp
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tito_core", "tito_conformance", "tito_sglang", "tito_vllm")
+NEUTRAL = ("tito_core", "tito_conformance")
+"""Packages that may not name an engine."""
+ENGINES = re.compile("vllm|sglang", re.IGNORECASE)
+UNCOUNTED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+TURN = 3
+"""Which turn of a rollout is followed: the first takes the context in, the second still meets new shapes."""
+
+
+def main() -> int:
+    """Print the table or the JSON; with --check, what must not be."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="exit with 1 on an import cycle or an engine's name")
+    parser.add_argument("--src", type=Path, default=ROOT / "src", help="the sources")
+    asked = parser.parse_args()
+    if asked.check:
+        problems = [f"import cycle: {' <-> '.join(group)}" for group in cycles()]
+        problems += [f"an engine's name: {place}" for place in engine_names(asked.src)]
+        print("\n".join(problems) or "No import cycle, no engine's name in the core and the suite.")
+        return 1 if problems else 0
+    found = measure(asked.src)
+    print(json.dumps(found) if asked.json else "\n".join(f"{name:20} {value:7,}" for name, value in found.items()))
+    return 0
+
+
+def measure(src: Path) -> dict[str, int]:
+    """Measure everything."""
+    lines = {path: code_lines(path.read_text("utf-8")) for path in sorted(src.rglob("*.py"))}
+    core = src / "tito_core"
+    files, functions = followed()
+    return {
+        "code_lines": sum(lines.values()),
+        "core_code_lines": sum(count for path, count in lines.items() if core in path.parents),
+        "files": len(lines),
+        "files_per_turn": files,
+        "functions_per_turn": functions,
+        "import_cycles": len(cycles()),
+        "engine_names_in_core": len(engine_names(src)),
+        "loose_modules": sum(not path.name.startswith("__") for path in core.glob("*.py")),
+        "import_depth": depth("tito_core.model"),
+    }
+
+
+def docstrings(tree: ast.AST) -> list[ast.Constant]:
+    """Return the docstrings of modules, classes, functions and, below them, attributes."""
+    bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
+    lone = [each.value for body in bodies for each in body if isinstance(each, ast.Expr)]
+    return [value for value in lone if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+
+
+def code_lines(text: str) -> int:
+    """Count the lines that hold code."""
+    counted: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in UNCOUNTED:
+            counted.update(range(token.start[0], token.end[0] + 1))
+    for words in docstrings(ast.parse(text)):
+        counted.difference_update(range(words.lineno, (words.end_lineno or words.lineno) + 1))
+    return len(counted)
+
+
+def engine_names(src: Path) -> list[str]:
+    """Return `file:line name` of every identifier or string that names an engine."""
+    found = []
+    for package in NEUTRAL:
+        for path in sorted((src / package).rglob("*.py")):
+            tree = ast.parse(path.read_text("utf-8"))
+            allowed = {id(words) for words in docstrings(tree)}
+            for node in ast.walk(tree):
+                place = f"{path.relative_to(src)}:{getattr(node, 'lineno', 0)}"
+                said = [] if id(node) in allowed else names(node)
+                found += [f"{place} {name[:60]!r}" for name in said if ENGINES.search(name)]
+            if ENGINES.search(path.name):
+                found.append(f"{path.relative_to(src)}:0 the file's name")
+    return found
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """Yield the identifiers and strings of one node."""
+    for field, value in ast.iter_fields(node):
+        if isinstance(value, str) and field != "type_comment":
+            yield value
+        elif isinstance(value, list):
+            yield from (each for each in value if isinstance(each, str))
+        elif isinstance(value, bytes):
+            yield value.decode("latin-1")
+
+
+@cache
+def imports() -> grimp.ImportGraph:
+    """Return who imports whom, without what only type checkers import."""
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+
+
+@cache
+def below(module: str) -> frozenset[str]:
+    """Return the modules that a module imports, and that those import, and so on; itself only in a circle."""
+    reached: set[str] = set()
+    waiting = set(imports().find_modules_directly_imported_by(module))
+    while waiting:
+        one = waiting.pop()
+        if one not in reached:
+            reached.add(one)
+            waiting |= imports().find_modules_directly_imported_by(one)
+    return frozenset(reached)
+
+
+@cache
+def cycles() -> list[list[str]]:
+    """Return each group of modules that import each other."""
+    circular = [module for module in sorted(imports().modules) if module in below(module)]
+    groups = {
+        frozenset(other for other in circular if other in below(module) and module in below(other))
+        for module in circular
+    }
+    return sorted(sorted(group) for group in groups)
+
+
+@cache
+def depth(module: str) -> int:
+    """Count the modules below one on its longest chain of imports; those of a cycle are passed once."""
+    onward = [one for one in imports().find_modules_directly_imported_by(module) if module not in below(one)]
+    return max((1 + depth(one) for one in onward), default=0)
+
+
+def followed() -> tuple[int, int]:
+    """Count the files and functions of a warm tool turn, in a process of its own."""
+    command = [sys.executable, __file__, "--follow"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    files, functions = json.loads(answer[-1])
+    return files, functions
+
+
+async def follow(port: int) -> tuple[int, int]:
+    """Run a rollout on a server that answers at once, and follow one of its turns."""
+    from conversation import opening, turn
+    from tito_core import Policy
+    from tito_core.engine import models
+
+    tokenizer = models.load_tokenizer("smollm2")
+    policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)
+    model: Any = policy.model(sampling={"max_new_tokens": 300})
+    messages = opening(500)
+    for _ in range(TURN - 1):
+        await turn(model, messages)
+    passed: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and any(f"/{package}/" in frame.f_code.co_filename for package in PACKAGES):
+            passed.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    sys.setprofile(note)
+    await turn(model, messages)
+    sys.setprofile(None)
+    await policy.backend.aclose()
+    return len({file for file, _ in passed}), len(passed)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--follow"]:
+        sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "clients")]
+        from bench import canned_server
+
+        with canned_server() as served:
+            print(json.dumps(asyncio.run(follow(served))))
+    else:
+        sys.exit(main())
