@@ -156,7 +156,7 @@ class _Played:
         except Exception:  # the template refuses the turn
             self.verdict.skipped += 1
             return "", []
-        how = ended(plain, answer, alone, whole)
+        how = ended(plain, answer, alone, self._shown(number) if () in reply.results else whole)
         stop = None if answer.cut or how is None else plain.ids(how.stop)[-1]
         opened = Opened.REASONING if answer.cut == "thought" else Opened.MESSAGE
         try:
@@ -182,6 +182,14 @@ class _Played:
         if delta != plain.ids(whole, start):
             return Difference("the delta", self.seed, number, whole[start:], decoded)
         return self._extended(number, text, ids, prompt, alone, whole, how, delta)
+
+    def _shown(self, number: int) -> str:
+        """Render the conversation with a word in each empty result: without one, an end that follows the results
+        would seem to follow the call."""
+        answer, reply = self.chat.turns[number]
+        worded = replace(reply, results=tuple(texts or ("zq0v",) for texts in reply.results))
+        turns = (*self.chat.turns[:number], (answer, worded))
+        return self.plain.of(replace(self.chat, turns=turns), number + 1)
 
     def _extended(
         self, number: int, text: str, ids: list[int], prompt: str, alone: str, whole: str, how: Ended,
