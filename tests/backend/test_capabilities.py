@@ -17,6 +17,7 @@ from tito_core.backend import (
     BackendError,
     Capabilities,
     EngineInfo,
+    ProtocolViolationError,
     SamplingParams,
     TokenRequest,
     TokenResponse,
@@ -225,3 +226,11 @@ async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> N
     for wanted in ({"top_logprobs": 1}, {"prompt_logprobs": True}, {"routed_experts": True}, {"sampling_mask": True}):
         with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
             Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)
+
+
+@pytest.mark.parametrize("size", [0, -2, True, 12.0, "12"])
+@pytest.mark.parametrize("name", ["max_model_len", "vocab_size"])
+def test_a_size_that_is_no_number_of_tokens_is_refused(name: str, size: Any) -> None:
+    sizes: dict[str, Any] = {"max_model_len": 4096, "vocab_size": None, name: size}
+    with pytest.raises(ProtocolViolationError, match=name):
+        EngineInfo("toy", "model", version=None, **sizes)

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.id_text import IdText
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
@@ -45,6 +46,20 @@ class EngineInfo:
     endpoints: tuple[str, ...] = ()
     truncated_logprobs: bool | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
+
+    def __post_init__(self) -> None:
+        """Check the sizes, whichever backend read them.
+
+        Raises:
+            ProtocolViolationError: One is not a whole number above zero.
+        """
+        for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
+            if size is not None and (type(size) is not int or size < 1):
+                raise ProtocolViolationError(
+                    f"{self.backend} reports {name}={size!r}, which cannot be a number of tokens: check how the server was "
+                    "started, or what stands between it and here.",
+                    backend=self.backend,
+                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
