@@ -156,20 +156,8 @@ class MediaSpan(NamedTuple):
     sha256: bytes
 
 
-class EngineViews:
-    """What is read off an engine's record."""
-
-    __slots__ = ()
-    server: Server
-
-    @property
-    def semantics(self) -> Semantics:
-        """What the logprobs mean (law 11)."""
-        return self.server.semantics
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class EngineRecord(EngineViews):
+class EngineRecord:
     """What only this engine and this run know of a turn; everything else is equal on every backend (law 13).
 
     Attributes:
@@ -188,47 +176,14 @@ class EngineRecord(EngineViews):
     versions: tuple[VersionSpan, ...]
     responses: tuple[ResponseSpan, ...] = ()
 
-
-class DraftViews:
-    """What is read off a draft's columns and calls."""
-
-    __slots__ = ()
-    columns: Columns
-    calls: tuple[CallRecord, ...]
-    reasoning_closed: bool
-
     @property
-    def prompt_ids(self) -> TokenIds:
-        """The delta: prompt tokens added after the parent's last token, shape (p,)."""
-        return self.columns.prompt_ids
-
-    @property
-    def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
-        return self.columns.prompt_provenance
-
-    @property
-    def output_ids(self) -> TokenIds:
-        """Tokens the engine reported, shape (n,)."""
-        return self.columns.output_ids
-
-    @property
-    def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
-        return self.columns.logprobs
-
-    @property
-    def parse_status(self) -> str:
-        """How the output was read: "ok", "malformed", "truncated" or "unclosed reasoning"."""
-        statuses = {call.status for call in self.calls}
-        for worst in ("malformed", "truncated"):
-            if worst in statuses:
-                return worst
-        return "ok" if self.reasoning_closed else "unclosed reasoning"
+    def semantics(self) -> Semantics:
+        """What the logprobs mean (law 11)."""
+        return self.server.semantics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft(DraftViews):
+class Draft:
     """Everything of a turn before it has a place in a ledger. Built aside, committed whole (law 5).
 
     Attributes:
@@ -266,6 +221,35 @@ class Draft(DraftViews):
     branch: Branch | None = None
     extras: Mapping[str, Column] = field(default_factory=lambda: _NO_EXTRAS)
     media: tuple[MediaSpan, ...] = ()
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """The delta: prompt tokens added after the parent's last token, shape (p,)."""
+        return self.columns.prompt_ids
+
+    @property
+    def prompt_provenance(self) -> Provenances:
+        """One value for each of `prompt_ids`, shape (p,)."""
+        return self.columns.prompt_provenance
+
+    @property
+    def output_ids(self) -> TokenIds:
+        """Tokens the engine reported, shape (n,)."""
+        return self.columns.output_ids
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """One for each of `output_ids`, shape (n,)."""
+        return self.columns.logprobs
+
+    @property
+    def parse_status(self) -> str:
+        """How the output was read: "ok", "malformed", "truncated" or "unclosed reasoning"."""
+        statuses = {call.status for call in self.calls}
+        for worst in ("malformed", "truncated"):
+            if worst in statuses:
+                return worst
+        return "ok" if self.reasoning_closed else "unclosed reasoning"
 
     def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
         """Give it with what a ledger puts in place, at each commit: `replace` takes three times as long."""
