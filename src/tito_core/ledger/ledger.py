@@ -99,6 +99,15 @@ class Ledger:
         ledger._annotations = list(annotations)
         return ledger
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make a copy, for pickle and `copy.deepcopy`.
+
+        A copy has the turns and annotations so far and no sink: what is committed to it reaches no file and not this
+        ledger. Of its histories it knows the digests, as a ledger that was loaded.
+        """
+        with self._lock:
+            return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
+
     @property
     def uuid(self) -> str:
         """Identity of the rollout."""

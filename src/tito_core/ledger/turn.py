@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
-from tito_core.ledger.provenance import Provenance, Provenances
-
-_NO_EXTRAS: Mapping[str, Column] = MappingProxyType({})
+from tito_core.ledger.provenance import Provenances
 
 
 class Finish(StrEnum):
@@ -219,7 +216,7 @@ class Draft:
     call_ids: int = 0
     reasoning_closed: bool = True
     branch: Branch | None = None
-    extras: Mapping[str, Column] = field(default_factory=lambda: _NO_EXTRAS)
+    extras: Mapping[str, Column] = field(default_factory=dict)
     media: tuple[MediaSpan, ...] = ()
 
     @property
@@ -252,25 +249,14 @@ class Draft:
         return "ok" if self.reasoning_closed else "unclosed reasoning"
 
     def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
-        """Give it with what a ledger puts in place, at each commit: `replace` takes three times as long."""
-        return Draft(
-            self.columns,
-            self.prompt_length,
-            self.finish,
-            self.fingerprint,
-            sampling,
-            self.max_new_tokens,
-            engine,
-            self.parent,
-            self.stop,
-            self.constrained,
-            self.calls,
-            call_ids,
-            self.reasoning_closed,
-            self.branch,
-            self.extras,
-            self.media,
-        )
+        """Return the draft as a ledger keeps it: what turns share is the ledger's own object, and nothing the caller's.
+
+        Args:
+            sampling: The ledger's own object for equal parameters.
+            engine: The engine's record, with the ledger's own server.
+            call_ids: Tool-call ids that the ledger has given out.
+        """
+        return replace(self, sampling=sampling, engine=engine, call_ids=call_ids, extras=dict(self.extras))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,11 +277,6 @@ class Turn:
     def parent(self) -> int | None:
         """Index of the turn this one extends, or None for a root."""
         return self.draft.parent
-
-    @property
-    def output_provenance(self) -> Provenance:
-        """The one provenance of all output tokens."""
-        return Provenance.CONSTRAINED if self.draft.constrained else Provenance.SAMPLED
 
     @property
     def own_length(self) -> int:
