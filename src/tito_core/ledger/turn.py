@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -247,16 +247,6 @@ class Draft:
             if worst in statuses:
                 return worst
         return "ok" if self.reasoning_closed else "unclosed reasoning"
-
-    def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
-        """Return the draft as a ledger keeps it: what turns share is the ledger's own object, and nothing the caller's.
-
-        Args:
-            sampling: The ledger's own object for equal parameters.
-            engine: The engine's record, with the ledger's own server.
-            call_ids: Tool-call ids that the ledger has given out.
-        """
-        return replace(self, sampling=sampling, engine=engine, call_ids=call_ids, extras=dict(self.extras))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

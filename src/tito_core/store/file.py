@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -113,13 +112,12 @@ class LedgerFile:
             headers, turns, annotations = (tuple(found[kind]) for kind in Kind)
         if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
-        with _without_collector():
-            header = next(self._read(headers[:1]))
-            ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode)
-            if ledger.uuid != uuid:
-                raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
-            if check:
-                check_ledger(ledger)
+        header = next(self._read(headers[:1]))
+        ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode)
+        if ledger.uuid != uuid:
+            raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
+        if check:
+            check_ledger(ledger)
         return ledger
 
     def resume(self, uuid: str) -> Ledger:
@@ -279,18 +277,6 @@ class LedgerFile:
         if size != self._index.end:
             self._index.scan(self._file)
             self._file.truncate(self._index.end)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Hold the cycle collector back: a ledger's turns hold no cycle, and looking for one takes longer than reading."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:
