@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Unpack, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
@@ -159,6 +159,12 @@ class TITOModel(Model):
         self.policy = policy
         self._settings = chosen.at(policy.info)
         self._recording = Recording(policy, ledger)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A model cannot be copied or pickled: it holds connections to the server. Send model.ledger or "
+            "model.trajectories, or the arguments that the model was made with, and make one in the other process."
+        )
 
     @property
     def config(self) -> settings.TITOConfig:

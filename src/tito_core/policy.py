@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, Unpack
 
 from strands.types.content import Messages
 
@@ -142,6 +142,12 @@ class Policy:
         logger.info("measuring what its logprobs mean")
         found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
         return cls(engine, of_all(found), *bound, file, vocabulary=vocabulary)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A Policy cannot be copied or pickled: it holds connections to the server. Send the arguments of "
+            "Policy.connect, and connect in the other process; ledgers and trajectories can be sent."
+        )
 
     def model(self, *, ledger: Ledger | None = None, **choices: Unpack[Choices]) -> TITOModel:
         """Make the Strands model of one rollout.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tito_core.parsing.decoding import REPLACEMENT
 from tito_core.parsing.markup import DecodedIds, Mark
 
 if TYPE_CHECKING:
     from tito_core.parsing.turn import TurnParser
 
-_REPLACEMENT = "\ufffd"
 _SELDOM = 16
 """Of a tokenizer whose tokens cannot be decoded apart, all are decoded anew once there are a sixteenth more."""
 Kind = Literal["reasoning", "text"]
@@ -68,7 +68,7 @@ class Preview:
         return pieces
 
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
-        text = decoded.text.rstrip(_REPLACEMENT)  # bytes that the next token may complete
+        text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
         certain = self._certain(text)
         for mark in self._markup.marks(decoded):
             if mark.start >= certain:

@@ -57,6 +57,17 @@ class CallFormat(Protocol):
         """
 
 
+class TaggedCalls:
+    """What formats in which every call has its tag have in common."""
+
+    anchors: Sequence[str] = ()
+    bare: str = ""
+
+    def read_bare(self, said: Completion, start: int) -> int | None:
+        """Calls always have their tag."""
+        return None
+
+
 class TurnParser:
     """Strict parser of one family's turns: what a lenient one would repair is malformed."""
 

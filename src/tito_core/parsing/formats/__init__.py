@@ -1,4 +1,4 @@
-"""Formats of tool calls, one file each; importing this registers them all."""
+"""Formats of tool calls, a family a file; importing this registers them all."""
 
 from tito_core.parsing.formats import (
     deepseek,
@@ -6,16 +6,14 @@ from tito_core.parsing.formats import (
     gemma4,
     glm,
     gpt_oss,
-    granite,
     hermes,
+    json_array,
     kimi_k2,
     llama3_json,
     minimax_m2,
     mistral,
-    phi4_mini,
     pythonic,
     qwen3_coder,
-    xlam,
 )
 
 __all__ = [
@@ -24,14 +22,12 @@ __all__ = [
     "gemma4",
     "glm",
     "gpt_oss",
-    "granite",
     "hermes",
+    "json_array",
     "kimi_k2",
     "llama3_json",
     "minimax_m2",
     "mistral",
-    "phi4_mini",
     "pythonic",
     "qwen3_coder",
-    "xlam",
 ]

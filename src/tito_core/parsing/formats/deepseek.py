@@ -22,6 +22,7 @@ from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 
 SECTION = Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
@@ -29,7 +30,7 @@ TYPE = "function"
 FENCE, END_FENCE = "\n```json\n", "\n```"
 
 
-class DeepSeekCalls:
+class DeepSeekCalls(TaggedCalls):
     """A section of calls.
 
     Attributes:
@@ -37,8 +38,6 @@ class DeepSeekCalls:
     """
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, SEPARATOR)
-    anchors = ()
-    bare = ""
     opening = frozenset({SECTION.open})
 
     def __init__(self, fenced: bool) -> None:

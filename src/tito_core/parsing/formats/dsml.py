@@ -26,6 +26,7 @@ from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 
 ANCHOR = "｜DSML｜"
 INVOKE, END_INVOKE = f"<{ANCHOR}invoke", f"</{ANCHOR}invoke>"
@@ -33,7 +34,7 @@ PARAMETER, END_PARAMETER = f"<{ANCHOR}parameter", f"</{ANCHOR}parameter>"
 _HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
 
 
-class DsmlCalls:
+class DsmlCalls(TaggedCalls):
     """A section of functions.
 
     Attributes:
@@ -41,7 +42,6 @@ class DsmlCalls:
     """
 
     anchors = (ANCHOR,)
-    bare = ""
 
     def __init__(self, block: str) -> None:
         self.section = Section(f"<{ANCHOR}{block}>", f"</{ANCHOR}{block}>", INVOKE, END_INVOKE)

@@ -20,6 +20,7 @@ from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
@@ -27,21 +28,16 @@ _KEY = re.compile(r"[^\s:,{}\[\]<>]+")
 _BARE = re.compile(r"true|false|null|None|-?[0-9][0-9.eE+-]*")
 
 
-class Gemma4Calls:
+class Gemma4Calls(TaggedCalls):
     """One call a pair of tags."""
 
     tags = (OPEN, CLOSE, QUOTE)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
         frame = said.frame(opened, opened + len(OPEN), CLOSE, self.opening)
         return said.read(frame, CLOSE, _call)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Refuse: the notation is recursive, and no engine has it."""

@@ -17,6 +17,7 @@ from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 from tito_core.parsing.typed_value import typed_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -25,7 +26,7 @@ VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 _INNER = frozenset({CLOSE, KEY, END_KEY, VALUE, END_VALUE})
 
 
-class GlmCalls:
+class GlmCalls(TaggedCalls):
     """One call a pair of tags.
 
     Attributes:
@@ -33,8 +34,6 @@ class GlmCalls:
     """
 
     tags = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def __init__(self, between: str) -> None:
@@ -48,9 +47,6 @@ class GlmCalls:
             said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {CLOSE}.")
             return frame.stop
         return said.read(frame, CLOSE, _call)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""

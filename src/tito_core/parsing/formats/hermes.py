@@ -5,23 +5,20 @@
 
 from __future__ import annotations
 
-import json
-
 from tito_core.parsing import grammar as g
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.json_call import json_call, json_end
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
+from tito_core.parsing.turn import TaggedCalls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesCalls:
+class HermesCalls(TaggedCalls):
     """One JSON object a call."""
 
     tags = (OPEN, CLOSE)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
@@ -32,20 +29,9 @@ class HermesCalls:
         frame = said.frame(opened, body, CLOSE, self.opening, begin)
         return said.read(frame, CLOSE, lambda cursor: json_call(cursor.rest()))
 
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
-
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        bodies = (
-            g.sequence(
-                g.text('\n{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '),
-                g.arguments_json(schema),
-                g.text("}\n"),
-            )
-            for name, schema in tools.items()
-        )
-        return g.sequence(g.tag(markup, OPEN), g.either(bodies), g.tag(markup, CLOSE))
+        return g.sequence(g.tag(markup, OPEN), g.json_calls(tools, before="\n", after="\n"), g.tag(markup, CLOSE))
 
 
 register_format("hermes", HermesCalls())

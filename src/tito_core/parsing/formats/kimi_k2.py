@@ -19,6 +19,7 @@ from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 
 SECTION = Section(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -27,12 +28,10 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 _ID = re.compile(r"functions\.(.+):[0-9]+")
 
 
-class KimiCalls:
+class KimiCalls(TaggedCalls):
     """A section of calls with ids."""
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, ARGUMENTS)
-    anchors = ()
-    bare = ""
     opening = frozenset({SECTION.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

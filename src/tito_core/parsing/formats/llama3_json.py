@@ -6,7 +6,6 @@ alone; vLLM 0.32, `tool_parsers/llama_tool_parser.py`. An object whose first key
 
 from __future__ import annotations
 
-import json
 import re
 
 from tito_core.parsing import grammar as g
@@ -15,17 +14,17 @@ from tito_core.parsing.json_call import after_blank, json_call, json_end
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Malformed, shortened
+from tito_core.parsing.turn import TaggedCalls
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATOR = ";"
 _BEGINS = re.compile(r'\{\s*"name"\s*:')
 
 
-class Llama3Calls:
+class Llama3Calls(TaggedCalls):
     """Objects up to the end of the message."""
 
     tags = (PYTHON_TAG,)
-    anchors = ()
     bare = "{"
     opening = frozenset({PYTHON_TAG})
 
@@ -39,14 +38,7 @@ class Llama3Calls:
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        return g.either(
-            g.sequence(
-                g.text('{"name": ' + json.dumps(name, ensure_ascii=False) + ', "parameters": '),
-                g.arguments_json(schema),
-                g.text("}"),
-            )
-            for name, schema in tools.items()
-        )
+        return g.json_calls(tools, arguments="parameters")
 
 
 def _objects(said: Completion, opened: int, start: int) -> int:

@@ -21,18 +21,17 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 from tito_core.parsing.typed_value import typed_value
 
 SECTION = Section("<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>")
 PARAMETER, END_PARAMETER = "<parameter name=", "</parameter>"
 
 
-class MiniMaxCalls:
+class MiniMaxCalls(TaggedCalls):
     """A section of functions."""
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
-    anchors = ()
-    bare = ""
     opening = frozenset({SECTION.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:

@@ -22,6 +22,7 @@ from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
+from tito_core.parsing.turn import TaggedCalls
 from tito_core.parsing.typed_value import typed_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -29,21 +30,16 @@ FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 
-class Qwen3CoderCalls:
+class Qwen3CoderCalls(TaggedCalls):
     """One function a call."""
 
     tags = (OPEN, CLOSE, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
         frame = said.frame(opened, opened + len(OPEN), CLOSE, self.opening)
         return said.read(frame, CLOSE, _function)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
