@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from tito_conformance.defect import Defect
+from conformance.defects.defect import Defect
 from tito_core.testing import EngineState, sglang_answers, vllm_generate
 from tito_core.testing.running import Running
 from tito_core.testing.settle import Settled
