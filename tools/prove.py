@@ -139,7 +139,7 @@ PROOFS = {
         "interrupts on each wire",
         100,
         20,
-        (*INTERRUPT, "src/tito_conformance", "tests/conformance/test_interrupts.py"),
+        (*INTERRUPT, "src/tito_conformance", "tests/conformance/defects", "tests/conformance/test_interrupts.py"),
         lambda count, seed: (
             f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
         ),

@@ -55,12 +55,13 @@ def _count(tally: Tally, names: Iterable[str], problems: Iterable[Problem], case
 
 def _against_the_wire(player: Player, turns: list[Told]) -> None:
     connected, tally, ledger = player.connected, player.tally, player.model.ledger
-    if connected.wire is None or connected.log is None:
+    wire = connected.wire
+    if wire is None or connected.log is None:
         why = f"The wire of {connected.target.backend} is not known, or the backend lets nobody listen."
         for name in OF_THE_WIRE:
             tally.skip(name, why, len(ledger))
         return
-    heard = wire_reading.generations(connected.wire, connected.log.exchanges[player.first :])
+    heard = wire_reading.generations(wire.read, connected.log.exchanges[player.first :])
     stops = connected.policy.stop_token_ids
     columns = [name for name, column in OF_COLUMNS.items() if getattr(player.wanted, column)]
     made = [*(name for name in OF_THE_WIRE if name != "text"), *columns]

@@ -9,12 +9,11 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from tito_conformance.wire_log import TransportFactory, WireLog
+from tito_conformance.wire_reading import Heard
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP
 from tito_core.policy import Policy
-
-KNOWN_WIRES = ("vllm", "sglang")
-"""The wires that the oracle can read."""
+from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,11 @@ class Connected:
     names_versions: bool = True
 
     @property
-    def wire(self) -> str | None:
-        """The wire that the oracle can read in the log, or None."""
-        return self.target.backend if self.log is not None and self.target.backend in KNOWN_WIRES else None
+    def wire(self) -> WireKit[Heard] | None:
+        """How the oracle reads the log; None where nothing is logged, or no installed package reads the wire."""
+        if self.log is None or self.target.backend not in installed_wires():
+            return None
+        return find_wire(self.target.backend)
 
 
 async def connect(target: Target) -> Connected:

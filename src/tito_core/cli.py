@@ -74,7 +74,7 @@ def _shown(ledger: Ledger, name: str) -> Show:
 @app.command()
 def verify(
     file: File,
-    backend: Annotated[str, typer.Option(help="Backend of the server that re-scores.")] = "vllm",
+    backend: Annotated[str, typer.Option(help="Backend of that server; by default the one of the rollouts.")] = "",
     base_url: Annotated[str, typer.Option(help="A server with the same weights, to re-score.")] = "",
 ) -> None:
     """Check every law on the rollouts in a file and, with a server, re-score their tokens."""
@@ -82,7 +82,15 @@ def verify(
     turns = sum(len(ledger) for ledger in ledgers)
     console.print(laws_line(len(ledgers), turns))
     if base_url:
-        console.print(asyncio.run(_rescore(ledgers, backend, base_url)))
+        console.print(asyncio.run(_rescore(ledgers, backend or _backend_of(ledgers), base_url)))
+
+
+def _backend_of(ledgers: list[Ledger]) -> str:
+    names = sorted({turn.draft.engine.server.backend for ledger in ledgers for turn in ledger})
+    if len(names) != 1:
+        found = ", ".join(names) or "no backend"
+        raise typer.BadParameter(f"--backend is needed: the turns of this file are of {found}.")
+    return names[0]
 
 
 async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:

@@ -137,7 +137,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     (
         {"min_new_tokens": 1, "grammar": {"kind": "regex", "value": "a"}},
         "min_new_tokens=1 and a grammar do not go together: once the grammar is complete no token is left to sample, "
-        "which kills a real SGLang server. Let the grammar say how long it is.",
+        "which kills some servers. Let the grammar say how long it is.",
     ),
     ({"temprature": 1}, "There is no sampling parameter 'temprature'; did you mean 'temperature'?"),
 ]
@@ -159,7 +159,7 @@ def test_what_one_still_can_sample_with() -> None:
 def test_a_salt_that_vllm_refuses() -> None:
     with pytest.raises(InvalidValueError) as caught:
         Wanted(cache_salt="a@")
-    assert str(caught.value) == "cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: 'a@'."
+    assert str(caught.value) == "cache_salt may not hold '@', '/', a backslash or NUL, which some servers refuse: 'a@'."
 
 
 def test_a_name_that_nobody_knows() -> None:
@@ -321,7 +321,7 @@ LIKE = "give an address like 'http://localhost:8000'."
 ADDRESSES: list[tuple[Any, str]] = [
     (
         "unix://run/a.sock",
-        "'unix://run/a.sock' names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+        "'unix://run/a.sock' names no Unix socket: give its whole path, like 'unix:///run/server.sock'.",
     ),
     ("http://user:hunter2@h", f"The server address holds a user name or password; give the key as api_key: {LIKE}"),
     ("ftp://h", f"'ftp://h' is no server address: {LIKE}"),

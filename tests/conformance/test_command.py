@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from conformance.defects import all_defects
+from conformance.defects.defect import latency
 from support.conformance_command import served
 from support.scripted import tokenizer
-from tito_conformance.defect import latency
-from tito_conformance.defects import all_defects
 from tito_core import cli
 from tito_core.testing import ScriptedServer
 

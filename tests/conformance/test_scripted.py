@@ -8,19 +8,19 @@ from unittest import mock
 
 import pytest
 
+from conformance.defects import all_defects
+from conformance.defects.answer_views import View
+from conformance.defects.column_views import EXPERTS
+from conformance.defects.defect import SERVERS, SOUND, Defect, planted
+from conformance.defects.parity import PARITY
+from conformance.defects.trial import tried
 from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
-from tito_conformance.answer_views import View
 from tito_conformance.closing import UNSPELLED
-from tito_conformance.column_views import EXPERTS
-from tito_conformance.defect import SERVERS, SOUND, Defect, planted
-from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
-from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
-from tito_conformance.trial import tried
 from tito_core import turns
 from tito_core.chat.ending import Opened
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine

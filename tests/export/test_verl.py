@@ -120,6 +120,8 @@ async def test_weights_that_changed_in_mid_answer_are_unknown(fields: dict[str, 
         ({"logprobs_mode": None}, 0.7, (None, None)),
         ({"logprobs_mode": None}, 1.0, (None, 1.0)),
         ({"name": "sglang", "logprobs_mode": None}, 0.7, (True, 0.7)),
+        ({"name": "sglang", "logprobs_mode": "raw_logprobs"}, 0.7, (True, 0.7)),
+        ({"name": "another"}, 0.7, (True, 0.7)),
     ],
 )
 async def test_semantics_are_the_configurations(

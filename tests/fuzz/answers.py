@@ -28,7 +28,7 @@ from tito_core import TITOModel, store
 from tito_core.backend import BackendError
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.invariants import check_ledger
-from tito_core.testing import InProcessTransport, ScriptedEngine
+from tito_core.testing import InProcessTransport, ScriptedEngine, find_wire
 
 REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, ModelThrottledException)
 WIRES = (("vllm", True), ("vllm", False), ("sglang", True))
@@ -259,7 +259,7 @@ def _read(exchanged: Exchanged, kind: str) -> Heard:
             body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         else:
             body = json.dumps(_without_extras(text))
-        [heard] = generations(kind, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
+        [heard] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
     except Exception as error:
         raise Finding(f"a turn is committed whose answer cannot be read: {type(error).__name__}") from error
     return heard

@@ -27,11 +27,11 @@ from tito_core.export.flat import flat_of
 from tito_core.export.packing import packed
 from tito_core.export.parquet import read_parquet, write_parquet
 from tito_core.export.slime import fields_of
-from tito_core.export.spans import emit_spans
 from tito_core.export.trl import columns_of
 from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
+from tito_vllm.spans import emit_spans
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROLLOUTS, PAD = 12, 0

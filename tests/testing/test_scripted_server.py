@@ -398,8 +398,8 @@ def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
 
 
 def test_clear_refusals() -> None:
-    with pytest.raises(ValueError, match="no scripted engine 'tgi'; choose one of vllm, sglang"):
-        scripted_engine("tgi", TEN)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no wire 'tgi'\. Installed wires: sglang, vllm"):
+        scripted_engine("tgi", TEN)
     with pytest.raises(RuntimeError, match="enter it with"):
         _ = scripted_server("vllm", TEN).base_url
 

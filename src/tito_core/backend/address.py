@@ -44,7 +44,7 @@ class Address:
             path = given.removeprefix(_UNIX)
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
                 raise EngineConnectionError(
-                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
             return cls(given, "http://localhost", path)

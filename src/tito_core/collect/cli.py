@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tito_core.backend.registry import installed_backends
 from tito_core.collect.entry import MAX_SAMPLES
 from tito_core.collect.errors import AgentError
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
@@ -32,7 +33,7 @@ def collect(
     tasks: Annotated[Path, typer.Argument(help="The tasks: one JSON object a line.", exists=True, dir_okay=False)],
     agent: Annotated[str, typer.Option(help="module:function: an async run(model, task), or a factory of agents.")],
     out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is gone on with.")],
-    backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
+    backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
     base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
     n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts of each task.")] = 1,

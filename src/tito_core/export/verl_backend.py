@@ -12,6 +12,7 @@ from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Capabilities
+from tito_core.engine.spec import find, names
 from tito_core.ledger.columns import Logprobs
 
 _NOTHING_BESIDE = Capabilities(
@@ -112,8 +113,10 @@ def parameters(sampling: SamplingParams) -> dict[str, Any]:
 
 def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
     engine = str(rollout.get("name") or "unknown")
-    mode = rollout.get("logprobs_mode")  # of vLLM; SGLang's are processed
-    processed = True if engine == "sglang" else None if mode is None else str(mode).startswith("processed")
+    mode = rollout.get("logprobs_mode")  # vLLM's option; SGLang has none
+    processed = find(engine).processed_logprobs if engine in names() else None
+    if processed is None and mode is not None:
+        processed = str(mode).startswith("processed")
     given = rollout.get("max_model_len")
     longest = int(given) if given else int(rollout["prompt_length"]) + int(rollout["response_length"])
     return EngineInfo(

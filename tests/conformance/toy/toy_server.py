@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tito_conformance.scripted_policy import ConformancePolicy
+from conformance.defects.scripted_policy import ConformancePolicy
 from tito_core.testing import ScriptedRequest
 from tito_core.testing.settle import settle
 

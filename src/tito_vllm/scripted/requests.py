@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing import vllm_errors as errors
 from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.vllm_answers import CompletionsAnswer
-from tito_core.testing.vllm_errors import Refused
-from tito_core.testing.vllm_generate import GenerateAnswer
 from tito_core.testing.wire import EngineState, Generation, random_id
+from tito_vllm.scripted import errors
+from tito_vllm.scripted.completions import CompletionsAnswer
+from tito_vllm.scripted.errors import Refused
+from tito_vllm.scripted.generate import GenerateAnswer
 
 _COMPLETIONS_MAX_TOKENS = 16  # the server's default on /v1/completions; /inference/v1/generate fills the context
 

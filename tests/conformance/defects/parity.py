@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from tito_conformance.defect import Defect, Wrap
+from conformance.defects.defect import Defect, Wrap
 from tito_core.ledger.call_ids import CallIds
 from tito_core.testing import Completion, Script, ScriptedRequest
 

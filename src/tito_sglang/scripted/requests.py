@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing import sglang_errors as errors
 from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.sglang_answers import GenerateAnswer
-from tito_core.testing.sglang_errors import Refused, Rejected
 from tito_core.testing.wire import EngineState, Generation, random_id
+from tito_sglang.scripted import errors
+from tito_sglang.scripted.errors import Refused, Rejected
+from tito_sglang.scripted.generate import GenerateAnswer
 
 _MAX_NEW_TOKENS = 128  # the server's default
 SAMPLING_MASK_TOKENS = 4096  # the server's default --sampling-mask-max-tokens

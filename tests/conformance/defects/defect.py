@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from tito_conformance.answer_views import View, view_of
-from tito_conformance.column_views import EXPERTS
+from conformance.defects.answer_views import View, view_of
+from conformance.defects.column_views import EXPERTS
+from conformance.defects.scripted_policy import ConformancePolicy
 from tito_conformance.reloading import TOKENS as RELOADED
-from tito_conformance.scripted_policy import ConformancePolicy
 from tito_conformance.wire_log import TransportFactory
 from tito_core.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
 

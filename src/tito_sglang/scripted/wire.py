@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing import sglang_errors as errors
-from tito_core.testing import sglang_requests
-from tito_core.testing.sglang_errors import Refused, Rejected
-from tito_core.testing.sglang_requests import Killed
 from tito_core.testing.wire import EngineState, Generation, WireResponse, json_response, now, sse_response
+from tito_sglang.scripted import errors, requests
+from tito_sglang.scripted.errors import Refused, Rejected
+from tito_sglang.scripted.requests import Killed
 
 VERSION = "0.5.23"
 _OPEN = ("/health", "/ready", "/metrics")  # not guarded by the api key
@@ -66,7 +65,7 @@ class SGLangWire:
         if method not in ("POST", "PUT"):
             return json_response({"detail": "Method Not Allowed"}, 405)
         try:
-            return sglang_requests.generate(self.state, path, headers, body)
+            return requests.generate(self.state, path, headers, body)
         except Refused as refused:
             return refused.response
         except Rejected as rejected:
@@ -131,7 +130,7 @@ class SGLangWire:
                 "enable_return_routed_experts": self.state.experts is not None,
                 "enable_priority_scheduling": self.state.priorities,
                 "schedule_low_priority_values_first": False,
-                "sampling_mask_max_tokens": sglang_requests.SAMPLING_MASK_TOKENS,
+                "sampling_mask_max_tokens": requests.SAMPLING_MASK_TOKENS,
                 "version": VERSION,
                 "frontend": "python",
             }

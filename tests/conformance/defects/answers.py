@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tito_conformance.answer_views import View
-from tito_conformance.defect import Defect, Edit
+from conformance.defects.answer_views import View
+from conformance.defects.defect import Defect, Edit
 from tito_core.testing import ScriptedRequest
 
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from tito_conformance.defect import Defect
+from conformance.defects.defect import Defect
 from tito_core import found, turns
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger

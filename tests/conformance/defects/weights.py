@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from tito_conformance.defect import Defect
-from tito_core.testing import EngineState, sglang_answers, vllm_generate
+from conformance.defects.defect import Defect
+from tito_core.testing import EngineState
 from tito_core.testing.running import Running
 from tito_core.testing.settle import Settled
+from tito_sglang.scripted import generate as sglang
+from tito_vllm.scripted import generate as vllm
 
 NAMED = ("vllm", "sglang")
 """Wires whose answers name weight versions."""
@@ -65,7 +67,7 @@ def _one_behind() -> Iterator[None]:
         return [{"version": version, "start": start, "end": end} for version, start, end in told]
 
     name = "version_spans"
-    with mock.patch.object(vllm_generate, name, spans), mock.patch.object(sglang_answers, name, spans):
+    with mock.patch.object(vllm, name, spans), mock.patch.object(sglang, name, spans):
         yield
 
 

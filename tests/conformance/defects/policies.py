@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tito_conformance.defect import Defect, Wrap
+from conformance.defects.defect import Defect, Wrap
 from tito_core.testing import Completion, Script, ScriptedRequest
 
 

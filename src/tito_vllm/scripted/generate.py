@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tito_core.testing.settle import Settled
-from tito_core.testing.vllm_rows import (
+from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
+from tito_vllm.scripted.rows import (
     entry,
     output_rows,
     prompt_logprobs,
@@ -16,7 +17,6 @@ from tito_core.testing.vllm_rows import (
     stop_reason,
     usage_of,
 )
-from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 from tito_core.testing.settle import Settled
 from tito_core.testing.text import deltas, said_text
-from tito_core.testing.vllm_rows import (
+from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response
+from tito_vllm.scripted.rows import (
     Row,
     output_rows,
     prompt_logprobs,
@@ -17,7 +18,6 @@ from tito_core.testing.vllm_rows import (
     stop_reason,
     usage_of,
 )
-from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response
 
 FINGERPRINT = "vllm-0.32.0-scripted"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tito_conformance.answer_views import View
-from tito_conformance.column_views import Pairs, columns_of
-from tito_conformance.defect import Defect, Edit
+from conformance.defects.answer_views import View
+from conformance.defects.column_views import Pairs, columns_of
+from conformance.defects.defect import Defect, Edit
 from tito_core.testing import ScriptedRequest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tito_conformance.answer_views import SGLangGenerate, View, VLLMCompletions, VLLMGenerate
+from conformance.defects.answer_views import SGLangGenerate, View, VLLMCompletions, VLLMGenerate
 
 EXPERTS = (2, 2)
 """Layers, and experts a token, of the scripted models."""

@@ -8,10 +8,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from tito_core.testing import vllm_errors as errors
-from tito_core.testing import vllm_requests
-from tito_core.testing.vllm_errors import Refused
 from tito_core.testing.wire import EngineState, Generation, WireResponse, json_response, now, random_id
+from tito_vllm.scripted import errors, requests
+from tito_vllm.scripted.errors import Refused
 
 VERSION = "0.32.0"
 _GUARDED = ("/v1", "/inference")  # by the api key
@@ -62,7 +61,7 @@ class VLLMWire:
             if path in ("/v1/completions", "/inference/v1/generate"):
                 if method != "POST":
                     return json_response({"detail": "Method Not Allowed"}, 405)
-                parse = vllm_requests.completions if path == "/v1/completions" else vllm_requests.generate
+                parse = requests.completions if path == "/v1/completions" else requests.generate
                 return parse(self.state, path, headers, body)
             return self._other(method, path, query, body)
         except Refused as refused:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.defects.column_views import EXPERTS
+from conformance.defects.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance import suite
-from tito_conformance.column_views import EXPERTS
-from tito_conformance.defect import SERVERS, SOUND, Defect, planted
 from tito_conformance.profiles import Profile
 from tito_conformance.target import Target
 from tito_core.backend.errors import BackendError

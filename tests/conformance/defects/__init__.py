@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tito_conformance.answer_defects import ANSWERS, STREAMS
-from tito_conformance.client_defects import CLIENT
-from tito_conformance.column_defects import COLUMNS
-from tito_conformance.defect import Defect
-from tito_conformance.parity_defects import PARITY
-from tito_conformance.policy_defects import POLICIES
-from tito_conformance.weight_defects import WEIGHTS
+from conformance.defects.answers import ANSWERS, STREAMS
+from conformance.defects.client import CLIENT
+from conformance.defects.columns import COLUMNS
+from conformance.defects.defect import Defect
+from conformance.defects.parity import PARITY
+from conformance.defects.policies import POLICIES
+from conformance.defects.weights import WEIGHTS
 
 
 def all_defects() -> Iterator[tuple[Defect, str]]:
