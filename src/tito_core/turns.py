@@ -13,8 +13,8 @@ from strands.types.tools import ToolSpec
 
 from tito_core.asked import Asked
 from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.request_checks import check_input_ids, clamp_new_tokens
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.validate import check_input_ids, clamp_new_tokens
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.budget import left_of
 from tito_core.chat.encoder import EncodedText

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.backend.checked import score
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
@@ -84,7 +85,7 @@ async def _scores(trajectory: Trajectory, backend: Backend, version: str | None)
     ):
         return None
     try:
-        return await backend.score(trajectory.token_ids.tolist())
+        return await score(backend, trajectory.token_ids)
     except ContextLengthError:  # vLLM scores only what leaves room for one token more
         return None
 

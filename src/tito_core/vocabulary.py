@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tito_core.backend.checked import score, tokenize
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
-from tito_core.backend.validate import check_output_ids, outside_vocabulary
+from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate
@@ -128,7 +129,7 @@ async def check_sampled_ids(
     if info.vocab_size is not None:
         return
     try:
-        await backend.score([int(request.input_ids[0]), largest])
+        await score(backend, [int(request.input_ids[0]), largest])
     except UnsupportedByServerError:
         logger.warning(
             "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
@@ -141,10 +142,10 @@ async def check_sampled_ids(
 
 async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
     """Ask for each text; only the first where the server does not encode that."""
-    first = await backend.tokenize(probes[0].text)
+    first = await tokenize(backend, probes[0].text)
     if first is None:
         return [None] * len(probes)
-    return [first, *await asyncio.gather(*(backend.tokenize(probe.text) for probe in probes[1:]))]
+    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
 
 
 def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:

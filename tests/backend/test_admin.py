@@ -9,6 +9,7 @@ import pytest
 
 from support.backends import BACKENDS, EOS, KINDS, Kind, backend_of, engine_of, request_of
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
+from tito_core.backend.checked import generate
 from tito_core.ledger.turn import VersionSpan
 from tito_core.testing import Completion
 
@@ -28,7 +29,7 @@ async def test_weights_are_loaded_between_pause_and_resume_and_their_version_is_
     await backend.load_weights("/weights/17", "step-17")
     assert [exchange.path for exchange in engine.exchanges[before:]] == CALLS[kind]
     assert await backend.weight_version() == "step-17"
-    response = await backend.generate(request_of())
+    response = await generate(backend, request_of())
     assert response.versions == (VersionSpan(0, 2, "step-17"),)
 
 
@@ -37,7 +38,7 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
     backend = backend_of(engine_of(kind, lambda _: Completion([5, EOS])))
     await backend.connect()
     await backend.pause()
-    waiting = asyncio.create_task(backend.generate(request_of()))
+    waiting = asyncio.create_task(generate(backend, request_of()))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await backend.resume()

@@ -40,6 +40,7 @@ from tito_core.backend.bodies import (
     read_whole,
     text_of,
 )
+from tito_core.backend.checked import generate, score
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.transport import EngineHttp, HttpRequest
 from tito_core.backend.wanted import Wanted
@@ -240,7 +241,7 @@ async def test_an_answer_to_a_generation_is_read_up_to_what_was_asked_for(kind: 
     with Server() as server, held() as peak:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError) as caught:
-            await backend.generate(asked)
+            await generate(backend, asked)
         await backend.aclose()
     assert caught.value.limit == limit
     assert peak[0] < 3 * limit
@@ -255,7 +256,7 @@ async def test_scores_are_read_up_to_what_was_asked_for(kind: Kind) -> None:
     with Server() as server:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError) as caught:
-            await backend.score([5] * 50)
+            await score(backend, [5] * 50)
         await backend.aclose()
     assert caught.value.limit < 2 * MIB
 
@@ -275,7 +276,7 @@ async def test_a_stream_is_read_up_to_what_was_asked_for(kind: Kind, name: str) 
     with Server(chunk=chunk, kind="text/event-stream") as server, held() as peak:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError) as caught:
-            await backend.generate(asked, lambda _: None)
+            await generate(backend, asked, lambda _: None)
         await backend.aclose()
     size = answer_size(asked)
     assert caught.value.limit >= size.body
@@ -300,7 +301,7 @@ async def test_events_that_are_kept_hold_one_answer_at_most() -> None:
     with server:
         speaks_to(backend, server.url)
         with pytest.raises(AnswerTooLargeError):
-            await backend.generate(asked, lambda _: None)
+            await generate(backend, asked, lambda _: None)
         await backend.aclose()
 
 
@@ -356,7 +357,7 @@ async def test_an_honest_answer_is_far_from_its_bound(kind: Kind, streams: bool,
         await backend.connect()
         await backend.aclose()
         backend.http._carriers._make = counting(backend.http._carriers._make, lengths)
-        await backend.generate(request, (lambda _: None) if streams else None)
+        await generate(backend, request, (lambda _: None) if streams else None)
         await backend.aclose()
         (length,) = lengths
         parts = 1 + (events(request) if kind == "sglang" else 1) if streams else 1

@@ -11,6 +11,7 @@ import pytest
 
 from support.backends import BACKENDS, WIRES, Kind, Waits, request_of
 from tito_core.backend import AuthenticationError, BadRequestError, Grammar
+from tito_core.backend.checked import generate
 
 OPEN: tuple[Any, ...] = (
     "/inference/v1/generate",
@@ -97,7 +98,7 @@ async def test_a_grammar_and_a_session_travel(kind: Kind, grammar: str, session:
     value = '{"type":"object"}' if grammar == "json_schema" else "a+"
     request = request_of(grammar=Grammar.model_validate({"kind": grammar, "value": value}))
     with pytest.raises(BadRequestError):
-        await server.backend.generate(replace(request, session_id=session))
+        await generate(server.backend, replace(request, session_id=session))
     path, body = server.posts[-1]
     headers = server.headers[-1]
     if kind == "sglang":

@@ -19,6 +19,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.checked import generate
 
 WIRE = Path(__file__).parents[1] / "wire"
 CONTEXT = {
@@ -82,7 +83,7 @@ async def test_a_recorded_error_is_typed_and_keeps_the_servers_words(
 ) -> None:
     expected = ContextLengthError if name in CONTEXT else BY_STATUS[status]
     with pytest.raises(BackendError) as caught:
-        await answering(kind, served(status, body)).generate(request_of())
+        await generate(answering(kind, served(status, body)), request_of())
     error = caught.value
     assert type(error) is expected
     assert " ".join(words_of(body).split())[:150].rstrip(".") in str(error)
@@ -128,7 +129,7 @@ async def test_other_answers_are_typed_too(
     kind: Kind, status: int, body: Any, kind_of_error: type[BackendError], sentence: str
 ) -> None:
     with pytest.raises(BackendError, match=sentence) as caught:
-        await answering(kind, served(status, body)).generate(request_of())
+        await generate(answering(kind, served(status, body)), request_of())
     assert type(caught.value) is kind_of_error
 
 
@@ -148,6 +149,6 @@ async def test_a_redirect_is_named_not_followed_and_not_sent_again(kind: Kind) -
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_very_long_message_does_not_flood_the_sentence(kind: Kind) -> None:
     with pytest.raises(BadRequestError) as caught:
-        await answering(kind, served(400, {"error": {"message": "x" * 100_000}})).generate(request_of())
+        await generate(answering(kind, served(400, {"error": {"message": "x" * 100_000}})), request_of())
     assert len(str(caught.value)) < 2000
     assert len(caught.value.body) == 2000

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.backends import WIRES, Kind, Waits, backend_of, engine_of
+from tito_core.backend.checked import score
 from tito_core.backend.id_text import PIECE_BYTES, IdText
 from tito_core.backend.transport import EngineHttp, HttpRequest
 from tito_core.testing import ScriptedServer
@@ -26,7 +27,7 @@ async def test_a_long_sequence_is_scored_without_holding_up_the_loop(kind: Kind)
         backend = type(backend_of(engine))(server.base_url, sleep=Waits())
         with warnings.catch_warnings():
             warnings.simplefilter("error", ResourceWarning)
-            scored = await backend.score([3 + n % 900 for n in range(400_000)])
+            scored = await score(backend, [3 + n % 900 for n in range(400_000)])
         await backend.aclose()
     assert len(scored) == 400_000
 

@@ -22,6 +22,7 @@ from tito_core.backend import (
     TokenRequest,
     TokenResponse,
 )
+from tito_core.backend.checked import generate
 from tito_core.ledger.invariants import check_logprobs
 
 ROOT = Path(__file__).parents[1] / "wire"
@@ -117,7 +118,7 @@ class Recorded:
         refuses = 404 if completions else 400
         backend = answering(self.kind, handler, refuses=refuses, max_attempts=1)  # type: ignore[arg-type]
         try:
-            return await backend.generate(self.request(), on_chunk)
+            return await generate(backend, self.request(), on_chunk)
         except BackendError as error:
             return error
 

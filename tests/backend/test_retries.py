@@ -22,6 +22,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.checked import generate
 from tito_core.backend.retries import LONGEST_WAIT_S
 from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, InProcessTransport, always, first
 
@@ -32,7 +33,7 @@ async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Wait
     backend = backend_of(engine, max_attempts=attempts, sleep=waits)
     await backend.connect()
     try:
-        await backend.generate(request_of())
+        await generate(backend, request_of())
     except BackendError as error:
         return engine, waits, error
     return engine, waits, None
@@ -101,7 +102,7 @@ async def test_a_try_that_still_runs_on_sglang_does_not_block_the_next() -> None
 
     engine = engine_of("sglang")
     inner = InProcessTransport(engine)
-    await answering("sglang", handler).generate(request_of())
+    await generate(answering("sglang", handler), request_of())
     aborts = [exchange.body for exchange in engine.exchanges if exchange.path == "/abort_request"]
     assert aborts == [b'{"rid":"r"}'], "the lost try was aborted before the next was sent"
     assert [request.request_id for request in engine.requests] == ["r", "r-retry1"]
@@ -168,7 +169,7 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kin
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
     with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.1 s.*raise timeout_s"):
-        await backend.generate(request_of())
+        await generate(backend, request_of())
     assert len(engine.requests) == 1
     assert waits.seconds == []
     assert engine.running == 0
@@ -182,7 +183,7 @@ async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
     """Each byte comes in time, the whole does not."""
     engine = engine_of(kind, fault=always(Fault(drip=(1, 0.02))))
     with pytest.raises(EngineTimeoutError):
-        await backend_of(engine, timeout_s=0.2).generate(request_of())
+        await generate(backend_of(engine, timeout_s=0.2), request_of())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,7 +196,7 @@ def test_attempts_are_what_the_plan_of_faults_says(kind: Kind, plan: list[str]) 
     ends = next((n for n, step in enumerate(plan) if step in ("ok", "400")), len(plan))
 
     async def run() -> None:
-        await backend.generate(request_of())
+        await generate(backend, request_of())
 
     if ends < 3 and (ends == len(plan) or plan[ends] == "ok"):
         asyncio.run(run())
@@ -210,7 +211,7 @@ async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> N
     backend = backend_of(engine, max_attempts=3)
     await backend.connect()
     results = await asyncio.gather(
-        *(backend.generate(request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
+        *(generate(backend, request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
     )
     assert all(isinstance(result, ThrottledError) for result in results)
     assert len(engine.requests) == 150

@@ -28,13 +28,12 @@ from tito_core.backend import (
 )
 from tito_core.backend.address import Address, api_key
 from tito_core.backend.errors import OUT_OF_VOCABULARY
-from tito_core.backend.protocol import TokenResponse
+from tito_core.backend.protocol import EngineInfo, RawResponse
+from tito_core.backend.request_checks import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.retries import Retries
 from tito_core.backend.transport import EngineHttp
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.unknown_names import refuse_unknown
-from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.ledger.turn import Finish, VersionSpan
 
 B = "sglang"
 
@@ -262,12 +261,18 @@ class Aborting:
     def __init__(self, tokens: int, message: str | None = None) -> None:
         self.tokens, self.message = tokens, message
 
-    async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
-        ids = np.full(self.tokens, 7, np.int32)
-        spans = (VersionSpan(0, self.tokens, None),)
-        shown = ids.astype(np.float32) - 8
-        return TokenResponse(
-            ids, shown, Finish.ABORT, None, 5, None, 0.1, request.request_id, spans, message=self.message
+    async def connect(self) -> EngineInfo:
+        return EngineInfo(B, "m", None, None)
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
+        return RawResponse(
+            finish="abort",
+            output_ids=[7] * self.tokens,
+            logprobs=[-1.0] * self.tokens,
+            echoed=request.input_ids,
+            prompt_tokens=len(request.input_ids),
+            completion_tokens=self.tokens,
+            message=self.message,
         )
 
 

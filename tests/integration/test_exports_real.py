@@ -21,6 +21,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
+from tito_core.backend.checked import score
 from tito_core.export import TrainingSample, samples_of
 from tito_core.export.batch import padded
 from tito_core.export.flat import flat_of
@@ -92,7 +93,7 @@ async def test_each_trained_token_is_scored_by_the_engine_as_recorded(
 ) -> None:
     worst = 0.0
     for sample in samples:
-        scores = await served.policy.backend.score(sample.token_ids.tolist())
+        scores = await score(served.policy.backend, sample.token_ids.tolist())
         trained = sample.loss_mask.astype(bool)
         worst = max(worst, float(np.abs(scores - sample.logprobs)[trained].max()))
     tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -19,7 +19,8 @@ from tito_core.backend import (
     ServerError,
     Wanted,
 )
-from tito_core.backend.answer import NOTHING
+from tito_core.backend.checked import score
+from tito_core.backend.protocol import NOTHING
 from tito_core.backend.streaming import StreamError
 from tito_vllm import stream, wire
 
@@ -172,10 +173,10 @@ def test_what_is_said_beside_is_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
-    said = wire.beside(choice, None, prompt, request)
-    assert (said.top, said.experts, said.mask) == (None, "e", [[1]])
-    assert said.prompt == [(12, -12.0), (13, -13.0)]
-    assert wire.beside(choice, wire.Content([]), None, request).prompt is None
+    said = wire.optional_outputs(choice, None, prompt, request)
+    assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
+    assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
+    assert wire.optional_outputs(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 
@@ -191,7 +192,7 @@ async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
         asked.append((request.url.path, json.loads(request.content), request.headers["x-request-id"]))
         return httpx.Response(200, json=SCORED)
 
-    assert (await answering("vllm", handler).score([11, 12]))[1] == -1.0
+    assert (await score(answering("vllm", handler), [11, 12]))[1] == -1.0
     path, body, name = asked[-1]
     assert path == "/v1/completions"
     assert body == {
@@ -211,7 +212,7 @@ async def test_a_score_without_an_answer_is_refused() -> None:
         return httpx.Response(200, json=told)
 
     with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
-        await answering("vllm", handler).score([11, 12])
+        await score(answering("vllm", handler), [11, 12])
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])

@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
+from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError
+from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import EngineInfo, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.ledger.columns import TokenIds
 
 _INT32_MAX = 2**31 - 1
+
+
+def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenRequest:
+    """Check a request before a backend gets it; what does not fit the context is clamped.
+
+    Args:
+        request: What is asked.
+        info: What the server said of itself.
+        backend: Name for errors.
+
+    Returns:
+        The request with int32 ids, with `max_new_tokens` that fit, and with the text of its ids.
+
+    Raises:
+        BadRequestError: Ids, parameters or the text cannot be sent.
+        ContextLengthError: The prompt leaves no room for a single token.
+        UnsupportedByServerError: The server cannot give what is wanted.
+    """
+    ids = check_input_ids(request.input_ids, info.vocab_size, backend=backend)
+    check_sampling(request.sampling, info.vocab_size, backend=backend)
+    if not request.lenient:
+        info.capabilities.check(request.wanted, request.sampling, backend=backend)
+    room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=backend)
+    text = IdText.of(ids) if request.text is None else request.text
+    if not text.is_of(ids):
+        raise BadRequestError(
+            f"Law 4: the text that was kept of a prompt, of {text.length} ids, is not that of its {len(ids)} ids, "
+            "so it was not sent. Leave `text` out of the request and it is written anew.",
+            backend=backend,
+            request_id=request.request_id,
+        )
+    sampling = request.sampling.within(room)
+    if ids is request.input_ids and sampling is request.sampling and text is request.text:
+        return request
+    return replace(request, input_ids=ids, sampling=sampling, text=text)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
@@ -46,33 +84,6 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             backend=backend,
         )
     return ids.astype(np.int32, copy=False)
-
-
-def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
-    """Check what a server sampled: it would refuse an id outside its vocabulary, or die of it, in the next prompt.
-
-    Args:
-        output_ids: int32, shape (n,), none negative.
-        vocab_size: Rows of the server's embedding; None where it is not known, which leaves nothing to check.
-        backend: Name for the error.
-        request_id: Ours, for the error.
-
-    Raises:
-        ProtocolViolationError: An id is outside the vocabulary (law 4).
-    """
-    if vocab_size is not None and len(output_ids) and int(output_ids.max()) >= vocab_size:
-        raise outside_vocabulary(int(output_ids.max()), f"of {vocab_size} tokens", backend, request_id)
-
-
-def outside_vocabulary(token: int, of: str, backend: str, request_id: str) -> ProtocolViolationError:
-    """Return the error for a sampled id that the server itself would not take."""
-    return ProtocolViolationError(
-        f"Law 4: {backend} answered with output id {token}, which is outside its own vocabulary {of}, and could not "
-        "take it in a later prompt. Nothing of the answer is kept: run the turn again, and check the server or a "
-        "proxy before it if that stays so.",
-        backend=backend,
-        request_id=request_id,
-    )
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:

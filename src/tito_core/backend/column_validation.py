@@ -1,52 +1,35 @@
-"""What an engine says beside sampled tokens and their logprobs, checked and made columns. The same for every engine."""
+"""Checks of optional outputs, which become columns of the ledger. The same for every backend."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tito_core.backend.errors import UNREADABLE
-from tito_core.backend.protocol import NO_COLUMNS, TokenRequest
+from tito_core.backend.protocol import NO_COLUMNS, RawResponse, Scored, TokenRequest
+from tito_core.backend.raw_values import floats, integer
+from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 
 if TYPE_CHECKING:
-    from tito_core.backend.answer import Checks
+    from tito_core.backend.validation import Validation
 
-Scored = Sequence[tuple[int | str | None, float | None]]
-"""(id, logprob) pairs; a token that was masked has None, -9999 (vLLM) or float32's lowest (SGLang)."""
 _INT32_MAX = 2**31 - 1
 _NPY = b"\x93NUMPY"
 
 
-class Beside(msgspec.Struct, frozen=True):
-    """What an engine said beside the output's ids and logprobs, not yet believed. None where it left a thing out.
-
-    Attributes:
-        top: Decodes, for each output token, the likeliest ones in any order; the sampled one may be added to them.
-        prompt: The prompt's own tokens from `TokenRequest.first_scored` on.
-        experts: Base64 of routed experts: a whole `.npy`, or bare little-endian int32.
-        mask: For each output token the ids that it was chosen from.
-    """
-
-    top: Callable[[], Sequence[Scored]] | None = None
-    prompt: Scored | None = None
-    experts: str | None = None
-    mask: Sequence[Sequence[int]] | None = None
-
-
 @dataclass(frozen=True, slots=True)
-class BesideChecks:
+class ColumnValidation:
     """Checks of laws 2 and 4 on what was wanted of one answer, which hold for columns as for logprobs.
 
     Attributes:
@@ -56,12 +39,12 @@ class BesideChecks:
         logprobs: Theirs.
     """
 
-    checks: Checks
+    checks: Validation
     request: TokenRequest
     ids: TokenIds
     logprobs: Logprobs
 
-    def columns(self, said: Beside) -> Mapping[str, Column]:
+    def columns(self, raw: RawResponse) -> Mapping[str, Column]:
         """Give what was wanted as columns, in offsets of the prompt.
 
         Raises:
@@ -70,14 +53,15 @@ class BesideChecks:
         wanted, found = self.request.wanted, dict[str, Column]()
         if not len(self.ids):  # aborted before its first token
             return NO_COLUMNS
-        if wanted.top_logprobs and self._is_there("top_logprobs", said.top):
-            found |= self._top(self._decoded(said), wanted.top_logprobs)
-        if wanted.prompt_logprobs and self._is_there("prompt_logprobs", said.prompt):
-            found["prompt_logprobs"] = self._prompt(said.prompt or ())
-        if wanted.routed_experts and self._is_there("routed_experts", said.experts):
-            found["routed_experts"] = self._experts(said.experts or "")
-        if wanted.sampling_mask and self._is_there("sampling_mask", said.mask):
-            found["sampling_mask"] = self._mask(said.mask or ())
+        if wanted.top_logprobs and self._is_there("top_logprobs", raw.top_logprobs):
+            found |= self._top(self._decoded(raw), wanted.top_logprobs)
+        if wanted.prompt_logprobs and self._is_there("prompt_logprobs", raw.prompt_logprobs):
+            found["prompt_logprobs"] = self._prompt(self._pairs("prompt_logprobs", raw.prompt_logprobs))
+        if wanted.routed_experts and self._is_there("routed_experts", raw.routed_experts):
+            found["routed_experts"] = self._experts(raw.routed_experts)
+        if wanted.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
+            rows = self._rows("sampling_mask", raw.sampling_mask)
+            found["sampling_mask"] = self._mask([self.checks.integers("a sampling_mask", row) for row in rows])
         return found or NO_COLUMNS
 
     def _is_there(self, name: str, value: object) -> bool:
@@ -85,18 +69,31 @@ class BesideChecks:
             raise self.checks.violation(f"Law 4: the answer holds no {name}, though they were asked for.")
         return value is not None
 
-    def _decoded(self, said: Beside) -> Sequence[Scored]:
+    def _decoded(self, raw: RawResponse) -> list[Scored]:
         try:
-            return said.top() if said.top is not None else ()
+            rows = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
         except UNREADABLE as error:
             raise self.checks.violation(f"Law 2: top_logprobs cannot be read: {error}.") from error
+        return [self._pairs("top_logprobs", row) for row in self._rows("top_logprobs", rows)]
 
-    def _rows(self, name: str, rows: Sequence[Any]) -> None:
+    def _pairs(self, name: str, entries: object) -> Scored:
+        """Return (id, logprob) pairs with Python's own numbers; what is no id stays, for who looks at ids to refuse."""
+        if not isinstance(entries, Sequence) or not all(isinstance(e, Sequence) and len(e) == 2 for e in entries):
+            raise self.checks.violation(f"Law 2: {name} must be (id, logprob) pairs, not {shown(entries)}.")
+        logprobs = floats([logprob for _, logprob in entries])
+        if logprobs is None:
+            raise self.checks.violation(f"Law 4: a logprob of {name} is no number: {shown(entries)}.")
+        ids = [token if (found := integer(token)) is None else found for token, _ in entries]
+        return list(zip(ids, logprobs, strict=True))
+
+    def _rows(self, name: str, rows: object) -> Sequence[Any]:
+        if not isinstance(rows, Sequence):
+            raise self.checks.violation(f"Law 2: {name} must be a list with an entry a token, not {shown(rows)}.")
         if len(rows) != len(self.ids):
             raise self.checks.violation(f"Law 2: {len(self.ids)} output ids, but {name} of {len(rows)} tokens.")
+        return rows
 
     def _top(self, rows: Sequence[Scored], k: int) -> Mapping[str, Column]:
-        self._rows("top_logprobs", rows)
         distinct = [dict(row) for row in rows]
         for offset, (row, once) in enumerate(zip(rows, distinct, strict=True)):
             if len(once) < k:
@@ -161,11 +158,11 @@ class BesideChecks:
             raise self.checks.violation(str(error)) from error
         return Column.of(first, values)
 
-    def _experts(self, text: str) -> Column:
+    def _experts(self, said: object) -> Column:
         """Read routed experts of the whole sequence, or from the offset that was asked for: some servers ignore it."""
         start = self.request.first_routed
         whole = len(self.request.input_ids) + len(self.ids) - 1
-        array = self._array(text, (whole, whole - start))
+        array = self._array(said, (whole, whole - start))
         shape = self.request.wanted.expert_shape
         if (array.ndim != 3 and not self.request.lenient) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
@@ -181,9 +178,13 @@ class BesideChecks:
         except LawViolationError as error:
             raise self.checks.violation(str(error)) from error
 
-    def _array(self, text: str, lengths: tuple[int, int]) -> npt.NDArray[Any]:
+    def _array(self, said: object, lengths: tuple[int, int]) -> npt.NDArray[Any]:
+        if isinstance(said, np.ndarray) and said.dtype.kind in "iu":
+            return said
+        if not isinstance(said, str):
+            raise self.checks.violation(f"Law 2: routed_experts must be an integer array or base64, not {shown(said)}.")
         try:
-            raw = base64.b64decode(text, validate=True)
+            raw = base64.b64decode(said, validate=True)
             if raw.startswith(_NPY):
                 return _read_npy(raw)
             flat = np.frombuffer(raw, "<i4")
@@ -196,7 +197,6 @@ class BesideChecks:
         return flat.reshape(rows, -1)
 
     def _mask(self, rows: Sequence[Sequence[int]]) -> Column:
-        self._rows("sampling_mask", rows)
         for offset, (token, row) in enumerate(zip(self.ids.tolist(), rows, strict=True)):
             if token not in row:
                 raise self.checks.violation(
@@ -212,7 +212,7 @@ class BesideChecks:
         return Column.of(len(self.request.input_ids), table)
 
     def _token(self, token: int | str | None, offset: int) -> int:
-        if not isinstance(token, int) or not 0 <= token <= _INT32_MAX:
+        if type(token) is not int or not 0 <= token <= _INT32_MAX:
             raise self.checks.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
         return token
 
