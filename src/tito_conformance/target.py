@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from tito_conformance import recorder, wire_reading
 from tito_conformance.recorder import Recorder
 from tito_conformance.wire_log import TransportFactory, WireLog
 from tito_conformance.wire_reading import Heard
+from tito_core.backend.address import Address
+from tito_core.backend.pool import Pool
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.policy import Policy
@@ -115,13 +118,21 @@ async def connect(target: Target) -> Connected:
     Raises:
         BackendError, TemplateError, TokenizerError: As `Policy.connect` does.
     """
-    log = WireLog(target.transport) if _takes_transport(target.backend) else None
+    log = WireLog(target.transport or _pool(target)) if _takes_transport(target.backend) else None
     options = dict(target.options)
     if log is not None:
         options["http_transport"] = log.transport
     recording = Recorder(create_backend(target.backend, target.base_url, **options))
     policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
     return Connected(target, policy, recording, log)
+
+
+def _pool(target: Target) -> TransportFactory:
+    """Return the pool that the backend would have made: the log replaces it."""
+    where = Address.of(target.base_url, backend=target.backend)
+    options = target.options
+    limit, connect_timeout_s = options.get("max_connections", 0), options.get("connect_timeout_s", 5.0)
+    return functools.partial(Pool, where.socket, limit, connect_timeout_s)
 
 
 def takes_chunks(backend: Backend) -> bool:

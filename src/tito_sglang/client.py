@@ -58,7 +58,7 @@ class SGLangClient:
             another 4xx: the same request would be refused again.
         retry_delay: Longest wait between two tries, in seconds.
         api_key: The server's, if it has one.
-        http_transport: Makes the httpx transport; scripted engines put theirs here.
+        http_transport: Makes what carries the requests; scripted engines put theirs here.
     """
 
     def __init__(

@@ -7,10 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, Waits, engine_name, engine_of, hash_policy, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    Kind,
+    Waits,
+    engine_name,
+    engine_of,
+    hash_policy,
+    over_sockets,
+    request_of,
+    soon,
+)
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
 from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.checked import generate, score
@@ -19,22 +31,11 @@ from tito_core.backend.replicas import OUT_S, Replicas
 from tito_core.testing import (
     THROTTLED,
     Fault,
-    InProcessTransport,
     ScriptedEngine,
     always,
     first,
     scripted_server,
 )
-
-
-class Routed(httpx.AsyncBaseTransport):
-    """Engines by host name, without sockets."""
-
-    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
-        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self.transports[request.url.host].handle_async_request(request)
 
 
 class Clock:
@@ -46,7 +47,7 @@ class Clock:
 
 def replicas(kind: Kind, engines: Sequence[ScriptedEngine], **options: Any) -> tuple[Replicas, Clock]:
     addresses = [f"http://server{n}" for n in range(len(engines))]
-    backend = create_backend(kind, addresses, http_transport=lambda: Routed(engines), **{"sleep": Waits(), **options})
+    backend = create_backend(kind, addresses, http_transport=over_sockets(engines), **{"sleep": Waits(), **options})
     assert isinstance(backend, Replicas)
     backend._clock = clock = Clock()
     return backend, clock
@@ -119,7 +120,7 @@ async def test_when_all_are_dead_no_more_is_tried_than_allowed(kind: Kind) -> No
         await generate(backend, of_session("mine"))
     assert sum(taken(engines)) == 5
     assert min(taken(engines)) == 1
-    assert [engine.running for engine in engines] == [0, 0, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [0, 0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,7 +155,7 @@ async def test_tries_are_counted_over_all_servers(fault: Fault, error: type[Exce
 async def test_scores_and_samples_are_those_of_one_server(kind: Kind) -> None:
     engines = [engine_of(kind) for _ in range(2)]
     backend, _ = replicas(kind, engines)
-    alone = create_backend(kind, "http://server0", http_transport=lambda: Routed(engines[:1]))
+    alone = create_backend(kind, "http://server0", http_transport=over_sockets(engines[:1]))
     for _ in range(2):
         several, one = await generate(backend, request_of(seed=7)), await generate(alone, request_of(seed=7))
         assert several.output_ids.tolist() == one.output_ids.tolist()
@@ -216,10 +217,10 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     await backend.abort("r1")
     await backend.abort("of nobody")
     await asyncio.wait({tasks[1]})
-    assert [engine.running for engine in engines] == [1, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [1, 0])
     tasks[0].cancel()
     await asyncio.wait(tasks)
-    assert [engine.running for engine in engines] == [0, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    WIRES,
+    Kind,
+    backend_of,
+    engine_of,
+    hash_policy,
+    in_process,
+    request_of,
+)
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
 from tito_core.backend.checked import generate, score
 from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
@@ -25,7 +37,8 @@ Edit = Callable[[Any], Any]
 @given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60))
 @settings(deadline=None, max_examples=30)
 def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
-    scores = asyncio.run(score(backend_of(engine_of(kind)), ids))
+    engine = engine_of(kind)
+    scores = asyncio.run(score(backend_of(engine, http_transport=in_process(engine)), ids))
     assert scores.dtype == np.float32
     assert scores.shape == (len(ids),)
     assert np.isnan(scores[0])

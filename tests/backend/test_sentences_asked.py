@@ -331,7 +331,7 @@ ADDRESSES: list[tuple[Any, str]] = [
     ("http://user:hunter2@h", f"The server address holds a user name or password; give the key as api_key: {LIKE}"),
     ("ftp://h", f"'ftp://h' is no server address: {LIKE}"),
     ("http://", f"'http://' is no server address: {LIKE}"),
-    ("http://h:65536", f"'http://h:65536' has no port between 1 and 65535: {LIKE}"),
+    ("http://h:65536", f"'http://h:65536' is no server address (Port out of range 0-65535): {LIKE}"),
     ("http://h:0", f"'http://h:0' has no port between 1 and 65535: {LIKE}"),
     ("http://h?a=1", f"'http://h?a=1' holds a query or a fragment: {LIKE}"),
     ("http://h/v1", f"'http://h/v1' ends in /v1, which is not the server's root: {LIKE}"),

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
+from support.backends import (
+    KINDS,
+    Kind,
+    Waits,
+    answering,
+    backend_of,
+    engine_of,
+    http_response,
+    over_sockets,
+    request_of,
+)
 from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
@@ -21,7 +30,7 @@ from tito_core.backend import (
 from tito_core.backend.checked import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
-from tito_core.testing import Fault, InProcessTransport, always
+from tito_core.testing import Fault, always
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +47,7 @@ async def test_an_answer_that_does_not_come_in_time(kind: Kind) -> None:
 
 
 def serving(models: list[dict[str, Any]], **options: Any) -> Any:
-    return answering("vllm", lambda _: httpx.Response(200, json={"data": models, "version": "1"}), **options)
+    return answering("vllm", lambda _: http_response(200, json={"data": models, "version": "1"}), **options)
 
 
 MODELS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
@@ -77,12 +86,8 @@ async def test_a_text_of_another_prompt_is_not_sent() -> None:
 
 
 def several(*engines: Any) -> Any:
-    class Routed(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await InProcessTransport(engines[int(request.url.host[1:])]).handle_async_request(request)
-
-    addresses = [f"http://s{n}" for n in range(len(engines))]
-    return create_backend("vllm", addresses, http_transport=Routed, sleep=Waits())
+    addresses = [f"http://server{n}" for n in range(len(engines))]
+    return create_backend("vllm", addresses, http_transport=over_sockets(engines), sleep=Waits())
 
 
 async def test_servers_that_are_not_alike() -> None:
@@ -91,7 +96,7 @@ async def test_servers_that_are_not_alike() -> None:
         await backend.connect()
     assert str(caught.value) == (
         "The vllm servers are not alike, so a rollout cannot move from one to another: model is 'scripted' at "
-        "http://s0 and 'other' at http://s2. Start them alike, or leave one out of base_url."
+        "http://server0 and 'other' at http://server2. Start them alike, or leave one out of base_url."
     )
     assert caught.value.backend == "vllm"
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, request_of
+from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError
 from tito_core.backend.checked import generate
@@ -95,7 +94,7 @@ async def test_cached_tokens_that_are_no_count_are_a_violation(kind: Kind, count
 @pytest.mark.parametrize("kind", KINDS)
 async def test_of_many_served_models_an_error_lists_a_few(kind: Kind) -> None:
     served = {"data": [{"id": f"model-{n}-{'x' * 500}"} for n in range(1000)]}
-    backend = answering(kind, lambda request: httpx.Response(200, json=served), model="other")
+    backend = answering(kind, lambda request: http_response(200, json=served), model="other")
     with pytest.raises(BadRequestError, match=r"'other'.*and 995 more") as caught:
         await backend.connect()
     assert len(str(caught.value)) < 1000

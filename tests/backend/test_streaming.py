@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,13 +18,17 @@ from support.backends import (
     PROMPT,
     WIRES,
     Kind,
+    Received,
     Waits,
     answering,
     backend_of,
     bodies,
     engine_of,
     hash_policy,
+    http_response,
+    in_process,
     request_of,
+    soon,
 )
 from tito_core.backend import (
     BackendError,
@@ -41,7 +44,7 @@ from tito_core.backend import (
 )
 from tito_core.backend.checked import generate
 from tito_core.ledger.turn import Finish
-from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, always, first
+from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 
 OUTPUT = (21, 22, 23, 24, EOS)
 Events = list[dict[str, Any]]
@@ -75,7 +78,8 @@ def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], tempe
     async def both() -> None:
         answers = []
         for shown in (Shown(), None):
-            backend = backend_of(engine_of(kind, hash_policy()))
+            engine = engine_of(kind, hash_policy())
+            backend = backend_of(engine, http_transport=in_process(engine))
             asked = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
             answers.append(await generate(backend, asked, shown))
             assert shown is None or shown == answers[0].output_ids.tolist()
@@ -282,11 +286,7 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(200):
-            if not engine.running:
-                break
-            await asyncio.sleep(0.01)
-        assert engine.running == 0
+        assert await soon(lambda: not engine.running)
         await backend.aclose()
 
 
@@ -334,10 +334,10 @@ async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
 
 
 def test_a_refused_request_that_would_stream_is_refused_as_ever() -> None:
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(400, json={"error": {"message": "no"}})
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(400, json={"error": {"message": "no"}})
 
     with pytest.raises(BadRequestError, match="answered 400: no"):
         asyncio.run(generate(answering("vllm", handler), request_of(PROMPT), Shown()))

@@ -14,21 +14,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from support.backends import (
     BACKENDS,
     EOS,
     KINDS,
+    SOON_S,
     VOCAB,
+    Handler,
     Kind,
     Waits,
     backend_of,
     engine_name,
     engine_of,
     hash_policy,
+    http_response,
+    over_socket,
     request_of,
+    soon,
 )
 from tito_core.backend import (
     AuthenticationError,
@@ -42,8 +46,6 @@ from tito_core.backend.checked import generate, score
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.ledger.turn import Finish
 from tito_core.testing import Fault, ScriptedServer, always, first, scripted_server
-
-SOON_S = 5.0
 
 
 def served(kind: Kind, **options: Any) -> ScriptedServer:
@@ -64,13 +66,6 @@ def eventually(holds: Callable[[], bool]) -> bool:
     until = time.monotonic() + SOON_S
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)
-    return holds()
-
-
-async def soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + SOON_S
-    while not holds() and time.monotonic() < until:
-        await asyncio.sleep(0.01)
     return holds()
 
 
@@ -457,16 +452,16 @@ async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogC
     """Also where a server repeats it, as some do."""
     caplog.set_level(logging.DEBUG)
     replies = [
-        httpx.Response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
-        httpx.Response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
-        httpx.Response(200, text=f"<html>{SECRET}</html>"),
-        httpx.Response(200, text=f'{{"data": "{SECRET}"}}'),
+        http_response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
+        http_response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
+        http_response(200, text=f"<html>{SECRET}</html>"),
+        http_response(200, text=f'{{"data": "{SECRET}"}}'),
     ]
     for reply in replies:
         backend = BACKENDS[kind](
             "http://scripted",
             api_key=SECRET,
-            http_transport=lambda reply=reply: httpx.MockTransport(lambda _: reply),
+            http_transport=over_socket(Handler(lambda _, reply=reply: reply)),
             sleep=Waits(),
         )
         with pytest.raises((AuthenticationError, ServerError, ProtocolViolationError)) as caught:

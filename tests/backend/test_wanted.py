@@ -25,6 +25,7 @@ from support.backends import (
     engine_name,
     engine_of,
     hash_policy,
+    in_process,
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse, Wanted
@@ -108,7 +109,7 @@ def test_columns_are_the_policys_own_and_only_of_the_delta(
 async def answered(kind: Kind, start: int, seed: int, wanted: Wanted) -> dict[str, tuple[Any, ...]]:
     engine = engine_of(kind, experts=(LAYERS, EXPERTS), raw_logprobs=True)
     request = replace(request_of(top_k=4, seed=seed, temperature=1.5), wanted=wanted, delta_start=start)
-    columns = (await generate(backend_of(engine), request)).columns
+    columns = (await generate(backend_of(engine, http_transport=in_process(engine)), request)).columns
     return {name: (c.start, c.dtype, c.shape, c.buffer) for name, c in columns.items()}
 
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 
-from support.backends import Kind, answering, request_of
+from support.backends import Kind, Received, answering, http_response, request_of
 from tito_core.backend import ProtocolViolationError, RawResponse, TokenResponse, Wanted
 from tito_core.backend.checked import generate
 from tito_core.backend.column_validation import ColumnValidation
 from tito_core.backend.validation import Validation
+from tito_core.testing import WireResponse
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
 
@@ -44,12 +44,12 @@ async def read(folder: str, name: str, wanted: Wanted, *, older: bool = False, d
     for entry in _entries(answer) if older else ():
         entry["token"] = f"token_id:{entry.pop('token_id')}"
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/server_info":
-            return httpx.Response(404)
+    def handler(request: Received) -> WireResponse:
+        if request.path == "/server_info":
+            return http_response(404)
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(200, json=answer)
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(200, json=answer)
 
     params = asked.get("sampling_params", asked)
     limit = params.get("max_tokens") or params["max_new_tokens"]

@@ -6,15 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import EOS, PROMPT, Waits, answering, backend_of, engine_of, request_of
+from support.backends import (
+    EOS,
+    PROMPT,
+    Handler,
+    Received,
+    Waits,
+    answering,
+    backend_of,
+    engine_of,
+    http_response,
+    over_socket,
+    request_of,
+)
 from tito_core.backend import BackendError, ProtocolViolationError
 from tito_core.backend.checked import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion
+from tito_core.testing import Completion, WireResponse
 from tito_sglang import wire
 from tito_sglang.backend import SGLangBackend
 
@@ -34,14 +45,14 @@ def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
         "/v1/loads": recorded("info_v1_loads", WIRE / "sglang-0.5.23-more"),
     }
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET" and request.url.path not in told:
-            return httpx.Response(404, json={"detail": "Not Found"})
+    def handler(request: Received) -> WireResponse:
+        if request.method == "GET" and request.path not in told:
+            return http_response(404, json={"detail": "Not Found"})
         if request.method == "GET":
-            return httpx.Response(200, json=told[request.url.path]["response_json"])
+            return http_response(200, json=told[request.path]["response_json"])
         if echo is not None:
             answer["prompt_token_ids"] = echo
-        return httpx.Response(200, json=answer)
+        return http_response(200, json=answer)
 
     return answering("sglang", handler)
 
@@ -170,10 +181,10 @@ async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> N
     record = json.loads(path.read_text())
     body, text = record.get("response_json"), record.get("response_text")
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        return httpx.Response(200, text=text) if body is None else httpx.Response(200, json=body)
+            return http_response(200, json={"data": [{"id": "m"}]})
+        return http_response(200, text=text) if body is None else http_response(200, json=body)
 
     asked = generate(answering("sglang", handler), request_of((1, 2, 3)))
     if path.stem == "q_waiting_aborted":  # which says nothing of its prompt, and gives nothing of an answer
@@ -208,12 +219,12 @@ async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None
     ],
 )
 async def test_the_vocabulary_is_what_the_server_says_or_unknown(status: int, body: Any, size: int | None) -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        return httpx.Response(status, json=body)
+            return http_response(200, json={"data": [{"id": "m"}]})
+        return http_response(status, json=body)
 
-    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    backend = SGLangBackend("http://scripted", http_transport=over_socket(Handler(handler)))
     assert (await backend.connect()).vocab_size == size
 
 
@@ -227,14 +238,14 @@ async def test_asking_for_the_vocabulary_kills_nothing_and_leaves_nothing_runnin
 async def test_a_busy_server_is_asked_for_its_vocabulary_again() -> None:
     busy = [True]
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return http_response(200, json={"data": [{"id": "m"}]})
         if busy.pop() if busy else False:
-            return httpx.Response(503, json=recorded("q_overflow")["response_json"])
-        return httpx.Response(400, json=recorded("err_logit_bias_oov")["response_json"])
+            return http_response(503, json=recorded("q_overflow")["response_json"])
+        return http_response(400, json=recorded("err_logit_bias_oov")["response_json"])
 
     waits = Waits()
-    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler), sleep=waits)
+    backend = SGLangBackend("http://scripted", http_transport=over_socket(Handler(handler)), sleep=waits)
     assert (await backend.connect()).vocab_size == 151936
     assert len(waits.seconds) == 1

@@ -6,16 +6,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import answering, request_of
+from support.backends import Received, answering, http_response, request_of
 from tito_core.backend import SamplingParams, Wanted
 from tito_core.backend.checked import score
 from tito_core.backend.streaming import StreamError
+from tito_core.testing import WireResponse
 from tito_sglang import stream, wire
 
 LIMIT = 1 << 20
@@ -154,13 +154,13 @@ def test_what_is_said_beside() -> None:
 async def test_scoring_samples_nothing() -> None:
     asked: list[Any] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return http_response(200, json={"data": [{"id": "m"}]})
         asked.append(json.loads(request.content))
         entries = [[None, 11, None], [-1.0, 12, None]]
         meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
-        return httpx.Response(200, json={"output_ids": [], "meta_info": meta})
+        return http_response(200, json={"output_ids": [], "meta_info": meta})
 
     assert (await score(answering("sglang", handler), [11, 12]))[1] == -1.0
     name = asked[-1].pop("rid")

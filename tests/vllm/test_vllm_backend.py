@@ -6,15 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import EOS, PROMPT, answering, backend_of, choice, engine_of, request_of
+from support.backends import EOS, PROMPT, Received, answering, backend_of, choice, engine_of, http_response, request_of
 from tito_core.backend import AuthenticationError, BackendError, ProtocolViolationError
 from tito_core.backend.checked import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion
+from tito_core.testing import Completion, WireResponse
 from tito_vllm import wire
 
 RECORDED = Path(__file__).parents[1] / "wire" / "vllm-0.32.0"
@@ -28,14 +27,14 @@ def recorded(name: str) -> Any:
 def replaying(answer: Any) -> Any:
     """A server that gives one recorded answer, its logprobs' tokens named by id as the request asks for."""
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
-            return httpx.Response(200, json=recorded(name)["response"])
+            name = "get_v1_models" if request.path == "/v1/models" else "get_version"
+            return http_response(200, json=recorded(name)["response"])
         for said in answer["choices"]:
             if said["logprobs"] and said["token_ids"]:
                 said["logprobs"]["tokens"] = [f"token_id:{token}" for token in said["token_ids"]]
-        return httpx.Response(200, json=answer)
+        return http_response(200, json=answer)
 
     return answering("vllm", handler)
 
@@ -148,10 +147,10 @@ async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> N
     record = json.loads(path.read_text())
     body = record.get("response", record) if isinstance(record, dict) else record
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(200, json=body)
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(200, json=body)
 
     with pytest.raises(BackendError):  # a prompt that no recording had
         await generate(answering("vllm", handler), request_of((1, 2, 3)))
@@ -176,7 +175,7 @@ async def test_abort_names_the_servers_own_id() -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_abort_is_no_error_where_the_server_has_no_such_call(status: int) -> None:
-    await answering("vllm", lambda _: httpx.Response(status)).abort("abc")
+    await answering("vllm", lambda _: http_response(status)).abort("abc")
 
 
 async def test_the_whole_body_of_the_token_endpoint_is_as_it_should_be() -> None:
@@ -215,11 +214,11 @@ async def test_a_server_that_asks_for_a_key_is_named_at_connect() -> None:
 
 
 def answered_by_the_token_endpoint(answer: Any) -> Any:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
-            return httpx.Response(200, json=recorded(name)["response"])
-        return httpx.Response(200, json=answer)
+            name = "get_v1_models" if request.path == "/v1/models" else "get_version"
+            return http_response(200, json=recorded(name)["response"])
+        return http_response(200, json=answer)
 
     return answering("vllm", handler, refuses=400)
 

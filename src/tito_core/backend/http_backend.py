@@ -64,7 +64,7 @@ class HttpBackend(ABC):
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
         max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
-        http_transport: Makes the httpx transport; scripted engines put theirs here.
+        http_transport: Makes what carries the requests; scripted engines put theirs here.
         sleep: Waits between tries.
     """
 

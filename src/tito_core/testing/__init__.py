@@ -11,7 +11,7 @@ the same tokens and logprobs:
         assert server.engine.requests[0].prompt_ids == (1, 2, 3)
 
     engine = scripted_engine("sglang", HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=first(1, Fault(status=503)))
-    client = httpx.AsyncClient(transport=InProcessTransport(engine), base_url="http://scripted")   # without sockets
+    backend = create_backend("sglang", "http://scripted", http_transport=lambda: InProcessTransport(engine))
 
 What backends are tested against is independent of them: neither this frame nor a wire imports one.
 """

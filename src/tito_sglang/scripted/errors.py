@@ -1,47 +1,21 @@
-"""SGLang 0.5.23's four error shapes. Wordings are those of the recorded server."""
+"""SGLang 0.5.23's four error shapes, one recorded body for each kind of refusal; only values that a client reads are
+filled."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tito_core.testing.wire import WireResponse, json_response
 
-# The sampling fields that the server knows, in the order in which it lists them when it meets another.
-FIELDS = (
-    "max_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "stop_regex",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "min_new_tokens",
-    "n",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "no_stop_trim",
-    "stream_interval",
-    "logit_bias",
-    "sampling_seed",
-    "custom_params",
-    "beam_width",
-    "watermark",
-    "choice",
-)
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _INTEGERS = ("max_new_tokens", "top_k", "min_new_tokens", "n", "sampling_seed", "stream_interval")
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+_TEXTS = ("stop", "stop_token_ids", "stop_regex", "ignore_eos", "skip_special_tokens", "no_stop_trim", "watermark")
+_OTHERS = ("spaces_between_special_tokens", "logit_bias", "custom_params", "beam_width", "choice")
+FIELDS = (*_INTEGERS, *_FLOATS, *GRAMMARS, *_TEXTS, *_OTHERS)
+"""The sampling fields that the server knows."""
 
 
 class Refused(Exception):
@@ -71,181 +45,60 @@ def contract(message: str) -> WireResponse:
     return json_response({"error": message}, 400)
 
 
-def queue_full() -> WireResponse:
-    """503 of a server that takes no more requests."""
-    return json_response(
-        {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}, 503
-    )
+def _flat(message: str, kind: str, status: int) -> Callable[..., WireResponse]:
+    body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    return lambda *_: json_response(body, status)
 
 
-def no_tokenizer() -> WireResponse:
-    """500 of `/tokenize` on a server that was started with `--skip-tokenizer-init`."""
-    message = "Internal server error during tokenization: 'NoneType' object has no attribute 'encode'"
-    kind = "InternalServerError"
-    return json_response({"object": "error", "message": message, "type": kind, "param": None, "code": 500}, 500)
+def _schema(kind: str, place: str, message: str) -> Callable[..., WireResponse]:
+    """`{"object": "error", ...}`: a body that fails the schema."""
+    return _flat(f"1 validation error:\n  {{'type': '{kind}', 'loc': {place}, 'msg': '{message}'}}", "Bad Request", 400)
 
 
-def malformed(*errors: Mapping[str, Any], line: int = 928, handler: str = "generate_request") -> WireResponse:
-    """`{"object": "error", ...}`: a body that fails the schema, with the handler's place in the server's source."""
-    path = "/generate" if handler == "generate_request" else f"/{handler}"
-    many = "s" if len(errors) > 1 else ""
-    lines = "".join(f"\n  {dict(e)}" for e in errors)
-    shown = ", ".join(str(dict(e)) for e in errors)
-    message = (
-        f"{len(errors)} validation error{many}:{lines}\n\n"
-        f'  File "site-packages/sglang/srt/entrypoints/http_server.py", line {line}, in {handler}\n'
-        f"    POST {path} [{shown}]"
-    )
-    return json_response(
-        {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}, 400
-    )
-
-
-def malformed_json(body: bytes) -> WireResponse:
-    """A body that is not JSON. The server's own parser calls a cut body `unexpected end of data`."""
-    place, words = 0, "unexpected character"
-    try:
-        json.loads(body)
-    except json.JSONDecodeError as failure:
-        place, words = failure.pos, failure.msg
-        if place >= len(body.rstrip()):
-            words = "unexpected end of data"
-    except UnicodeDecodeError:
-        words = "invalid unicode code point"
-    return malformed(
-        {
-            "type": "json_invalid",
-            "loc": ("body", place),
-            "msg": "JSON decode error",
-            "input": {},
-            "ctx": {"error": words},
-        }
-    )
-
-
-def no_body() -> WireResponse:
-    """An empty body."""
-    return malformed({"type": "missing", "loc": ("body",), "msg": "Field required", "input": None})
-
-
-def no_object(value: Any) -> WireResponse:
-    """A body that is not an object, or one that came without a JSON content type."""
-    name = "GenerateReqInput"
-    return malformed(
-        {
-            "type": "dataclass_type",
-            "loc": ("body",),
-            "msg": f"Input should be a dictionary or an instance of {name}",
-            "input": value,
-            "ctx": {"class_name": name},
-        }
-    )
-
-
-def bad_input_ids(value: Any, words: str) -> WireResponse:
-    """`input_ids` that are no list, or hold something that is no id."""
-    return malformed(
-        {
-            "type": "value_error",
-            "loc": ("body", "input_ids"),
-            "msg": f"Value error, {words}",
-            "input": value,
-            "ctx": {"error": ValueError(words)},
-        }
-    )
-
-
-def bad_sampling_params(value: Any) -> WireResponse:
-    """`sampling_params` that are no object."""
-    place = ("body", "sampling_params")
-    return malformed(
-        {
-            "type": "list_type",
-            "loc": (*place, "list[dict[str,any]]"),
-            "msg": "Input should be a valid list",
-            "input": value,
-        },
-        {
-            "type": "dict_type",
-            "loc": (*place, "dict[str,any]"),
-            "msg": "Input should be a valid dictionary",
-            "input": value,
-        },
-    )
-
-
-def bad_pause_mode(body: Any) -> WireResponse:
-    """`/pause_generation` with another mode."""
-    expected = "'abort', 'retract' or 'in_place'"
-    name = "PauseGenerationReqInput"
-    instance = {
-        "type": "is_instance_of",
-        "loc": ("body", f"is-instance[{name}]"),
-        "msg": f"Input should be an instance of {name}",
-        "input": body,
-        "ctx": {"class": name},
-    }
-    literal = {
-        "type": "literal_error",
-        "loc": ("body", f"function-after[build_struct(), {name}]", "mode"),
-        "msg": f"Input should be {expected}",
-        "input": body["mode"],
-        "ctx": {"expected": expected},
-    }
-    return malformed(instance, literal, line=1831, handler="pause_generation")
-
-
-def _shown(value: Any) -> str:
-    """How the server names a value of the wrong type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return f"boolean `{str(value).lower()}`"
-    if isinstance(value, str):
-        return f"string {json.dumps(value)}"
-    if isinstance(value, int | float):
-        return f"{'integer' if isinstance(value, int) else 'floating point'} `{value}`"
-    return "sequence" if isinstance(value, list) else "map"
+queue_full = _flat("The request queue is full.", "503", 503)
+no_tokenizer = _flat(
+    "Internal server error during tokenization: 'NoneType' object has no attribute 'encode'", "InternalServerError", 500
+)
+malformed_json = _schema("json_invalid", "('body', 18)", "JSON decode error")
+no_body = _schema("missing", "('body',)", "Field required")
+no_object = _schema("dataclass_type", "('body',)", "Input should be a dictionary or an instance of GenerateReqInput")
+bad_input_ids = _schema("value_error", "('body', 'input_ids')", "Value error, elements must be int or list; got str")
+bad_sampling_params = _schema("dict_type", "('body', 'sampling_params')", "Input should be a valid dictionary")
+bad_pause_mode = _schema("is_instance_of", "('body',)", "Input should be an instance of PauseGenerationReqInput")
 
 
 def check_contract(params: Mapping[str, Any], input_ids: Any) -> None:
     """Refuses unknown sampling fields and values of another type, as the server's contract check does."""
     if isinstance(input_ids, list) and input_ids and isinstance(input_ids[0], bool):
-        raise Refused(contract(f"invalid type: {_shown(input_ids[0])}, expected a sequence"))
+        raise Refused(contract("invalid type: boolean `true`, expected a sequence"))
     for name, value in params.items():
         if name not in FIELDS:
-            known = ", ".join(f"`{field}`" for field in FIELDS)
-            raise Refused(contract(f"unknown field `{name}`, expected one of {known}"))
-        values = [value] if value is not None else []
-        if name == "stop_token_ids":
-            values = value or []
-        if name in (*_INTEGERS, "stop_token_ids"):
-            wrong, kind = [v for v in values if type(v) is not int], "i64"
-        elif name in _FLOATS:
-            wrong, kind = [v for v in values if type(v) not in (int, float)], "f64"
-        else:
-            continue
-        if wrong:
-            raise Refused(contract(f"invalid type: {_shown(wrong[0])}, expected {kind}"))
+            raise Refused(contract(f"unknown field `{name}`, expected one of `{'`, `'.join(FIELDS)}`"))
+        values = (value or []) if name == "stop_token_ids" else [value] * (value is not None)
+        if name in (*_INTEGERS, "stop_token_ids") and set(map(type, values)) - {int}:
+            raise Refused(contract('invalid type: string "a", expected i64'))
+        if name in _FLOATS and set(map(type, values)) - {int, float}:
+            raise Refused(contract('invalid type: string "a", expected f64'))
 
 
-_RANGES: Sequence[tuple[str, Callable[[float], bool], str]] = (
-    ("temperature", lambda v: 0 <= v < float("inf"), "temperature must be a non-negative finite number, got {}."),
-    ("top_p", lambda v: 0 < v <= 1, "top_p must be in (0, 1], got {}."),
-    ("min_p", lambda v: 0 <= v <= 1, "min_p must be in [0, 1], got {}."),
-    ("top_k", lambda v: v == -1 or v >= 1, "top_k must be -1 (disable) or at least 1, got {}."),
-    ("frequency_penalty", lambda v: -2 <= v <= 2, "frequency_penalty must be in [-2, 2], got {}."),
-    ("presence_penalty", lambda v: -2 <= v <= 2, "presence_penalty must be in [-2, 2], got {}."),
-    ("max_new_tokens", lambda v: v >= 0, "max_new_tokens must be at least 0, got {}."),
+_RANGES = (
+    ("temperature", 0, sys.float_info.max, "a non-negative finite number"),
+    ("top_p", 5e-324, 1, "in (0, 1]"),
+    ("min_p", 0, 1, "in [0, 1]"),
+    ("frequency_penalty", -2, 2, "in [-2, 2]"),
+    ("presence_penalty", -2, 2, "in [-2, 2]"),
+    ("max_new_tokens", 0, sys.maxsize, "at least 0"),
 )
 
 
 def check_values(params: Mapping[str, Any], vocab_size: int) -> None:
     """Rejects sampling values out of range; `Rejected` carries the server's sentence."""
-    for name, fits, words in _RANGES:
+    for name, low, high, words in _RANGES:
         value = params.get(name)
-        if value is not None and not fits(value):
-            raise Rejected(words.format(value))
+        if value is not None and not low <= value <= high:
+            raise Rejected(f"{name} must be {words}, got {value}.")
+    if (top_k := params.get("top_k")) is not None and top_k != -1 and top_k < 1:
+        raise Rejected(f"top_k must be -1 (disable) or at least 1, got {top_k}.")
     for token in params.get("logit_bias") or ():
         if not 0 <= int(token) < vocab_size:
             raise Rejected(f"logit_bias must has keys in [0, {vocab_size - 1}], got {token}.")
