@@ -10,6 +10,7 @@ import pytest
 
 from support.backends import WIRES, Kind, Waits, backend_of, engine_of, in_process, over_socket, request_of, soon
 from tito_core.backend import BackendError
+from tito_core.backend.checked import generate
 from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, always
 
 CARRIERS: tuple[Callable[[Any], Any], ...] = (in_process, over_socket)
@@ -50,7 +51,7 @@ async def outcome(kind: Kind, name: str, carried: Callable[[Any], Any], streams:
     shown: list[int] = []
     on_chunk = (lambda chunk: shown.extend(chunk.output_ids.tolist())) if streams else None
     try:
-        response = await backend.generate(request_of(), on_chunk)
+        response = await generate(backend, request_of(), on_chunk)
         seen: Any = (response.output_ids.tolist(), response.logprobs.tolist(), response.finish, shown)
     except BackendError as error:
         told = {name: getattr(error, name, None) for name in ("reason", "retry_after_s", "limit", "shown")}

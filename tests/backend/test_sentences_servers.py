@@ -35,12 +35,12 @@ from tito_core.testing import Fault, always
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_answer_that_does_not_come_in_time(kind: Kind) -> None:
-    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.05)
+    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.5)
     with pytest.raises(EngineTimeoutError) as caught:
         await generate(backend, request_of())
     path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
     assert str(caught.value) == (
-        f"{kind} at http://scripted{path} did not answer within 0.05 s. The request was given up and the server told "
+        f"{kind} at http://scripted{path} did not answer within 0.5 s. The request was given up and the server told "
         "to abort it; raise timeout_s if answers take longer."
     )
     assert (caught.value.backend, caught.value.request_id) == (kind, "r")

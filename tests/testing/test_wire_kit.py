@@ -77,7 +77,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def connected(backend: str, log: WireLog | None) -> Connected:
-    return Connected(Target(backend, "http://scripted", None), cast(Any, None), log)
+    return Connected(Target(backend, "http://scripted", None), cast(Any, None), cast(Any, None), log)
 
 
 @pytest.mark.usefixtures("_installed")
