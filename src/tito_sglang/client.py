@@ -74,7 +74,6 @@ class SGLangClient:
         http_transport: HttpTransportFactory | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._max_connections = max_connections
         self.max_retries = max_retries
         self.retry_delay = retry_delay
 

@@ -239,15 +239,6 @@ class Draft:
         """One for each of `output_ids`, shape (n,)."""
         return self.columns.logprobs
 
-    @property
-    def parse_status(self) -> str:
-        """How the output was read: "ok", "malformed", "truncated" or "unclosed reasoning"."""
-        statuses = {call.status for call in self.calls}
-        for worst in ("malformed", "truncated"):
-            if worst in statuses:
-                return worst
-        return "ok" if self.reasoning_closed else "unclosed reasoning"
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
