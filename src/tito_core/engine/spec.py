@@ -71,7 +71,7 @@ class EngineSpec:
     grace_s: float = 8.0
     """How long the server may take to end by itself before it is killed."""
     processed_logprobs: bool | None = None
-    """Whether its logprobs include the temperature, where no option of the server changes that; else None."""
+    """Whether logprobs include the temperature on servers that a trainer starts; None where an option decides."""
 
     def key(self, minor: str) -> str:
         """Twelve hex digits that name the environment for that Python: equal exactly when its contents would be."""

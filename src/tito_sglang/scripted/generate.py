@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tito_core.testing.beside import int32_text, reported_top, routed, support
+from tito_core.testing.beside import reported_top, routed, support
 from tito_core.testing.settle import Settled
 from tito_core.testing.text import prefixes, said_text
 from tito_core.testing.wire import (
@@ -107,7 +108,8 @@ class GenerateAnswer:
         if self.state.experts is None or answer.said.routed_experts is not None:
             return answer.said.routed_experts
         start = self.body.get("routed_experts_start_len") or 0
-        return int32_text(routed((*answer.request.prompt_ids, *answer.output_ids), *self.state.experts)[start:])
+        experts = routed((*answer.request.prompt_ids, *answer.output_ids), *self.state.experts)[start:]
+        return base64.b64encode(experts.astype("<i4").tobytes()).decode()  # int32, without a shape
 
     def _mask(self, answer: Settled) -> dict[str, Any]:
         """For each output token the ids it was chosen from, and logprobs of the sampled one, or of all, over these."""

@@ -1,4 +1,4 @@
-"""The HTTP surface of an SGLang 0.5.23 server, as recorded from one. Independent of `tito_sglang`: plain JSON."""
+"""The HTTP surface of an SGLang 0.5.23 server, as recorded from one. Plain JSON, without code of the backend."""
 
 from __future__ import annotations
 

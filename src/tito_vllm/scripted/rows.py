@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tito_core.testing.beside import npy_text, reported_top, routed, support
+import numpy as np
+
+from tito_core.testing.beside import reported_top, routed, support
 from tito_core.testing.settle import Settled, rank_of
 from tito_core.testing.wire import EngineState, cached_tokens
 
@@ -65,11 +69,13 @@ def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
 
 
 def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str | None:
-    """A whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
+    """Base64 of a whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
     if state.experts is None or answer.said.routed_experts is not None:
         return answer.said.routed_experts
     start = params.get("routed_experts_prompt_start") or 0
-    return npy_text(routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+    stream = io.BytesIO()
+    np.save(stream, routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 def sampling_mask(state: EngineState, answer: Settled) -> list[list[int]] | None:

@@ -1,4 +1,4 @@
-"""The HTTP surface of a vLLM 0.32 server, as recorded from a real one. Independent of `tito_vllm`: plain JSON."""
+"""The HTTP surface of a vLLM 0.32 server, as recorded from a real one. Plain JSON, without code of the backend."""
 
 from __future__ import annotations
 
