@@ -8,9 +8,9 @@ import numpy as np
 
 from support.scripted import model_of, tokenizer
 from tito_core import TITOModel
+from tito_core.inspect.verify import merge, rescore
 from tito_core.ledger import VersionSpan
 from tito_core.testing import HashPolicy, ScriptedEngine
-from tito_core.verify import merge, rescore
 
 
 def policy() -> HashPolicy:

@@ -16,8 +16,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tito_core.interrupt import Interrupts, in_thread, leave
-from tito_core.stages import stages_shown
-from tito_core.terminal import VisibleConsole
+from tito_core.terminal import VisibleConsole, stages_shown
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile

@@ -11,7 +11,7 @@ from typing import Any
 from tito_conformance.wire_log import TransportFactory, WireLog
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP
-from tito_core.policy import Policy
+from tito_core.model import Policy
 
 KNOWN_WIRES = ("vllm", "sglang")
 """The wires that the oracle can read."""

@@ -99,7 +99,7 @@ def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, A
     ("given", "named"),
     [
         ({"content_tokens": "inert"}, "content_tokens"),
-        ({"renderer": None, "x": 1, "markup": ()}, "markup, renderer"),
+        ({"certificates": None, "x": 1, "markup": ()}, "certificates, markup"),
         ({"certificates": None}, "certificates"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> 
     assert certificate.content_tokens == "as-template"
     assert "('enable_thinking', False)" in certificate.arguments
     usual = template_of("byte level").certificate
-    assert (usual.content_tokens, usual.renderer) == ("inert", "")
+    assert usual.content_tokens == "inert"
     assert "enable_thinking" not in usual.arguments
     assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
 

@@ -15,8 +15,8 @@ from support.real import Served
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError
 from tito_core.backend.protocol import TokenRequest
+from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.verify import Rescored, merge, rescore
 
 pytestmark = pytest.mark.engine
 

@@ -140,7 +140,9 @@ class Backend(Protocol):
     A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the engine, as errors and ledgers give it."""
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is. Later calls give the first answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,9 @@ from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.message_check import shown
-from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
-from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.probes import asked, said
 from tito_core.chat.referee import Referee
-from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
@@ -47,6 +46,7 @@ class ChatTemplate:
             and, where nothing closes a turn, those that open the next message.
         fingerprint: Digest of the template, the tokenizer's control tokens and the template arguments.
         certificate: The evidence for its deltas.
+        deltas: The candidate that gives them.
     """
 
     encoder: ContentSafeEncoder
@@ -55,10 +55,9 @@ class ChatTemplate:
     stop_ids: tuple[int, ...]
     fingerprint: str
     certificate: Certificate
+    deltas: DeltaSource
     _counting: Counting
-    _source: DeltaSource
     _comparisons: Comparisons
-    _renderer: RendererSource | None = None
 
     @classmethod
     def of(
@@ -68,7 +67,6 @@ class ChatTemplate:
         content_tokens: ContentTokens = "inert",
         markup: Collection[str] = (),
         certificates: Path | None = None,
-        renderer: str | MakeRenderer | None = None,
         **arguments: Any,
     ) -> ChatTemplate:
         """Bind a tokenizer's chat template and certify that its turns can be extended.
@@ -78,8 +76,6 @@ class ChatTemplate:
             content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
             markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
             certificates: Folder of certificates made before; by default in the user's cache.
-            renderer: Takes the deltas from the package `renderers`: the name of one of its renderers, such as "qwen3",
-                or a function that makes one for a tokenizer. Each is held to the template's own.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
@@ -118,13 +114,7 @@ class ChatTemplate:
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
         seen = Comparisons(referee)
-        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta, seen)
-        if renderer is None:
-            return made
-        source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
-        made = replace(made, _renderer=source_of, certificate=replace(certificate, renderer=source_of.name))
-        check_deltas(made)
-        return made
+        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta, counting, seen)
 
     @classmethod
     def certify(
@@ -174,11 +164,7 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
-        tail, encoded = self._source.delta(answered, new, last_output_id, opened, tool_specs, history)
-        if self._renderer is not None:
-            messages = template_messages([answered, *new], form=self.rendering.form)[1:]
-            ours = self.encoder.encode(tail.text, tail.start, tail.controls)
-            self._renderer.check(tail, ours, messages, template_tools(tool_specs))
+        _, encoded = self.deltas.delta(answered, new, last_output_id, opened, tool_specs, history)
         return encoded
 
     def tail(
@@ -190,7 +176,7 @@ class ChatTemplate:
         history: Messages | None = None,
     ) -> Traced:
         """Give the text of a delta, without what closes the turn; arguments and errors as `delta`."""
-        tail = self._source.tail(answered, new, tool_specs, history)
+        tail = self.deltas.tail(answered, new, tool_specs, history)
         return cut(tail.text, tail.start)
 
     def comparison(
@@ -310,30 +296,11 @@ _READ_BY_TRANSFORMERS = frozenset(
     }
 )
 """Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
-_OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
-
-
-def check_deltas(template: ChatTemplate) -> None:
-    """Ask for the delta of every probe that is certified, and of content that spells control tokens.
-
-    Raises:
-        TemplateError: A renderer gives another one than the template.
-    """
-    probes = [case for case in cases() if case.name in template.certificate.passed]
-    for case in probes:
-        template.delta(case.answered, case.new, None, tool_specs=case.tools or (), history=case.before)
-    spelled = " ".join(sorted(template.encoder.added))
-    for text in (*SEAMS, spelled, f"{spelled}\n"):
-        template.delta(said(), [asked(text)], None, tool_specs=(), history=[])
-        if template.certificate.tools:
-            template.delta(CALLED, [returned([{"text": text}])], None, tool_specs=TOOLS, history=[])
+_OWN = frozenset({"content_tokens", "markup", "certificates"})
 
 
 MOVED = "text besides calls"
 """What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
-SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
-"""Content that merges with what a template writes around it."""
-CALLED = called(("look", {"at": "the door"}))
 
 
 def _has_text_and_calls(message: Message) -> bool:
