@@ -125,7 +125,7 @@ def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_p
     refused = CliRunner().invoke(app, ["template", "check", folder, "--against", "renderers"])
     assert "has none for the name" in str(refused.exception)
     other = tmp_path / "other.jinja"
-    other.write_text(CHATML_TOOLS.replace("<|im_start|>user\\n", "<|im_start|>user\\n\\n"))
+    other.write_text(CHATML_TOOLS.replace("role + '\n'", "role + '\n\n'"))
     assert other.read_text() != CHATML_TOOLS
     differs = said(other, "--tokenizer", folder, "--against", "renderers:qwen3", "--as-template", status=1)
     assert "Qwen3Renderer differs from the chat template at token" in differs

@@ -22,7 +22,8 @@ from tito_core.backend.replicas import agreed
 from tito_core.backend.semantics import measure, of_all
 from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import ContentTokens
-from tito_core.chat.template import ChatTemplate, checked_arguments
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.parsing.detection import Detected

@@ -15,7 +15,8 @@ from support.conversations import LOOK, answer, asked, calls, results
 from support.templates import template_of
 from tito_core.chat import renderers as ours
 from tito_core.chat.messages import template_tools
-from tito_core.chat.renderers import InertTokenizer, RendererComparison
+from tito_core.chat.probes import TOOLS, cases
+from tito_core.chat.renderers import SEAMS, InertTokenizer, RendererComparison
 from tito_core.chat.template import ChatTemplate, TemplateError
 
 SAME: Callable[[list[int]], Any] = list
@@ -169,3 +170,37 @@ def test_an_inert_tokenizer_says_what_it_does_not_do() -> None:
         inert("a", return_offsets_mapping=True)
     assert str(refused.value) == "This tokenizer gives ids only."
     assert inert("a", return_offsets_mapping=False) == {"input_ids": shared().encode("a", add_special_tokens=False)}
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_every_probe_that_passed_is_compared_and_content_that_merges_or_spells(
+    tools: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[Any, Any, Any, Any]] = []
+
+    def difference(_: Any, answered: Any, new: Any, specs: Any = None, history: Any = None) -> str:
+        compared.append((answered, new, specs, history))
+        return "different"
+
+    monkeypatch.setattr(RendererComparison, "difference", difference)
+    probes = {case.name: case for case in cases()}
+    passed = ("question, first", "result, in mid round, with tools")
+    stand_in: Any = SimpleNamespace(
+        certificate=SimpleNamespace(passed=passed, tools=tools), encoder=SimpleNamespace(added={"<b>": 2, "<a>": 1})
+    )
+    found = list(RendererComparison("Beside", Beside([]), stand_in, shared()).differences())
+    assert sorted(compared[:2], key=str) == sorted(
+        ((case.answered, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
+    )
+    assert [each.split(":")[0] for each in found[:2]] == [name for name in probes if name in passed]
+    assert len(found) == len(compared)
+    texts = [*SEAMS, "<a> <b>", "<a> <b>\n"]
+    assert [new for _, new, *_ in compared[2:] if "text" in new[0]["content"][0]] == [
+        [{"role": "user", "content": [{"text": text}]}] for text in texts
+    ]
+    shown = [new[0]["content"][0]["toolResult"] for _, new, *_ in compared[2:] if "toolResult" in new[0]["content"][0]]
+    assert [result["content"] for result in shown] == ([[{"text": text}] for text in texts] if tools else [])
+    for answered, new, specs, _ in compared[2:]:
+        called = "toolResult" in new[0]["content"][0]
+        assert specs == (TOOLS if called else None)
+        assert any("toolUse" in block for block in answered["content"]) == called

@@ -14,14 +14,13 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose, judge_of
-from tito_core.chat.comparison import LONGEST, Comparisons
+from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
 from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.message_check import shown
-from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.probes import asked, said
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
@@ -113,7 +112,7 @@ class ChatTemplate:
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
-        seen = Comparisons(referee)
+        seen = Comparisons(referee, certificate)
         return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta, counting, seen)
 
     @classmethod
@@ -164,8 +163,7 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
-        _, encoded = self.deltas.delta(answered, new, last_output_id, opened, tool_specs, history)
-        return encoded
+        return self.deltas.delta(answered, new, last_output_id, opened, tool_specs, history)
 
     def tail(
         self,
@@ -187,24 +185,7 @@ class ChatTemplate:
         tool_specs: Sequence[ToolSpec] | None,
         length: int,
     ) -> Callable[[], None] | None:
-        """Return what compares a delta with the template's plain rendering, where none of its shape was compared yet.
-
-        Args:
-            messages: The whole history.
-            answered: Number of leading messages up to the turn that the delta follows; 0 for a first prompt.
-            system_prompt: The system prompt.
-            tool_specs: The tools.
-            length: Tokens of the whole prompt; long ones are not compared.
-
-        Returns:
-            A function that may run in a thread and raises `LawViolationError` (law 7) where they differ, or None.
-        """
-        if length > LONGEST or any(
-            block.get("toolUse", {}).get("name") == MALFORMED_CALL for m in messages for block in m["content"]
-        ):
-            return None  # of a malformed call the policy reads our own words
-        if answered and self._moves_text and _has_text_and_calls(messages[answered - 1]):
-            return None
+        """Return what compares a delta with the template's plain rendering; see `Comparisons.due`."""
 
         def text() -> str:
             if not answered:
@@ -212,11 +193,7 @@ class ChatTemplate:
             turn, new, history = messages[answered - 1], messages[answered:], messages[: answered - 1]
             return str.__str__(self.tail(turn, new, tool_specs=tool_specs or (), history=history))
 
-        return self._comparisons.due(messages, answered, system_prompt, tool_specs, text)
-
-    @property
-    def _moves_text(self) -> bool:
-        return any(line.startswith(MOVED) for line in self.certificate.rewrites)
+        return self._comparisons.due(messages, answered, system_prompt, tool_specs, length, text)
 
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
@@ -249,62 +226,6 @@ class ChatTemplate:
     def arguments(self) -> Mapping[str, Any]:
         """Give what the template is rendered with, besides messages and tools."""
         return self.rendering.variables
-
-
-def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give template arguments that `ChatTemplate.of` can take beside its own.
-
-    Raises:
-        ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.
-    """
-    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
-        raise ValueError(
-            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
-        )
-    arguments = dict(given or {})
-    if taken := _SET & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which each turn sets itself: leave it out."
-        )
-    if taken := _READ_BY_TRANSFORMERS & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which apply_chat_template takes itself and no "
-            "template reads: leave it out. Another template is set as tokenizer.chat_template."
-        )
-    for name, value in arguments.items():
-        try:
-            repr(value)
-        except Exception as error:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
-            raise ValueError(
-                f"template_arguments[{name[:80]!r}] is {shown(value)}, which cannot be written down for the "
-                f"certificate ({type(error).__name__}): give a smaller or a simpler value."
-            ) from None
-    if taken := _OWN & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
-            "content_tokens=... beside template_arguments."
-        )
-    return arguments
-
-
-_SET = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
-_READ_BY_TRANSFORMERS = frozenset(
-    {
-        *("conversation", "conversations", "chat_template", "continue_final_message", "tokenize", "padding"),
-        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("tokenizer_kwargs", "sanitize_control_tokens"),
-    }
-)
-"""Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
-_OWN = frozenset({"content_tokens", "markup", "certificates"})
-
-
-MOVED = "text besides calls"
-"""What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
-
-
-def _has_text_and_calls(message: Message) -> bool:
-    return {"text", "toolUse"} <= {key for block in message["content"] for key in block}
 
 
 def _certify(

@@ -11,7 +11,8 @@ import typer
 
 from tito_core.chat.certificate import ContentTokens
 from tito_core.chat.renderers import RendererComparison
-from tito_core.chat.template import ChatTemplate, checked_arguments
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.parsing.detection import DetectionError
 from tito_core.parsing.registry import AUTO, choose_tool_parser, control_strings, get_tool_parser
