@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from support.scripted import BACKENDS, model_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.cli import app
+from tito_core.inspect.verify import merge, rescore
 from tito_core.ledger import Ledger, VersionSpan
 from tito_core.testing import HashPolicy, ScriptedEngine, scripted_server
-from tito_core.verify import merge, rescore
 
 
 def policy() -> HashPolicy:

@@ -124,27 +124,7 @@ _SLOW_OR_FELT = " or ".join(
     )
 )
 """Seconds for each mutant that lives, or of what is freed when, where mutmut's own frames are felt."""
-_MODEL_PARTS = (
-    "model",
-    "turns",
-    "streamed_turn",
-    "generating",
-    "recording",
-    "prompts",
-    "settings",
-    "history",
-    "branching",
-    "view",
-    "showing",
-    "cancelling",
-    "turnstile",
-    "terms",
-    "asked",
-    "budget",
-    "malformed",
-    "parse_report",
-    "policy",
-)
+_MODEL_PARTS = ("model", "policy", "settings", "turn/*")
 """What the model is composed of."""
 _IN_PROCESSES = "restored_session or new_root_still or any_kind_of_tool"
 """Tests whose work is done in other processes, of which mutmut sees nothing."""

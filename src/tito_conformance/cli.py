@@ -17,8 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tito_core.backend.registry import installed_backends
 from tito_core.interrupt import Interrupts, in_thread, leave
-from tito_core.stages import stages_shown
-from tito_core.terminal import VisibleConsole
+from tito_core.terminal import VisibleConsole, stages_shown
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile

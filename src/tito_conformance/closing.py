@@ -15,8 +15,8 @@ from tito_conformance.player import Player
 from tito_conformance.target import Connected
 from tito_conformance.telling import Problem, Told
 from tito_core import store
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
-from tito_core.verify import rescore
 
 OF_ANSWERS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
 """Checks of the ledger against what the server said, on its wire or to its backend."""

@@ -17,7 +17,7 @@ from tito_core.backend.address import Address
 from tito_core.backend.pool import Pool
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
-from tito_core.policy import Policy
+from tito_core.model import Policy
 from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
 
 

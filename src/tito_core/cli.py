@@ -18,12 +18,12 @@ from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.collect.cli import collect
 from tito_core.collect.errors import CollectError
 from tito_core.engine.cli import app as engine_app
+from tito_core.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
+from tito_core.inspect.template_check import app as template_app
+from tito_core.inspect.tokens import Show, coloured, ids_only
+from tito_core.inspect.verify import connect_for_scoring, merge, rescore
 from tito_core.ledger.ledger import Ledger
-from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
-from tito_core.template_check import app as template_app
 from tito_core.terminal import VisibleConsole
-from tito_core.tokens import Show, coloured, ids_only
-from tito_core.verify import connect_for_scoring, merge, rescore
 
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")

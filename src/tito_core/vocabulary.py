@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_core.backend.checked import score, tokenize
-from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
-from tito_core.backend.validation import check_output_ids, outside_vocabulary
+from tito_core.backend.checked import tokenize
+from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate
@@ -101,43 +99,6 @@ async def compare(
     why = "reads control tokens as text" if answered else "does not encode text for clients"
     logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
     return check
-
-
-async def check_sampled_ids(
-    backend: Backend, info: EngineInfo, largest_known: int, request: TokenRequest, response: TokenResponse
-) -> None:
-    """Check that the server takes back the ids that it sampled, before a turn with them is committed.
-
-    Ids past the client's tokenizer are legal: embeddings are padded, and their rows can be sampled. Where the server
-    does not tell how many rows it has, it is asked whether it takes the largest such id in a prompt.
-
-    Args:
-        backend: The engine's.
-        info: What the server said of itself.
-        largest_known: The largest id that is taken for granted.
-        request: What was asked.
-        response: The answer.
-
-    Raises:
-        ProtocolViolationError: An id is outside the server's vocabulary (law 4).
-        BackendError: The server could not be asked.
-    """
-    largest = int(response.output_ids.max(initial=0))
-    if largest <= largest_known:
-        return
-    check_output_ids(response.output_ids, info.vocab_size, backend=backend.name, request_id=request.request_id)
-    if info.vocab_size is not None:
-        return
-    try:
-        await score(backend, [int(request.input_ids[0]), largest])
-    except UnsupportedByServerError:
-        logger.warning(
-            "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
-        )
-    except BadRequestError as error:
-        raise outside_vocabulary(
-            largest, "(it refuses the id in a prompt)", backend.name, request.request_id
-        ) from error
 
 
 async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:

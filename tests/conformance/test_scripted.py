@@ -21,10 +21,10 @@ from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
-from tito_core import turns
 from tito_core.chat.ending import Opened
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from tito_core.testing.moves import Ask, Cut, StopAt
+from tito_core.turn import request
 
 
 def end() -> int:
@@ -190,7 +190,7 @@ def test_reasoning_that_was_cut_off_is_closed_though_the_template_later_strips_i
 
 @pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 5), (Opened.REASONING, 13)])
 def test_reasoning_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
-    with mock.patch.object(turns, "opened", return_value=says):
+    with mock.patch.object(request, "opened", return_value=says):
         outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
     assert outcome.broken is not None
     assert outcome.broken.check.name == "rendering"
@@ -209,7 +209,7 @@ def test_a_call_that_was_cut_off_is_closed_where_its_tags_are_tokens(tokens: int
 
 @pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 8), (Opened.CALL, 2)])
 def test_a_call_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
-    with mock.patch.object(turns, "opened", return_value=says):
+    with mock.patch.object(request, "opened", return_value=says):
         outcome = suite.replay(thinking(CALLING), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
     assert outcome.broken is not None
     assert outcome.broken.check.name == "rendering"

@@ -23,8 +23,8 @@ from support.real import Served
 from support.scripted import tokenizer
 from tito_core.backend.checked import score
 from tito_core.dropin.late_model import LateModel
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import check_ledger
-from tito_core.verify import rescore
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 

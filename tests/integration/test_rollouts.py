@@ -16,8 +16,8 @@ from tito_core import TITOModel
 from tito_core.backend import BadRequestError
 from tito_core.backend.checked import generate
 from tito_core.backend.protocol import TokenRequest
+from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.verify import Rescored, merge, rescore
 
 pytestmark = pytest.mark.engine
 

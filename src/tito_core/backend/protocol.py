@@ -239,7 +239,9 @@ class Backend(Protocol):
     checks requests before it hands them over, and answers before it keeps them: a backend need do neither.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the engine, as errors and ledgers give it."""
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is. Later calls give the first answer."""

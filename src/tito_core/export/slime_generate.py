@@ -14,7 +14,7 @@ from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, let_go, named, roll_out
 from tito_core.export.slime import Branches, begun_again, completed, fan_out, fill
 from tito_core.ledger.ledger import Ledger
-from tito_core.policy import Policy
+from tito_core.model import Policy
 from tito_core.store import from_record, to_record
 
 Generate = Callable[..., Awaitable[Any]]

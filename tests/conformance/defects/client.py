@@ -11,14 +11,14 @@ from unittest import mock
 import numpy as np
 
 from conformance.defects.defect import Defect
-from tito_core import found, turns
 from tito_core.chat.encoder import EncodedText
 from tito_core.ledger import Ledger
 from tito_core.ledger import ledger as ledger_module
 from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.provenance import Provenance
-from tito_core.policy import Policy
-from tito_core.recording import Recording
+from tito_core.model import Policy
+from tito_core.turn import parent, read
+from tito_core.turn.commit import Recording
 
 BOTH = ("vllm", "sglang")
 
@@ -247,21 +247,21 @@ CLIENT = (
     Defect("client-mask-shifted", 3, "The loss mask is shifted by one token.",
            client=_patched(ledger_module, "assemble", _mask(_trains_one_on)), wires=BOTH),
     Defect("client-encodes-again", 4, "Answers are decoded and encoded again.",
-           client=_patched(turns, "draft", _output(_encoded_again)), wires=BOTH),
+           client=_patched(read, "draft", _output(_encoded_again)), wires=BOTH),
     Defect("client-drops-stop", 4, "The stop token is taken off the answer.",
-           client=_patched(turns, "draft", _output(_without_stop)), wires=BOTH),
+           client=_patched(read, "draft", _output(_without_stop)), wires=BOTH),
     Defect("client-samples-closers", 4, "A closer is written as if it had been sampled.",
-           client=_patched(turns, "draft", _output(_closers)), wires=BOTH),
+           client=_patched(read, "draft", _output(_closers)), wires=BOTH),
     Defect("client-shifts-logprobs", 4, "Logprobs are shifted by one.",
-           client=_patched(turns, "draft", _output(_shifted)), wires=BOTH),
+           client=_patched(read, "draft", _output(_shifted)), wires=BOTH),
     Defect("client-rounds-logprobs", 4, "Logprobs are kept in 16 bits.",
-           client=_patched(turns, "draft", _output(_rounded)), wires=BOTH),
+           client=_patched(read, "draft", _output(_rounded)), wires=BOTH),
     Defect("client-fills-logprobs", 4, "Logprobs are filled in with 0.0.",
-           client=_patched(turns, "draft", _output(_zeros)), wires=BOTH),
+           client=_patched(read, "draft", _output(_zeros)), wires=BOTH),
     Defect("client-cursor", 8, "The parent of a turn is the latest one, whatever the history says.",
-           client=_patched(found, "find_place", _cursor), wires=BOTH),
+           client=_patched(parent, "find_parent", _cursor), wires=BOTH),
     Defect("client-forgets-history", 8, "Each turn is rendered anew.",
-           client=_patched(found, "find_place", _never_branches), wires=BOTH),
+           client=_patched(parent, "find_parent", _never_branches), wires=BOTH),
     Defect("client-spells-controls", 6, "Control tokens come from what messages say.",
            client=_content_spells, wires=BOTH),
     Defect("client-calls-scaffold-content", 6, "The template's tokens are marked as a message's.",
@@ -279,16 +279,16 @@ CLIENT = (
     Defect("client-loses-turns", 5, "Some turns are not committed.",
            client=_patched(Recording, "commit", _not_at_all), wires=BOTH),
     Defect("client-unmarks-grammars", 9, "What a grammar chose is not marked.",
-           client=_patched(turns, "draft", _unmarked), wires=BOTH),
+           client=_patched(read, "draft", _unmarked), wires=BOTH),
     Defect("client-loses-columns", 4, "What was wanted beside is lost.",
-           client=_patched(turns, "draft", _columns(lambda name, column: None)), wires=BOTH),
+           client=_patched(read, "draft", _columns(lambda name, column: None)), wires=BOTH),
     Defect("client-shifts-experts", 4, "Routed experts are off by one row.",
-           client=_patched(turns, "draft", _columns(_rolled("routed_experts"))), wires=BOTH),
+           client=_patched(read, "draft", _columns(_rolled("routed_experts"))), wires=BOTH),
     Defect("client-shifts-prompt-logprobs", 4, "Logprobs of the prompt are off by one.",
-           client=_patched(turns, "draft", _columns(_rolled("prompt_logprobs"))), wires=BOTH),
+           client=_patched(read, "draft", _columns(_rolled("prompt_logprobs"))), wires=BOTH),
     Defect("client-shifts-top", 4, "The likeliest tokens are the token's before.",
-           client=_patched(turns, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
+           client=_patched(read, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
     Defect("client-keeps-one-version", 10, "Of several weight versions the last is kept, for the whole answer.",
-           client=_patched(turns, "draft", _last_version), wires=BOTH, weights=True),
+           client=_patched(read, "draft", _last_version), wires=BOTH, weights=True),
 )  # fmt: skip
 """Defects of the client."""

@@ -38,7 +38,7 @@ class _Round:
 _rounds: dict[asyncio.AbstractEventLoop, _Round] = {}
 
 
-async def in_turn() -> None:
+async def yield_to_loop() -> None:
     """Go on at once where few others of this event loop do in its present round, else in the order of coming."""
     loop = asyncio.get_running_loop()
     present = _rounds.get(loop)

@@ -1,56 +1,61 @@
-"""What Strands sees of a turn: its message, stop reason and events. The view never changes the ledger."""
+"""Strands' events of a turn: those of what is certain while it is sampled, and the rest once it has been read."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 from strands.types.content import ContentBlock, Message
 from strands.types.event_loop import Metrics, StopReason, Usage
 from strands.types.streaming import ContentBlockDelta, StreamEvent
 
-from tito_core.backend.protocol import TokenResponse
-from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.chat.sampled_ids import with_sampled_id
+from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.ledger.columns import TokenIds
-from tito_core.ledger.turn import Finish
-from tito_core.malformed import MalformedCalls, malformed_of
-from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece, PreviewError
+from tito_core.parsing.registry import ToolParser
 
 
-def assistant_message(
-    parsed: ParsedTurn,
-    finish: Finish,
-    next_call_id: Callable[[], str],
-    malformed: MalformedCalls = "feedback",
-    runs_calls: bool = True,
-) -> Message:
-    """Build the message that Strands will store. No raw text of a call is lost in it.
+class Previewing(Protocol):
+    """What shows a completion while it comes; see `Preview`."""
 
-    Blank text is left out: Strands drops or rewrites it. Of an answer that was cut off all calls stay text, since
-    Strands would rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets
-    feedback, and where none is to run at all.
+    def feed(self, ids: Sequence[int]) -> list[Piece]:
+        """Take the next sampled ids; give what they make certain."""
+
+
+class StreamedEvents:
+    """The events of one answer while it comes: reasoning and text as they are sampled, calls once it is whole.
+
+    Args:
+        parser: The policy's. One without a `preview(prompt_tail)` shows nothing before the end.
+        prompt_tail: The last ids of the prompt.
+
+    Attributes:
+        blocks: What was shown, block by block; the last one is still open.
     """
-    content: list[ContentBlock] = []
-    if parsed.early_reasoning.strip():
-        content.append(_reasoning(parsed.early_reasoning))
-    text = parsed.text
-    as_text = finish.cut_off or not runs_calls or (malformed != "feedback" and bool(malformed_of(parsed)))
-    if as_text:
-        text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
-    if text.strip():
-        content.append({"text": text})
-    if parsed.late_reasoning.strip():
-        content.append(_reasoning(parsed.late_reasoning))
-    if not as_text:
-        content += [_tool_use(call, next_call_id()) for call in parsed.calls]
-    return {"role": "assistant", "content": content}
 
+    def __init__(self, parser: ToolParser, prompt_tail: Sequence[int]) -> None:
+        self._parser, self._prompt_tail = parser, prompt_tail
+        self.blocks: list[Piece] = []
 
-def _reasoning(text: str) -> ContentBlock:
-    return {"reasoningContent": {"reasoningText": {"text": text}}}
+    @functools.cached_property
+    def _preview(self) -> Previewing | None:
+        begin = getattr(self._parser, "preview", None)
+        return None if begin is None else cast(Previewing, begin(self._prompt_tail))
+
+    def of(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
+        """Yield the events of what a chunk makes certain."""
+        for piece in [] if self._preview is None else self._preview.feed(chunk.output_ids.tolist()):
+            if not self.blocks:
+                yield {"messageStart": {"role": "assistant"}}
+            if not self.blocks or self.blocks[-1].kind != piece.kind:
+                if self.blocks:
+                    yield {"contentBlockStop": {}}
+                yield {"contentBlockStart": {"start": {}}}
+                self.blocks.append(Piece(piece.kind, ""))
+            self.blocks[-1] = Piece(piece.kind, self.blocks[-1].text + piece.text)
+            yield {"contentBlockDelta": {"delta": delta_of(piece)}}
 
 
 def stop_reason(message: Message, response: TokenResponse) -> StopReason:
@@ -60,13 +65,6 @@ def stop_reason(message: Message, response: TokenResponse) -> StopReason:
     if any("toolUse" in block for block in message["content"]):
         return "tool_use"
     return "stop_sequence" if isinstance(response.stop, str) else "end_turn"
-
-
-def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
-    """Give the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
-    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
-    written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
-    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
 
 
 def events(
@@ -83,7 +81,7 @@ def events(
         reason: Why it stopped.
         response: What the engine said.
         arguments: What `sampled_arguments` gives.
-        shown: The beginning of its blocks that has been shown, the last of which is still open; see `Showing`.
+        shown: The beginning of its blocks that has been shown, the last of which is still open; see `StreamedEvents`.
 
     Raises:
         PreviewError: That is not how the answer begins.
@@ -157,15 +155,3 @@ def _block_events(block: ContentBlock, arguments: Mapping[str, str]) -> tuple[An
         written = arguments.get(use["toolUseId"]) or json.dumps(use["input"], ensure_ascii=False)
         return start, {"toolUse": {"input": written}}
     return {}, delta_of(Piece("reasoning" if "reasoningContent" in block else "text", _text_of(block)))
-
-
-def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
-    if call.status == CallStatus.OK and call.name is not None:
-        arguments = dict(call.arguments or {})
-        return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
-    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must
-    # be a mapping: module tools run on lists and strings.
-    said = {"reason": call.reason, "raw": call.raw}
-    if call.name is not None:
-        said["name"] = call.name
-    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": said}}

@@ -29,7 +29,7 @@ class HistoryChangedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Situation:
+class HistoryContext:
     """What a call brings.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Change:
     at: int
 
 
-def branch_of(situation: Situation, parent: int | None) -> Branch | None:
+def branch_of(situation: HistoryContext, parent: int | None) -> Branch | None:
     """Tell why the coming turn branches, or None when it is the first or simply goes on.
 
     Args:
@@ -84,7 +84,7 @@ def branch_of(situation: Situation, parent: int | None) -> Branch | None:
     return _departure(situation, situation.own, parent)
 
 
-def rewritten_branch(situation: Situation, parent: int, written: Branch, *, may_branch: bool) -> Branch:
+def rewritten_branch(situation: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
     """Tell why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
 
     Args:
@@ -115,7 +115,7 @@ def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
         turn = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
 
 
-def _outsider(situation: Situation, parent: int | None) -> Branch:
+def _outsider(situation: HistoryContext, parent: int | None) -> Branch:
     """Link a call of nobody known: to the turn that it forks, or to the last one that its history begins with."""
     reason = Reason.SEPARATE if situation.is_agents else Reason.SIDE_CALL
     if parent is not None:
@@ -126,7 +126,7 @@ def _outsider(situation: Situation, parent: int | None) -> Branch:
     return Branch(reason)
 
 
-def _departure(situation: Situation, own: int, parent: int | None) -> Branch:
+def _departure(situation: HistoryContext, own: int, parent: int | None) -> Branch:
     """Tell how an agent's history left the one of its own last turn."""
     change = _change(situation)
     if change is None:  # a loaded ledger knows the digest only
@@ -141,7 +141,7 @@ def _departure(situation: Situation, own: int, parent: int | None) -> Branch:
     return Branch(_reason(situation, change), _left(situation.ledger, own, change), message)
 
 
-def _change(situation: Situation) -> _Change | None:
+def _change(situation: HistoryContext) -> _Change | None:
     """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
     last = None if situation.own is None else situation.ledger.entry_of(situation.own)
     if last is None:
@@ -161,7 +161,7 @@ def _left(ledger: Ledger, own: int, change: _Change) -> int:
     return own
 
 
-def _reason(situation: Situation, change: _Change) -> Reason:
+def _reason(situation: HistoryContext, change: _Change) -> Reason:
     """Name a change after which no turn of the ledger can be extended."""
     before, now, at = change.before, change.now, change.at
     asked = _asked(situation, None)
@@ -177,7 +177,7 @@ def _reason(situation: Situation, change: _Change) -> Reason:
     return Reason.SUMMARY if kept_from is not None and kept_from > at + 1 else Reason.EDIT
 
 
-def _asked(situation: Situation, parent: int | None) -> Reason:
+def _asked(situation: HistoryContext, parent: int | None) -> Reason:
     """Tell a retry, the same messages asked again after the same turn, from a rewind."""
     walk, ledger = situation.walk, situation.ledger
     answers = () if walk.new else (turn for answer in walk.entry.children for turn in answer.turns)
@@ -209,7 +209,7 @@ def _changed_parts(old: Any, new: dict[str, Any]) -> str:
     return " and ".join(name for key, name in names.items() if old[key] != new[key])
 
 
-def refuse(situation: Situation, branch: Branch | None) -> None:
+def refuse(situation: HistoryContext, branch: Branch | None) -> None:
     """Raise for a branch that lies in one agent's own history, with the message that changed.
 
     Raises:
@@ -223,7 +223,7 @@ def refuse(situation: Situation, branch: Branch | None) -> None:
     )
 
 
-def _what_changed(situation: Situation, branch: Branch) -> str:
+def _what_changed(situation: HistoryContext, branch: Branch) -> str:
     change = _change(situation)
     if branch.message is None or change is None:
         return f"the {branch.detail or 'history'} changed"

@@ -8,11 +8,11 @@ from typing import Any
 
 from strands.types.content import Message
 
-from tito_core.history import ledger_of
 from tito_core.ledger.histories import Walk
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Turn
-from tito_core.policy import Policy
+from tito_core.turn.inputs import PolicyParts
+from tito_core.turn.parent import ledger_of
 
 
 class TurnNotStoredError(OSError):
@@ -27,7 +27,7 @@ class Recording:
         ledger: The first one; a new one when None, which a restored session may replace by its own.
     """
 
-    def __init__(self, policy: Policy, ledger: Ledger | None) -> None:
+    def __init__(self, policy: PolicyParts, ledger: Ledger | None) -> None:
         self._policy = policy
         self._lock = threading.Lock()
         self._untouched = ledger is None

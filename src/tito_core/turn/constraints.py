@@ -24,7 +24,7 @@ class UnsupportedToolChoiceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OutputConstraint:
     """What is asked of a turn.
 
     Attributes:

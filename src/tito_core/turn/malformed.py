@@ -1,17 +1,11 @@
-"""Malformed calls: what a rollout makes of them, and the error that names one (law 9)."""
+"""Malformed calls of a turn, and the error that names them (law 9)."""
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
-
 from strands.types.content import Message
 
-from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.said import shortened
-
-MalformedCalls = Literal["feedback", "end_turn", "raise"]
-"""What becomes of a malformed call: the policy reads why, the turn ends in text, or an error is raised."""
 
 _SHOWN = 120
 """Characters of a call's raw text that an error shows."""
@@ -41,17 +35,6 @@ class MalformedCallError(ValueError):
         self.calls = calls
         self.turn = turn
         self.message = message
-
-
-def checked(malformed_calls: str) -> MalformedCalls:
-    """Read the `malformed_calls` setting.
-
-    Raises:
-        InvalidValueError: It is none of the three.
-    """
-    if malformed_calls in get_args(MalformedCalls):
-        return cast(MalformedCalls, malformed_calls)
-    raise InvalidValueError(f"malformed_calls must be 'feedback', 'end_turn' or 'raise', not {shown(malformed_calls)}.")
 
 
 def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:

@@ -1,20 +1,24 @@
-"""Histories as Strands hands them over: which turn of a ledger one continues (law 8). Never a cursor."""
+"""Which turn of a ledger a history continues (law 8): found by content, never a cursor, and what is new is checked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.branching import Situation, branch_of, lineage, refuse, rewritten_branch
+from tito_core.chat.message_check import InvalidMessageError, check_bounds, check_messages, check_schemas
+from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.histories import Entry, Walk
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Finish
+from tito_core.settings import Settings
+from tito_core.turn.branches import HistoryContext, branch_of, lineage, refuse, rewritten_branch
+from tito_core.turn.inputs import PolicyParts, TurnInput
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""
@@ -26,20 +30,54 @@ Opening = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class ParentMatch:
     """Where a history continues.
 
     Attributes:
         parent: The turn that it extends, or None for a new root.
         answered: Number of leading messages that `parent` accounts for; 0 for a root.
         walk: How far the ledger knows the history.
-        branch: Why it does not simply go on after the latest turn, or None when it does.
+        branch: Why it does not simply continue the latest turn, or None when it does.
+        new_characters: Number of characters of content that are new.
     """
 
     parent: int | None
     answered: int
     walk: Walk
     branch: Branch | None
+    new_characters: int = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether what is new takes milliseconds to encode."""
+        return self.new_characters >= LONG_TEXT
+
+
+def match_parent(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Settings) -> ParentMatch:
+    """Find the turn that a history continues, and check the messages that are new after it.
+
+    Raises:
+        HistoryChangedError: The agent's history changed, and `history="error"`.
+        InvalidMessageError, UnsupportedContentError: The messages cannot become tokens.
+    """
+    messages, tools = asked.messages, asked.tool_specs
+    if not messages:
+        raise InvalidMessageError("messages is an empty list: give at least one, such as by agent('Hi').")
+    opening = opening_of(asked.system_prompt, tools, policy.template.fingerprint)
+    strips = None if settings.thinking == "keep" else policy.template.strips_thinking
+    may_branch = settings.history == "fork"
+    try:
+        match = find_parent(ledger, opening, messages, asked.model_state, may_branch=may_branch, strips=strips)
+    except (LookupError, AttributeError, TypeError, ValueError, RecursionError):
+        check_messages(messages)  # says what is wrong with them, if that is the reason
+        check_schemas(tools)
+        check_bounds(messages, "messages")
+        raise
+    characters = check_messages(messages[match.answered :], match.answered)
+    if match.parent is None:
+        check_schemas(tools)
+        characters += len(asked.system_prompt or "")
+    return replace(match, new_characters=characters)
 
 
 def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
@@ -64,7 +102,7 @@ def _told(message: Message) -> Message:
     return {"role": message["role"], "content": message["content"]}
 
 
-def find_place(
+def find_parent(
     ledger: Ledger,
     opening: Opening,
     messages: Messages,
@@ -72,7 +110,7 @@ def find_place(
     *,
     may_branch: bool = True,
     strips: Strips | None = None,
-) -> Place:
+) -> ParentMatch:
     """Find the turn that a history continues, and what it means when that is not simply the latest.
 
     A turn fits when the history starts with exactly the messages it was committed with, and nothing after them is
@@ -100,14 +138,14 @@ def find_place(
         entry, answered = fit
         parent = _chosen(ledger, entry.turns, own)
         ledger.adopt(parent, messages[answered - 1])
-    situation = Situation(ledger, walk, opening, messages, own, is_agents=state is not None)
+    situation = HistoryContext(ledger, walk, opening, messages, own, is_agents=state is not None)
     written = None if parent is None else _rewritten(ledger, walk, messages, (parent, answered), strips)
     if written is not None and parent is not None:
-        return Place(None, 0, walk, rewritten_branch(situation, parent, written, may_branch=may_branch))
+        return ParentMatch(None, 0, walk, rewritten_branch(situation, parent, written, may_branch=may_branch))
     branch = branch_of(situation, parent)
     if not may_branch:
         refuse(situation, branch)
-    return Place(parent, answered, walk, branch)
+    return ParentMatch(parent, answered, walk, branch)
 
 
 def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tito_core.chat.certificate import Certificate, ContentTokens
-from tito_core.chat.template import ChatTemplate, checked_arguments
+from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.renderers import RendererComparison
+from tito_core.chat.template import ChatTemplate
+from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.parsing.detection import DetectionError
 from tito_core.parsing.registry import AUTO, choose_tool_parser, control_strings, get_tool_parser
@@ -45,20 +47,42 @@ def check(
     ] = AUTO,
     as_template: Annotated[bool, typer.Option("--as-template", help="Let content spell control tokens.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON, every probe named.")] = False,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="renderers[:NAME]",
+            help="Compare every probe's delta with another package's: renderers, or renderers:qwen3 for one by name.",
+        ),
+    ] = "",
 ) -> None:
-    """Print what a chat template's certificate says; a template that is refused prints why, with exit status 1."""
+    """Print what a chat template's certificate says; a template that is refused prints why, with exit status 1.
+
+    With --against, each difference from the other package is printed, and the exit status is 1 where there is one.
+    """
+    package, _, name = against.partition(":")
+    if package not in ("", "renderers"):
+        raise typer.BadParameter(f"--against {against!r}: only renderers or renderers:NAME can be compared.")
+    given = loaded(template, tokenizer)
     found = certify(
-        loaded(template, tokenizer),
+        given,
         parser=parser,
         content_tokens="as-template" if as_template else "inert",
         arguments=template_arguments(argument or []),
     )
-    typer.echo(found.to_json() if as_json else visible("\n".join(found.lines())))
+    certificate = found.certificate
+    typer.echo(certificate.to_json() if as_json else visible("\n".join(certificate.lines())))
+    if against:
+        comparison = RendererComparison.of(name or "auto", given, found)
+        differences = list(comparison.differences())
+        for difference in differences:
+            typer.echo(visible(difference), err=True)
+        typer.echo(f"renderer   {comparison.name}: {len(differences)} differences", err=True)
+        raise typer.Exit(1 if differences else 0)
 
 
 def certify(
     tokenizer: PreTrainedTokenizerBase, *, parser: str, content_tokens: ContentTokens, arguments: dict[str, Any]
-) -> Certificate:
+) -> ChatTemplate:
     """Certify a tokenizer's template as `Policy.connect` does.
 
     Raises:
@@ -71,7 +95,7 @@ def certify(
         markup = frozenset()
     markup = markup.union([tokenizer.eos_token] if tokenizer.eos_token else [])
     checked = checked_arguments(arguments)
-    return ChatTemplate.of(tokenizer, content_tokens=content_tokens, markup=markup, **checked).certificate
+    return ChatTemplate.of(tokenizer, content_tokens=content_tokens, markup=markup, **checked)
 
 
 def loaded(template: str, tokenizer: str) -> PreTrainedTokenizerBase:

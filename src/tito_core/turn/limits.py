@@ -1,4 +1,4 @@
-"""Histories that do not fit: refused before they are encoded where that is certain, with what to shorten."""
+"""Bounds on a turn's tokens: `max_total_tokens`, and histories that do not fit, with what to shorten."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strands.types.content import Messages
-from strands.types.tools import ToolSpec
+from strands.types.exceptions import MaxTokensReachedException
 
 from tito_core.chat.least_tokens import LeastTokens
-from tito_core.history import Place
-from tito_core.policy import Policy
+from tito_core.turn.inputs import PolicyParts, TurnInput
+from tito_core.turn.parent import ParentMatch
+
+
+class TotalTokensReachedError(MaxTokensReachedException):
+    """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is as before.
+
+    Strands lets it out as it is, like the `MaxTokensReachedException` that ends a turn which the bound has cut short.
+    It is no context overflow: a conversation manager that shortened the history would begin another trajectory.
+    """
+
+
+def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int, *, at_least: bool = False) -> int:
+    """Give the tokens that may be sampled: at most `wanted`, at most what the bound leaves beside the prompt.
+
+    With `at_least` the prompt may have more tokens than `prompt_length`.
+
+    Raises:
+        TotalTokensReachedError: It leaves none.
+    """
+    if max_total_tokens is None:
+        return wanted
+    if prompt_length >= max_total_tokens:
+        has = f"at least {prompt_length}" if at_least else prompt_length
+        raise TotalTokensReachedError(
+            f"The trajectory has {has} tokens with what came since its last answer, and "
+            f"max_total_tokens={max_total_tokens}, which leaves none to sample: end the rollout, or raise the bound."
+        )
+    return min(wanted, max_total_tokens - prompt_length)
 
 
 class _Part(NamedTuple):
@@ -21,18 +48,16 @@ class _Part(NamedTuple):
     remedy: str
 
 
-def least_length(
-    policy: Policy, place: Place, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
-) -> int:
+def least_length(policy: PolicyParts, match: ParentMatch, asked: TurnInput) -> int:
     """Return a number of tokens that a turn is certain to add to its parent's; 0 where nothing is certain."""
-    bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, place.answered
+    bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, match.answered
     if bound is None:
         return 0
-    if place.parent is None:
-        text = template.rendering.of_messages(messages, system_prompt, tool_specs)
+    messages, tools = asked.messages, asked.tool_specs
+    if match.parent is None:
+        text = template.rendering.of_messages(messages, asked.system_prompt, tools)
     else:
-        history = messages[: at - 1]
-        text = template.tail(messages[at - 1], messages[at:], tool_specs=tool_specs or (), history=history)
+        text = template.tail(messages[at - 1], messages[at:], tool_specs=tools or (), history=messages[: at - 1])
     return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta may lack the opener that was sampled
 
 

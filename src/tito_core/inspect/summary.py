@@ -15,16 +15,16 @@ from tito_core.backend.errors import BackendError, UnknownBackendError
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
-from tito_core.drift import drifted_turns
 from tito_core.engine.errors import EngineError
+from tito_core.inspect.drift import drifted_turns
+from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
+from tito_core.model import Policy
 from tito_core.parsing.parsed import CallStatus
 from tito_core.parsing.registry import UnknownParserError
-from tito_core.policy import Policy
-from tito_core.verify import Rescored, merge, rescore
 
 EXPECTED_ERRORS = (
     BackendError,

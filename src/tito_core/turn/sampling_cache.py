@@ -22,7 +22,7 @@ class Recorded:
     server: Server
 
 
-class Terms:
+class SamplingCache:
     """Parameters by identity, which are frozen. Threads may share it."""
 
     def __init__(self) -> None:
