@@ -16,7 +16,7 @@ import numpy as np
 from tito_core.backend.checked import score, tokenize
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
-from tito_core.backend.validation import check_output_ids, outside_vocabulary
+from tito_core.backend.score_validation import check_output_ids, outside_vocabulary
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate
