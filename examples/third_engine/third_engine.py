@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
 from tito_core.backend import BadRequestError, Capabilities, EngineInfo, RawResponse, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
@@ -27,7 +27,7 @@ NOTHING_MORE = Capabilities(
     top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
 )
 """Optional outputs: this engine gives none."""
-REFUSED = ("grammar", "presence_penalty", "frequency_penalty", "extra")
+REFUSED = ("grammar", "extra")
 """Sampling parameters that it does not know."""
 
 
@@ -120,6 +120,7 @@ class TransformersBackend:
             attention_mask=torch.ones_like(prompt),
             generation_config=_config(sampling, sorted(ends)),
             stopping_criteria=[lambda ids, scores: torch.full((1,), stop_now.is_set(), device=ids.device)],
+            logits_processor=[_Penalties(sampling, prompt.shape[1])],
             tokenizer=self._tokenizer,
         )
         read, output = done.sequences[0, : prompt.shape[1]].tolist(), done.sequences[0, prompt.shape[1] :].tolist()
@@ -147,6 +148,19 @@ class TransformersBackend:
     def _scored(self, ids: list[int]) -> list[float | None]:
         logits = self._model(torch.tensor([ids], device=self._device)).logits[0, :-1].float()
         return [None, *torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]].tolist()]
+
+
+class _Penalties(LogitsProcessor):
+    """Presence and frequency penalties on sampled tokens, which transformers lacks; logits come divided by T."""
+
+    def __init__(self, sampling: SamplingParams, prompt: int) -> None:
+        heat = sampling.temperature or 1.0
+        self._presence, self._frequency = sampling.presence_penalty / heat, sampling.frequency_penalty / heat
+        self._prompt = prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(input_ids[0, self._prompt :], minlength=scores.shape[-1])
+        return scores - self._presence * (counts > 0) - self._frequency * counts
 
 
 def _config(sampling: SamplingParams, ends: list[int]) -> GenerationConfig:

@@ -12,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS
-from support.reported import CHECKS, OUTPUT, raw, refused, reported, request
-from tito_core.backend import RawResponse, RawScores, TokenRequest
+from support.reported import OUTPUT, raw, refused, reported, request
+from tito_core.backend import EngineInfo, RawResponse, RawScores, TokenRequest
 from tito_core.backend.protocol import NOTHING
+from tito_core.backend.score_validation import validated_scores
+from tito_core.backend.validation import validated
 from tito_core.ledger.turn import Finish, VersionSpan
+
+INFO = EngineInfo("sglang", "m", None, None)
 
 
 def read(said: RawResponse, asked: TokenRequest | None = None) -> Any:
-    return CHECKS.response(replace(said, latency_s=0.5, request_id="r7-retry1"), asked or request())
+    return validated(replace(said, latency_s=0.5, request_id="r7-retry1"), asked or request(), INFO)
 
 
 def test_a_right_answer_is_given_whole() -> None:
@@ -162,17 +166,19 @@ SCORES: list[tuple[list[Any], str]] = [
 
 
 def scores(pairs: list[Any]) -> RawScores:
-    return RawScores(logprobs=[logprob for _, logprob in pairs], token_ids=[token for token, _ in pairs])
+    return RawScores(
+        logprobs=[logprob for _, logprob in pairs], token_ids=[token for token, _ in pairs], request_id="r7"
+    )
 
 
 @pytest.mark.parametrize(("scored", "sentence"), SCORES)
 def test_what_scores_may_not_say(scored: list[Any], sentence: str) -> None:
-    refused(sentence, lambda: CHECKS.scores(scores(scored), np.array([7, 8, 9], np.int32)))
+    refused(sentence, lambda: validated_scores(scores(scored), np.array([7, 8, 9], np.int32), INFO))
 
 
 @pytest.mark.parametrize("first", [7, None])
 def test_scores_begin_with_none(first: int | None) -> None:
-    found = CHECKS.scores(scores([(first, None), (8, -1.5), (9, -2.5)]), np.array([7, 8, 9], np.int32))
+    found = validated_scores(scores([(first, None), (8, -1.5), (9, -2.5)]), np.array([7, 8, 9], np.int32), INFO)
     assert found.dtype == np.float32
     assert np.isnan(found[0])
     assert found[1:].tolist() == [-1.5, -2.5]

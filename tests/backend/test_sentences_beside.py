@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support.backends import PROMPT
-from support.reported import CHECKS, OUTPUT, refused, request
+from support.reported import OUTPUT, READER, refused, request
 from tito_core.backend import RawResponse
 from tito_core.backend.column_validation import ColumnValidation
 
@@ -38,7 +38,7 @@ def columns(wanted: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> 
     asked = request(wanted, delta_start=delta_start, top_k=top_k)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     raw = RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, **{NAMES[name]: said[name] for name in said})
-    return ColumnValidation(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(raw)
+    return ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(raw)
 
 
 ALL = {"top_logprobs": 2, "prompt_logprobs": True, "routed_experts": (2, 2), "sampling_mask": True}
@@ -195,7 +195,7 @@ def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() ->
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     for rows in (7, 5):
         text = packed(range(rows * 4))
-        found = ColumnValidation(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(
+        found = ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(
             RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, routed_experts=text)
         )
         column = found["routed_experts"]

@@ -17,7 +17,7 @@ from support.backends import Kind, Received, answering, http_response, request_o
 from tito_core.backend import ProtocolViolationError, RawResponse, TokenResponse, Wanted
 from tito_core.backend.checked import generate
 from tito_core.backend.column_validation import ColumnValidation
-from tito_core.backend.validation import Validation
+from tito_core.backend.raw_values import RawReader
 from tito_core.testing import WireResponse
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
@@ -105,7 +105,7 @@ def test_sglangs_sampling_mask_names_the_ids_that_were_left() -> None:
     mask = sglang_wire.optional_outputs(meta, request)["sampling_mask"]
     assert mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
     ids, logprobs = np.int32(answer["output_ids"]), np.zeros(2, np.float32)
-    column = ColumnValidation(Validation("sglang", "r"), request, ids, logprobs).columns(
+    column = ColumnValidation(RawReader("sglang", "r"), request, ids, logprobs).columns(
         RawResponse(finish="stop", output_ids=ids, logprobs=logprobs, sampling_mask=mask)
     )["sampling_mask"]
     assert (column.start, column.values.tolist()) == (37, mask)

@@ -12,9 +12,9 @@ import pytest
 from support.backends import EOS, PROMPT
 from tito_core.backend import ProtocolViolationError, RawResponse, SamplingParams, TokenRequest, Wanted
 from tito_core.backend.id_text import IdText
-from tito_core.backend.validation import Validation
+from tito_core.backend.raw_values import RawReader
 
-CHECKS = Validation("sglang", "r7")
+READER = RawReader("sglang", "r7")
 OUTPUT = (21, 22, EOS)
 
 

@@ -13,8 +13,9 @@ from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import integers
 from tito_core.backend.request_checks import check_input_ids, clamp_new_tokens, sendable
+from tito_core.backend.score_validation import validated_ids, validated_scores
 from tito_core.backend.typed_values import shown
-from tito_core.backend.validation import validated, validated_ids, validated_scores
+from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
 
 

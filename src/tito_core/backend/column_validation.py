@@ -8,21 +8,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tito_core.backend.errors import UNREADABLE
 from tito_core.backend.protocol import NO_COLUMNS, RawResponse, Scored, TokenRequest
-from tito_core.backend.raw_values import floats, integer
+from tito_core.backend.raw_values import RawReader, floats, integer
 from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
-
-if TYPE_CHECKING:
-    from tito_core.backend.validation import Validation
 
 _INT32_MAX = 2**31 - 1
 _NPY = b"\x93NUMPY"
@@ -33,13 +30,13 @@ class ColumnValidation:
     """Checks of laws 2 and 4 on what was wanted of one answer, which hold for columns as for logprobs.
 
     Attributes:
-        checks: Names backend and request in errors.
+        reader: Reads values, and builds errors.
         request: What was asked.
         ids: The output's ids, already checked.
         logprobs: Theirs.
     """
 
-    checks: Validation
+    reader: RawReader
     request: TokenRequest
     ids: TokenIds
     logprobs: Logprobs
@@ -61,47 +58,47 @@ class ColumnValidation:
             found["routed_experts"] = self._experts(raw.routed_experts)
         if wanted.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
             rows = self._rows("sampling_mask", raw.sampling_mask)
-            found["sampling_mask"] = self._mask([self.checks.integers("a sampling_mask", row) for row in rows])
+            found["sampling_mask"] = self._mask([self.reader.integers("a sampling_mask", row) for row in rows])
         return found or NO_COLUMNS
 
     def _is_there(self, name: str, value: object) -> bool:
         if value is None and not self.request.lenient:
-            raise self.checks.violation(f"Law 4: the answer holds no {name}, though they were asked for.")
+            raise self.reader.violation(f"Law 4: the answer holds no {name}, though they were asked for.")
         return value is not None
 
     def _decoded(self, raw: RawResponse) -> list[Scored]:
         try:
             rows = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
         except UNREADABLE as error:
-            raise self.checks.violation(f"Law 2: top_logprobs cannot be read: {error}.") from error
+            raise self.reader.violation(f"Law 2: top_logprobs cannot be read: {error}.") from error
         return [self._pairs("top_logprobs", row) for row in self._rows("top_logprobs", rows)]
 
     def _pairs(self, name: str, entries: object) -> Scored:
         """Return (id, logprob) pairs with Python's own numbers; what is no id stays, for who looks at ids to refuse."""
         if not isinstance(entries, Sequence) or not all(isinstance(e, Sequence) and len(e) == 2 for e in entries):
-            raise self.checks.violation(f"Law 2: {name} must be (id, logprob) pairs, not {shown(entries)}.")
+            raise self.reader.violation(f"Law 2: {name} must be (id, logprob) pairs, not {shown(entries)}.")
         logprobs = floats([logprob for _, logprob in entries])
         if logprobs is None:
-            raise self.checks.violation(f"Law 4: a logprob of {name} is no number: {shown(entries)}.")
+            raise self.reader.violation(f"Law 4: a logprob of {name} is no number: {shown(entries)}.")
         ids = [token if (found := integer(token)) is None else found for token, _ in entries]
         return list(zip(ids, logprobs, strict=True))
 
     def _rows(self, name: str, rows: object) -> Sequence[Any]:
         if not isinstance(rows, Sequence):
-            raise self.checks.violation(f"Law 2: {name} must be a list with an entry a token, not {shown(rows)}.")
+            raise self.reader.violation(f"Law 2: {name} must be a list with an entry a token, not {shown(rows)}.")
         if len(rows) != len(self.ids):
-            raise self.checks.violation(f"Law 2: {len(self.ids)} output ids, but {name} of {len(rows)} tokens.")
+            raise self.reader.violation(f"Law 2: {len(self.ids)} output ids, but {name} of {len(rows)} tokens.")
         return rows
 
     def _top(self, rows: Sequence[Scored], k: int) -> Mapping[str, Column]:
         distinct = [dict(row) for row in rows]
         for offset, (row, once) in enumerate(zip(rows, distinct, strict=True)):
             if len(once) < k:
-                raise self.checks.violation(
+                raise self.reader.violation(
                     f"Law 2: {k} top_logprobs a token were asked for, output token {offset} has {len(once)}."
                 )
             if len(once) < len(row) and any(once[token] != logprob for token, logprob in row):
-                raise self.checks.violation(f"Law 4: output token {offset} has a top id with two logprobs: {row}.")
+                raise self.reader.violation(f"Law 4: output token {offset} has a top id with two logprobs: {row}.")
         width = max(map(len, distinct), default=k)
         scores = np.full((len(rows), width), np.nan)
         ids = np.full((len(rows), width), -1, np.int64)
@@ -120,7 +117,7 @@ class ColumnValidation:
     def _agrees(self, top: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
         """Check the sampled token against the likeliest: among them with its own logprob, or less likely than all."""
         if np.any(values > ROUNDING):
-            raise self.checks.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is no log-probability.")
+            raise self.reader.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is no log-probability.")
         chosen = self.logprobs.astype(np.float64)[:, None]
         same = top == self.ids[:, None]
         least = np.where(np.isnan(values), np.inf, values).min(axis=1, initial=np.inf)
@@ -134,28 +131,28 @@ class ColumnValidation:
                 at = int(np.argmax(wrong))
                 words = sentence.format(float(self.logprobs[at]))
                 pairs = list(zip(top[at].tolist(), values[at].tolist(), strict=True))
-                raise self.checks.violation(f"Law 4: output id {int(self.ids[at])} at offset {at} {words}: {pairs}.")
+                raise self.reader.violation(f"Law 4: output id {int(self.ids[at])} at offset {at} {words}: {pairs}.")
 
     def _prompt(self, entries: Scored) -> Column:
         first = self.request.first_scored
         sent = self.request.input_ids[first:].tolist()
         if len(entries) != len(sent):
-            raise self.checks.violation(
+            raise self.reader.violation(
                 f"Law 2: prompt_logprobs of {len(sent)} tokens from offset {first} were asked for, "
                 f"the server gave {len(entries)}."
             )
         for offset, (token, (found, logprob)) in enumerate(zip(sent, entries, strict=True), first):
             if found != token:
-                raise self.checks.violation(
+                raise self.reader.violation(
                     f"Law 4: prompt id {token} at offset {offset} was sent, the server scored {found}."
                 )
             if logprob is None:
-                raise self.checks.violation(f"Law 4: prompt token {offset} has no logprob (id {token}).")
+                raise self.reader.violation(f"Law 4: prompt token {offset} has no logprob (id {token}).")
         values = np.asarray([logprob for _, logprob in entries], np.float32)
         try:
             check_logprobs(values)
         except LawViolationError as error:
-            raise self.checks.violation(str(error)) from error
+            raise self.reader.violation(str(error)) from error
         return Column.of(first, values)
 
     def _experts(self, said: object) -> Column:
@@ -166,30 +163,30 @@ class ColumnValidation:
         shape = self.request.wanted.expert_shape
         if (array.ndim != 3 and not self.request.lenient) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
-            raise self.checks.violation(
+            raise self.reader.violation(
                 f"Law 2: routed_experts have shape {array.shape}, expected ({whole - start}, {expected})."
             )
         if len(array) not in (whole, whole - start):
-            raise self.checks.violation(
+            raise self.reader.violation(
                 f"Law 2: routed_experts have {len(array)} rows, expected {whole}, or {whole - start} from {start} on."
             )
         try:
             return Column.of(start, array[start:] if len(array) == whole else array)
         except LawViolationError as error:
-            raise self.checks.violation(str(error)) from error
+            raise self.reader.violation(str(error)) from error
 
     def _array(self, said: object, lengths: tuple[int, int]) -> npt.NDArray[Any]:
         if isinstance(said, np.ndarray) and said.dtype.kind in "iu":
             return said
         if not isinstance(said, str):
-            raise self.checks.violation(f"Law 2: routed_experts must be an integer array or base64, not {shown(said)}.")
+            raise self.reader.violation(f"Law 2: routed_experts must be an integer array or base64, not {shown(said)}.")
         try:
             raw = base64.b64decode(said, validate=True)
             if raw.startswith(_NPY):
                 return _read_npy(raw)
             flat = np.frombuffer(raw, "<i4")
         except (ValueError, OverflowError) as error:
-            raise self.checks.violation(f"Law 2: routed_experts cannot be read: {error}.") from error
+            raise self.reader.violation(f"Law 2: routed_experts cannot be read: {error}.") from error
         shape = self.request.wanted.expert_shape
         if shape is not None and len(flat) % (shape[0] * shape[1]) == 0:
             return flat.reshape(-1, *shape)
@@ -199,12 +196,12 @@ class ColumnValidation:
     def _mask(self, rows: Sequence[Sequence[int]]) -> Column:
         for offset, (token, row) in enumerate(zip(self.ids.tolist(), rows, strict=True)):
             if token not in row:
-                raise self.checks.violation(
+                raise self.reader.violation(
                     f"Law 4: output id {token} at offset {offset} is not among the {len(row)} ids that its "
                     "sampling_mask says it was chosen from."
                 )
             if len(set(row)) < len(row):
-                raise self.checks.violation(f"Law 4: the sampling_mask of output token {offset} holds an id twice.")
+                raise self.reader.violation(f"Law 4: the sampling_mask of output token {offset} holds an id twice.")
         width = max(self.request.sampling.top_k, *map(len, rows), 1)
         table = np.full((len(rows), width), -1, np.int64)
         for offset, row in enumerate(rows):
@@ -213,7 +210,7 @@ class ColumnValidation:
 
     def _token(self, token: int | str | None, offset: int) -> int:
         if type(token) is not int or not 0 <= token <= _INT32_MAX:
-            raise self.checks.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
+            raise self.reader.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
         return token
 
 
