@@ -7,8 +7,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from strands.types.content import Messages
-
 from tito_core.backend.errors import printable
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import (
@@ -22,6 +20,7 @@ from tito_core.backend.replicas import agreed
 from tito_core.backend.semantics import measure, of_all
 from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import ContentTokens
+from tito_core.chat.probes import asked
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
@@ -30,7 +29,7 @@ from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.store import LedgerFile
 from tito_core.turn.inputs import PolicyParts
-from tito_core.vocabulary import compare
+from tito_core.vocabulary import QUESTION, compare
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,17 +91,16 @@ async def connect(
     logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
     bound = bind(tokenizer, parser, template_arguments=template_arguments, content_tokens=content_tokens)
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-    counted: Messages = [{"role": "user", "content": [{"text": "Count to ten."}]}]
-    probe = bound.template.first_prompt(counted, None, bound.template.rendering.usual_tools)
+    probe = bound.template.first_prompt([asked(QUESTION)], None, bound.template.rendering.usual_tools)
     logger.info("backend=<%s> | asking the server what it is", engine.name)
-    asked = await engine.connect()
+    info = await engine.connect()
     logger.info(
-        "model=<%s>, version=<%s> | comparing its tokenizer", printable(asked.model), printable(str(asked.version))
+        "model=<%s>, version=<%s> | comparing its tokenizer", printable(info.model), printable(str(info.version))
     )
     # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
-    vocabulary = await compare(engine, asked, bound.tokenizer, bound.template, bound.parser)
+    vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     logger.info("measuring what its logprobs mean")
-    found = await agreed(engine, lambda server: measure(server, asked, probe.ids), _measured)
+    found = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
     return PolicyParts(engine, of_all(found), *bound, file, vocabulary=vocabulary)
 
 

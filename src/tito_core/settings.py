@@ -136,6 +136,7 @@ class Settings:
     Attributes:
         reports_ids: Whether the event that ends a message carries the ids of its prompt and answer, for callbacks.
         runs_calls: Whether Strands gets the policy's calls as calls; else they are text, unless one was forced.
+        aborts: `on_abort` and `max_resumes` as the backend's seam takes them.
     """
 
     sampling: SamplingParams = _option(SamplingParams(), lambda _, given: sampling_params(given))
@@ -152,6 +153,10 @@ class Settings:
     verify_echo: Literal["always", "first"] = _one_of(Literal["always", "first"])
     reports_ids: bool = False
     runs_calls: bool = True
+    aborts: Aborts = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aborts", Aborts(self.on_abort, self.max_resumes))
 
     @classmethod
     def of(cls, **options: Unpack[RolloutOptions]) -> Settings:
@@ -161,11 +166,6 @@ class Settings:
             InvalidValueError: An unknown name, or a bad value.
         """
         return cls(**_checked(options))
-
-    @property
-    def aborts(self) -> Aborts:
-        """What becomes of an answer that the engine was told to abort."""
-        return Aborts(self.on_abort, self.max_resumes)
 
     def at(self, info: EngineInfo) -> Settings:
         """Return them for a server: at most its context length.

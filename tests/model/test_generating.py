@@ -75,7 +75,7 @@ REQUEST: Any = SimpleNamespace(sampling=SamplingParams(max_new_tokens=1), reques
 
 async def answer(engine: Any, request: Any, cancel: threading.Event | None, chosen: Settings) -> AsyncIterator[Any]:
     """Give what comes, as a turn asks for it."""
-    if not chosen.streams:
+    if not chosen.stream:
         yield await whole(engine, request, cancel, chosen)
         return
     async for came in streamed(engine, request, cancel, chosen):

@@ -110,7 +110,7 @@ def refuse_unknown_option(what: str, given: Mapping[str, Any], known: Collection
         InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
     """
     for name in given:
-        if name in known or nearest(name, known):
+        if name in known or name in _SEAMS or nearest(name, known):
             continue
         if sampling := nearest(name, SamplingParams.model_fields):
             raise InvalidValueError(
