@@ -207,7 +207,7 @@ def shifted(answer: dict[str, Any]) -> None:
     answer["logprobs"] = [*answer["logprobs"][1:], *answer["logprobs"][:1]]
 
 
-@pytest.mark.parametrize("lie", [None, shifted], ids=str)
+@pytest.mark.parametrize("lie", [None, shifted], ids=["sound", "shifted"])
 def test_a_third_backend_is_proven_by_the_plugin(
     lie: Any, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from support.conversations import asked, calls, results
 from support.scripted import BACKENDS, Says, model_of, policy_of
-from tito_core.backend import ContextLengthError
+from tito_core.backend import ContextLengthError, EngineInfo
 from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger import Ledger
 from tito_core.settings import Settings
@@ -34,6 +34,12 @@ class Refusing:
     """A backend that is never given a request to the end."""
 
     name = "vllm"
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+
+    async def connect(self) -> EngineInfo:
+        return self.info
 
     async def generate(self, request: Any, on_chunk: Any = None) -> Any:
         raise ContextLengthError("Too long.", backend=self.name)
@@ -78,7 +84,8 @@ def synchronous_cost(model: Any, messages: Any) -> float:
 
 async def test_the_event_loop_goes_on_while_a_long_result_is_encoded() -> None:
     model = model_of("vllm", Says("?"))
-    policy = replace(model.policy, backend=Refusing(), info=replace(model.policy.info, max_model_len=None))
+    info = replace(model.policy.info, max_model_len=None)
+    policy = replace(model.policy, backend=Refusing(info), info=info)
     model = policy.model()
     messages = result_of(MEGABYTES // 12)
     alone = synchronous_cost(model, messages)
