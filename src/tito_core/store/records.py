@@ -18,8 +18,8 @@ import msgspec
 
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.json_equality import plain
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.strict import plain
 from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Semantics, Server, Turn
 
 FORMAT = "strands-tito/ledger"
