@@ -10,9 +10,8 @@ import numpy as np
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.cutting import content_start, find_run
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
-from tito_core.chat.ending import Ending, Opened
+from tito_core.chat.ending import Ending, Opened, content_start, find_run
 from tito_core.chat.form import TemplateMessage
 from tito_core.chat.learning import (
     THOUGHT,

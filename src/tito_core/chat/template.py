@@ -16,10 +16,9 @@ from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose, judge_of
 from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
-from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.ending import Opened
+from tito_core.chat.ending import Opened, cut
 from tito_core.chat.message_check import shown
 from tito_core.chat.probes import asked, said
 from tito_core.chat.referee import Referee
