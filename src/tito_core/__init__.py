@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tito_core.turn.call_report import ParseReport
     from tito_core.turn.commit import TurnNotStoredError
     from tito_core.turn.limits import TotalTokensReachedError
-    from tito_core.turn.malformed import MalformedCallError
+    from tito_core.turn.read import MalformedCallError
 
 __all__ = [
     "HistoryChangedError",
@@ -38,7 +38,7 @@ __all__ = [
 _HOMES = {
     "HistoryChangedError": "tito_core.turn.branches",
     "Ledger": "tito_core.ledger",
-    "MalformedCallError": "tito_core.turn.malformed",
+    "MalformedCallError": "tito_core.turn.read",
     "ParseReport": "tito_core.turn.call_report",
     "Policy": "tito_core.model",
     "Provenance": "tito_core.ledger",

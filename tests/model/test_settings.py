@@ -20,7 +20,7 @@ from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.turn.inputs import refuse_reserved_name, system_text
 from tito_core.turn.limits import TotalTokensReachedError, left_of
-from tito_core.turn.malformed import MalformedCallError, malformed_of
+from tito_core.turn.read import MalformedCallError, malformed_of
 
 INFO = EngineInfo("sglang", "m", 100, "1")
 
