@@ -15,10 +15,9 @@ from tito_core.turn.commit import Recording
 from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
 from tito_core.turn.fairness import yield_to_loop
 from tito_core.turn.inputs import PolicyParts, TurnInput
-from tito_core.turn.limits import how_to_shorten
 from tito_core.turn.parent import as_shown, match_parent, remember
 from tito_core.turn.read import MalformedCallError, check_sampled_ids, named, read
-from tito_core.turn.request import prepare_turn
+from tito_core.turn.request import how_to_shorten, prepare_turn
 
 
 async def run_turn(
