@@ -1,6 +1,6 @@
 """A Jinja environment that renders a chat template as transformers does and traces content through it.
 
-What is formatted with `%` or `format` keeps the layout's own characters as scaffold, and each value that is put in whole
+What is formatted with `%` or `format` keeps the layout's own characters as scaffold, and each value put in whole
 keeps its spans. Filters are followed where templates use them on content; of the others all of a result is content.
 """
 

@@ -21,8 +21,8 @@ from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.said import shortened
 from tito_core.settings import MalformedCalls, Settings
-from tito_core.turn.inputs import PolicyParts
 from tito_core.turn.parent import as_shown
+from tito_core.turn.policy_parts import PolicyParts
 from tito_core.turn.request import Prepared
 
 _SHOWN = 120

@@ -24,8 +24,9 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft
 from tito_core.parsing.parsed import CallStatus
 from tito_core.settings import Settings
-from tito_core.turn.inputs import PolicyParts, TurnInput
+from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import ParentMatch
+from tito_core.turn.policy_parts import PolicyParts
 
 
 class TotalTokensReachedError(MaxTokensReachedException):

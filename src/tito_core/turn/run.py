@@ -1,4 +1,9 @@
-"""One turn, from its parent to its commit, once all of its events have been taken (law 5)."""
+"""One turn, from its parent to its commit, once all of its events have been taken (law 5).
+
+Preparing a turn and reading its answer take a millisecond or two of CPU. When many are due at once, an event loop would
+do all of them before it looks at anything else, such as a timer, a health check or a new connection. So a turn does its
+work in rounds of the loop, a few turns a round: with thousands of rollouts the loop stays responsive.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,9 @@ from tito_core.settings import Settings
 from tito_core.turn import generate
 from tito_core.turn.commit import Recording
 from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
-from tito_core.turn.inputs import PolicyParts, TurnInput
+from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import as_shown, match_parent, remember
+from tito_core.turn.policy_parts import PolicyParts
 from tito_core.turn.read import MalformedCallError, check_sampled_ids, named, read
 from tito_core.turn.request import how_to_shorten, prepare_turn
 
@@ -99,7 +105,7 @@ _rounds: dict[asyncio.AbstractEventLoop, _Round] = {}
 
 
 async def yield_to_loop() -> None:
-    """Go on at once where few others of this event loop do in its present round, else in the order of coming."""
+    """Wait for a round of the event loop in which few others work: this one, or a later one in the order of coming."""
     loop = asyncio.get_running_loop()
     present = _rounds.get(loop)
     if present is None:
