@@ -22,6 +22,7 @@ from tito_core.chat.messages import (
     with_sampled_id,
 )
 from tito_core.chat.traced import sources
+from tito_core.turn.inputs import system_text
 
 
 def contents(*messages: Message) -> list[str]:
