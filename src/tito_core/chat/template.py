@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
-from tito_core.chat.certificates import CertificateStore
+from tito_core.chat.certificate import Certificate, CertificateStore, ContentTokens, Thinking
 from tito_core.chat.certify import choose, judge_of
 from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
