@@ -19,8 +19,8 @@ from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
+    from tito_core.collect.collecting import Tally
     from tito_core.collect.connection import Connection
-    from tito_core.collect.tally import Tally
     from tito_core.collect.workers import Workers
     from tito_core.settings import RolloutOptions
 
