@@ -18,9 +18,8 @@ from tito_core.backend.errors import BackendError
 from tito_core.collect.agent import AgentCode
 from tito_core.collect.connection import Connection
 from tito_core.collect.errors import CollectError
-from tito_core.collect.garbage import fewer_rounds
 from tito_core.collect.rollout import Ended, Failure, Rollout
-from tito_core.collect.workers import InProcess, failure_of
+from tito_core.collect.workers import InProcess, failure_of, fewer_rounds
 from tito_core.ledger.ledger import Ledger
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.store import from_record
