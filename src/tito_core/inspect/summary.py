@@ -19,7 +19,7 @@ from tito_core.chat.tokenizer import TokenizerError
 from tito_core.engine.errors import EngineError
 from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.model import Policy

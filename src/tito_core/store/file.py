@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.header import Annotation, Header
-from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, expect_preamble, framed

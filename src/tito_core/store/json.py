@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from tito_core.ledger.columns import Columns
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.store.records import Record, SchemaError, from_record, to_record
 
