@@ -1,15 +1,11 @@
-"""JSON-like values: compared as JSON does, where 1, 1.0 and true are three values, copied, and interned where equal."""
+"""JSON-like values: compared as JSON does, where 1, 1.0 and true are three values, and copied as plain JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
-from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Server, Turn, VersionSpan
 
 
 class _Number:
@@ -106,51 +102,3 @@ def _named(where: str, place: _Place) -> str:
 def _shown(number: int) -> str:
     """Write out a number that may have more digits than Python writes."""
     return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"
-
-
-class Sharing:
-    """Interns the sampling parameters, servers and version names of one ledger."""
-
-    def __init__(self) -> None:
-        self._samplings: list[tuple[Any, Sampling]] = []
-        self._servers: dict[tuple[Any, ...], Server] = {}
-        self._versions: dict[str | None, str | None] = {}
-
-    def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
-        """Give a draft as turn `index` will hold it. Only `keep` makes its own values ones that others share."""
-        parameters = draft.sampling.parameters
-        known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
-        server = self._servers.get(_key(draft.engine.server))
-        if server is None:
-            server = Server(
-                draft.engine.server.backend, draft.engine.server.model, draft.engine.server.semantics, index
-            )
-        said, version = draft.engine, self._versions.setdefault
-        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in said.versions]
-        engine = EngineRecord(
-            server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
-        )
-        sampling = Sampling(_copy(parameters), index) if known is None else known
-        extras = dict(draft.extras)  # not the caller's own, who may change it
-        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras)
-
-    def keep(self, turn: Turn) -> None:
-        """Let later turns share what this one is the first to have."""
-        sampling, server = turn.draft.sampling, turn.draft.engine.server
-        if sampling.first == turn.index:
-            self._samplings.append((strict(sampling.parameters), sampling))
-        if server.first == turn.index:
-            self._servers[_key(server)] = server
-
-
-def _copy(parameters: Any) -> Any:
-    try:
-        return deepcopy(parameters)
-    except RecursionError:
-        raise ValueError("The sampling parameters are nested too deeply to be kept; flatten the schema.") from None
-
-
-def _key(server: Server) -> tuple[Any, ...]:
-    semantics = server.semantics
-    said = (semantics.processed, semantics.temperature, semantics.adjusted)
-    return server.backend, server.model, semantics.source, *said, *map(type, said)  # 1, 1.0 and True are three
