@@ -15,7 +15,7 @@ import at_engine
 from calculator import QUESTIONS, make_agent
 from tito_core import Ledger, Policy
 from tito_core.backend.checked import score
-from tito_core.inspect.drift import drifted_turns
+from tito_core.inspect.summary import drifted_turns
 from tito_core.ledger.turn import Turn
 
 SHOWN = 6

@@ -23,7 +23,7 @@ REFUSED = (
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tito_core.chat.certificates.default_folder", lambda: tmp_path / "certificates")
+    monkeypatch.setattr("tito_core.chat.certificate.default_folder", lambda: tmp_path / "certificates")
     return tmp_path
 
 

@@ -86,7 +86,7 @@ PROOFS = {
             "calls",
             500,
             500,
-            ("src/tito_core/parsing", "src/tito_core/turn/constraints.py", "tests/support/forced_calls.py"),
+            ("src/tito_core/parsing", "src/tito_core/turn/inputs.py", "tests/support/forced_calls.py"),
             lambda count, seed, engine=engine, model=model: (
                 f"python tests/parsing/prove/forced_engines.py {engine} --model {model} --calls {count} --seed {seed}"
             ),

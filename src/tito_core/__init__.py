@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tito_core.turn.branches import HistoryChangedError
     from tito_core.turn.call_report import ParseReport
     from tito_core.turn.commit import TurnNotStoredError
-    from tito_core.turn.limits import TotalTokensReachedError
-    from tito_core.turn.malformed import MalformedCallError
+    from tito_core.turn.read import MalformedCallError
+    from tito_core.turn.request import TotalTokensReachedError
 
 __all__ = [
     "HistoryChangedError",
@@ -38,14 +38,14 @@ __all__ = [
 _HOMES = {
     "HistoryChangedError": "tito_core.turn.branches",
     "Ledger": "tito_core.ledger",
-    "MalformedCallError": "tito_core.turn.malformed",
+    "MalformedCallError": "tito_core.turn.read",
     "ParseReport": "tito_core.turn.call_report",
     "Policy": "tito_core.model",
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
     "TITOModel": "tito_core.model",
     "Termination": "tito_core.termination",
-    "TotalTokensReachedError": "tito_core.turn.limits",
+    "TotalTokensReachedError": "tito_core.turn.request",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.turn.commit",
     "Wanted": "tito_core.backend",

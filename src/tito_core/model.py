@@ -27,8 +27,8 @@ from tito_core.policy import PolicyOptions, check_arguments, connect, run_blocki
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_core.turn.call_report import ParseReport
 from tito_core.turn.commit import Recording
-from tito_core.turn.constraints import check_output_model
-from tito_core.turn.inputs import PolicyParts, TurnInput, system_text
+from tito_core.turn.inputs import TurnInput, check_output_model, system_text
+from tito_core.turn.policy_parts import PolicyParts
 from tito_core.turn.run import run_turn
 
 if TYPE_CHECKING:

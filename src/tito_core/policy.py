@@ -28,7 +28,7 @@ from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.parsing.detection import Detected
 from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
 from tito_core.store import LedgerFile
-from tito_core.turn.inputs import PolicyParts
+from tito_core.turn.policy_parts import PolicyParts
 from tito_core.vocabulary import QUESTION, compare
 
 if TYPE_CHECKING:

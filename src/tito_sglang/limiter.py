@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tito_core.hooks.limits import (
+from tito_core.hooks.loop_limiter import (
+    LoopLimiter,
     LoopLimitReachedError,
     MaxMessagesReachedError,
     MaxToolCallsReachedError,
     MaxToolIterationsReachedError,
 )
-from tito_core.hooks.loop_limiter import LoopLimiter
 
 __all__ = [
     "LoopLimitReachedError",

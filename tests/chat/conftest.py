@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tito_core.chat import certificates
+from tito_core.chat import certificate
 
 
 @pytest.fixture(autouse=True, scope="session")
 def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("certificates")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificates, "default_folder", lambda: folder)
+        patch.setattr(certificate, "default_folder", lambda: folder)
         yield folder

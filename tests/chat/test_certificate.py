@@ -10,8 +10,7 @@ from typing import Any
 import platformdirs
 import pytest
 
-from tito_core.chat.certificate import Certificate, Thinking
-from tito_core.chat.certificates import CertificateStore, default_folder
+from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
 
 CERTIFICATE = Certificate(
     template="aa",

@@ -9,9 +9,8 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import answer, asked, calls, results
-from tito_core.chat import certificates, template
-from tito_core.chat.certificate import Certificate, Thinking
-from tito_core.chat.certificates import CertificateStore, default_folder
+from tito_core.chat import certificate, template
+from tito_core.chat.certificate import Certificate, CertificateStore, Thinking, default_folder
 from tito_core.chat.probes import LOOK, cases
 from tito_core.chat.template import ChatTemplate, TemplateError
 
@@ -188,7 +187,7 @@ def test_certificates_hold_for_the_code_that_made_them(monkeypatch: pytest.Monke
     store = CertificateStore(tmp_path)
     key = store.key("a", "b")
     assert key not in {store.key("ab", ""), store.key("a"), store.key("b", "a")}
-    monkeypatch.setattr(certificates, "_code", lambda: "other")
+    monkeypatch.setattr(certificate, "_code", lambda: "other")
     assert store.key("a", "b") != key
 
 

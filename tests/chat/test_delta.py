@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
-from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.ending import Opened
+from tito_core.chat.ending import Opened, cut
 from tito_core.chat.probes import FIND, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 

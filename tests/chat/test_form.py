@@ -8,8 +8,7 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS
 from support.conversations import answer, asked, calls, results, translated
-from tito_core.chat.form import Form
-from tito_core.chat.messages import template_messages
+from tito_core.chat.messages import Form, template_messages
 from tito_core.chat.rendering import Rendering
 
 ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"

@@ -10,7 +10,8 @@ import pytest
 from support.byte_level import CHATML_TOOLS
 from support.conversations import translated
 from tito_core.chat.environment import compile_template, render
-from tito_core.chat.form import REASONING_KEYS, Form, TemplateMessage, find_form
+from tito_core.chat.messages import REASONING_KEYS, Form, TemplateMessage
+from tito_core.chat.rendering import find_form
 from tito_core.chat.traced import Traced, sources
 
 TEXT = "{{- header(message.role) + message.content -}}"

@@ -19,10 +19,10 @@ from tito_core.chat.messages import (
     UnsupportedContentError,
     template_messages,
     template_tools,
+    with_sampled_id,
 )
-from tito_core.chat.sampled_ids import with_sampled_id
 from tito_core.chat.traced import sources
-from tito_core.settings import system_text
+from tito_core.turn.inputs import system_text
 
 
 def contents(*messages: Message) -> list[str]:

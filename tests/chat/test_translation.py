@@ -8,16 +8,17 @@ import pytest
 from strands.types.content import Message
 
 from support.conversations import answer, asked, calls, results, translated
-from tito_core.chat.form import Form
 from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,
     TOOLS_SOURCE,
+    Form,
     UnsupportedContentError,
+    sampled_id,
     template_messages,
     template_tools,
+    with_sampled_id,
 )
-from tito_core.chat.sampled_ids import sampled_id, with_sampled_id
 from tito_core.chat.traced import Traced, sources
 
 PARTS = Form("string", "thinking", both=True, parts=True)

@@ -15,7 +15,7 @@ from tito_core import Policy, store
 from tito_core.backend import EngineConnectionError
 from tito_core.collect import OnRay, Rollout, Tasks
 from tito_core.collect.agent import AgentCode
-from tito_core.collect.ray_actor import Answer, RolloutActor
+from tito_core.collect.on_ray import Answer, RolloutActor
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -77,7 +77,7 @@ async def test_another_error_of_the_cluster_is_raised() -> None:
 @pytest.fixture
 def _usual_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor has a process of its own, whose garbage collector it sets; here other tests come after it."""
-    monkeypatch.setattr("tito_core.collect.ray_actor.fewer_rounds", lambda: None)
+    monkeypatch.setattr("tito_core.collect.on_ray.fewer_rounds", lambda: None)
 
 
 class Hiccup:

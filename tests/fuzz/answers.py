@@ -30,7 +30,7 @@ from tito_core.backend import BackendError
 from tito_core.backend.carrier import Reply
 from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.testing import InProcessTransport, ScriptedEngine, find_wire
 
 REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, ModelThrottledException)

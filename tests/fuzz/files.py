@@ -34,7 +34,7 @@ from support.ended import ended
 from tito_core import store
 from tito_core.collect import Rollout, RolloutFolder, Tasks, collected
 from tito_core.ledger import CallRecord, Column, Finish, LawViolationError, Ledger, MediaSpan, Sampling
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.turn import ResponseSpan
 from tito_core.store import SchemaError
 

@@ -21,7 +21,7 @@ from support.histories import watched
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.hooks import ToolCallGuard, ToolSchemaError
-from tito_core.hooks.argument_schema import LONGEST_FAULT, MOST_FAULTS, ArgumentSchema
+from tito_core.hooks.tool_call_guard import LONGEST_FAULT, MOST_FAULTS, ArgumentSchema
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -237,7 +237,7 @@ def test_a_schema_is_read_in_its_own_draft() -> None:
 
 def test_limits_alone_load_no_schema_library() -> None:
     code = (
-        "import sys; from tito_core.hooks import LoopLimiter; print('tito_core.hooks.argument_schema' in sys.modules)"
+        "import sys; from tito_core.hooks import LoopLimiter; print('tito_core.hooks.tool_call_guard' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.drafts import make_draft
 from tito_core.ledger import Header, LawViolationError, Ledger, Sampling, Semantics
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
-from tito_core.ledger.strict import strict
+from tito_core.ledger.json_equality import strict
 from tito_core.ledger.turn import Server
 
 JUST_ROUNDING = np.float32(ROUNDING)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.drafts import engine_record, make_draft
 from tito_core.ledger import CallRecord, LawViolationError, Ledger, VersionSpan, check_ledger
-from tito_core.ledger.invariants import PIECE, check_alignment, check_trained_once, count_trained
+from tito_core.ledger.forest_invariants import PIECE, check_alignment, check_trained_once, count_trained
 from tito_core.ledger.trajectory import Trajectory
 
 GOOD = make_draft(None, 0, [100, 101], [200, 201, 202])

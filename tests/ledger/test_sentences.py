@@ -28,6 +28,7 @@ from tito_core.ledger import (
     VersionSpan,
     check_ledger,
 )
+from tito_core.ledger import forest_invariants as forest
 from tito_core.ledger import invariants as laws
 
 UUID = "00000000-0000-4000-8000-000000000000"
@@ -357,22 +358,34 @@ def test_columns_of_a_trajectory_are_held_to_one_another() -> None:
     (good,) = two_turns().trajectories()
     for name in ("loss_mask", "logprobs", "provenance"):
         short = replace(good, **{name: getattr(good, name)[:3]})
-        said(2, f"column {name} has 3 entries for 4 token ids.", lambda short=short: laws.check_alignment(short))
+        said(
+            2,
+            f"column {name} has 3 entries for 4 token ids.",
+            lambda short=short: forest.check_alignment(short),
+        )
     shifted = replace(good, logprobs=np.roll(good.logprobs, -1))
-    said(2, "token 0 has provenance 0 and logprob -1.0.", lambda: laws.check_alignment(shifted))
+    said(2, "token 0 has provenance 0 and logprob -1.0.", lambda: forest.check_alignment(shifted))
     doubled = replace(good, path=good.path * 2)
-    said(2, "the turns of the path hold 8 tokens, the columns 4.", lambda: laws.check_alignment(doubled))
+    said(2, "the turns of the path hold 8 tokens, the columns 4.", lambda: forest.check_alignment(doubled))
     masked = replace(good, loss_mask=np.ones(4, np.uint8))
     sentence = "a token that the engine did not report as output has loss mask 1."
-    said(3, sentence, lambda: laws.count_trained(masked, Counter()))
+    said(3, sentence, lambda: forest.count_trained(masked, Counter()))
 
 
 def test_each_token_is_trained_once() -> None:
     ledger = two_turns()
-    said(3, "turn 0: 0 of its tokens are trained, expected 1.", lambda: laws.check_trained_once(ledger, Counter()))
+    said(
+        3,
+        "turn 0: 0 of its tokens are trained, expected 1.",
+        lambda: forest.check_trained_once(ledger, Counter()),
+    )
     trained = Counter({0: 1, 1: 2})
-    said(3, "turn 1: 2 of its tokens are trained, expected 1.", lambda: laws.check_trained_once(ledger, trained))
-    laws.check_trained_once(ledger, Counter({0: 1, 1: 1}))
+    said(
+        3,
+        "turn 1: 2 of its tokens are trained, expected 1.",
+        lambda: forest.check_trained_once(ledger, trained),
+    )
+    forest.check_trained_once(ledger, Counter({0: 1, 1: 1}))
 
 
 def test_what_can_be_neither_annotated_nor_followed() -> None:
@@ -494,11 +507,11 @@ WRONG: dict[str, Callable[[Trajectory], dict[str, Any]]] = {
 
 def test_what_is_sound_is_told_at_once_from_what_is_not() -> None:
     [whole] = three_turns().trajectories()
-    assert laws._is_sound(whole)
+    assert forest._is_sound(whole)
     at_the_bound = np.where(np.isfinite(whole.logprobs), np.float64(laws.ROUNDING), whole.logprobs)
-    assert laws._is_sound(replace(whole, logprobs=at_the_bound))
+    assert forest._is_sound(replace(whole, logprobs=at_the_bound))
     for name, change in WRONG.items():
-        assert not laws._is_sound(replace(whole, **change(whole))), name
+        assert not forest._is_sound(replace(whole, **change(whole))), name
 
 
 def test_the_first_wrong_place_is_named_after_values_at_the_bound() -> None:

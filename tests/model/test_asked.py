@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
-from tito_core.turn.constraints import OutputConstraint, UnsupportedToolChoiceError
+from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
 
 
 class Shape(BaseModel):

@@ -16,7 +16,7 @@ from support.scripted import BACKENDS, Says, call, model_of, tokenizer
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
-from tito_core.turn.constraints import OutputConstraint, UnsupportedToolChoiceError
+from tito_core.turn.inputs import OutputConstraint, UnsupportedToolChoiceError
 
 ANY: Any = {"any": {}}
 MODELS = ("smollm2", "qwen3-tiny")

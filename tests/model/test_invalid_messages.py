@@ -17,7 +17,7 @@ from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError
-from tito_core.turn.constraints import UnsupportedToolChoiceError
+from tito_core.turn.inputs import UnsupportedToolChoiceError
 
 NAN = float("nan")
 DEEP: Any = 1

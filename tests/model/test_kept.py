@@ -14,9 +14,7 @@ from support.drafts import make_draft
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
-from tito_core.turn.prompt_cache import KEPT, PromptCache
-from tito_core.turn.sampling_cache import KEPT as SAMPLING_KEPT
-from tito_core.turn.sampling_cache import SamplingCache
+from tito_core.turn.policy_parts import KEPT_SAMPLINGS, KEPT_TEXTS, PromptCache, SamplingCache
 
 
 def ids(*values: int) -> Any:
@@ -51,10 +49,10 @@ def test_what_is_recorded_of_parameters_is_of_them_and_of_their_server() -> None
 
 def test_no_more_parameters_are_remembered_than_so_many() -> None:
     terms = SamplingCache()
-    held = [SamplingParams(seed=number) for number in range(SAMPLING_KEPT + 1)]
+    held = [SamplingParams(seed=number) for number in range(KEPT_SAMPLINGS + 1)]
     for given in held[:-1]:
         terms.stopped(given, (1,))
-    assert len(terms._stopped) == SAMPLING_KEPT
+    assert len(terms._stopped) == KEPT_SAMPLINGS
     terms.stopped(held[-1], (1,))
     assert len(terms._stopped) == 1
 
@@ -111,18 +109,18 @@ def test_a_turn_that_holds_other_tokens_than_were_sent_is_told_at_once(
 
 def test_of_many_paths_the_latest_are_kept() -> None:
     prompts, ledger = PromptCache(), Ledger()
-    for number in range(KEPT + 2):
+    for number in range(KEPT_TEXTS + 2):
         branch = None if number == 0 else Branch(Reason.SEPARATE)
         ledger.commit(make_draft(None, 0, [100], [200], branch=branch))
         keep(prompts, ledger, number, IdText.of(ids(100)), ids(200))
-        assert len(prompts._kept[ledger]) == min(number + 1, KEPT)
-    assert list(prompts._kept[ledger]) == list(range(2, KEPT + 2))
+        assert len(prompts._kept[ledger]) == min(number + 1, KEPT_TEXTS)
+    assert list(prompts._kept[ledger]) == list(range(2, KEPT_TEXTS + 2))
 
 
 def test_another_thread_may_keep_a_text_at_any_moment_while_the_oldest_one_is_dropped() -> None:
     """An error here would come after the turn's commit. A profiler is called before each function in C."""
     prompts, ledger = PromptCache(), Ledger()
-    for number in range(KEPT + 2):
+    for number in range(KEPT_TEXTS + 2):
         ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE) if number else None))
         keep(prompts, ledger, number, IdText.of(ids(100)), ids(200))
     others = iter(range(1000, 2000))

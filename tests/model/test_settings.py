@@ -19,8 +19,8 @@ from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import RolloutOptions, Settings
 from tito_core.turn.inputs import refuse_reserved_name, system_text
-from tito_core.turn.limits import TotalTokensReachedError, left_of
-from tito_core.turn.malformed import MalformedCallError, malformed_of
+from tito_core.turn.read import MalformedCallError, malformed_of
+from tito_core.turn.request import TotalTokensReachedError, left_of
 
 INFO = EngineInfo("sglang", "m", 100, "1")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.turn import fairness, request, run
-from tito_core.turn.fairness import LONGEST_S, ROUND, yield_to_loop
+from tito_core.turn import request, run
+from tito_core.turn.run import LONGEST_S, ROUND, yield_to_loop
 
 TASKS = 15 * ROUND
 
@@ -53,12 +53,12 @@ async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
     assert len(rounds.done) == TASKS // ROUND
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not fairness._rounds
+    assert not run._rounds
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, ROUND)), max_size=30))
 def test_rounds_that_take_long_do_fewer_pieces_and_short_ones_more_again(rounds: list[tuple[float, int]]) -> None:
-    present, now = fairness._Round(5.0), 5.0
+    present, now = run._Round(5.0), 5.0
     for took, gone in rounds:
         before = present.most
         now += took
@@ -98,7 +98,7 @@ async def test_who_is_alone_does_not_wait() -> None:
         one.send(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not fairness._rounds
+    assert not run._rounds
 
 
 async def test_who_is_cancelled_holds_nobody_up() -> None:
@@ -116,7 +116,7 @@ def test_a_loop_that_ends_in_between_is_forgotten() -> None:
     loop.run_until_complete(yield_to_loop())
     loop.close()
     asyncio.run(yield_to_loop())
-    assert loop not in fairness._rounds
+    assert loop not in run._rounds
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -12,8 +12,7 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.form import Form, TemplateMessage
-from tito_core.chat.messages import template_messages
+from tito_core.chat.messages import Form, TemplateMessage, template_messages
 from tito_core.chat.probes import LOOK, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced

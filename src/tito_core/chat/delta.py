@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from strands.types.content import Message, Messages
+from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.cutting import content_start, find_run
 from tito_core.chat.encoder import ContentSafeEncoder, Control, EncodedText
-from tito_core.chat.ending import Ending, Opened
-from tito_core.chat.form import TemplateMessage
+from tito_core.chat.ending import Ending, Opened, content_start, find_run
 from tito_core.chat.learning import (
     THOUGHT,
     Sample,
@@ -23,7 +21,7 @@ from tito_core.chat.learning import (
     share_closers,
     stops_of,
 )
-from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
 from tito_core.chat.probes import LOOK, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
@@ -234,7 +232,8 @@ class DeltaSource:
             opening = template_messages(before, candidate.system, form=self.rendering.form)
         stand_in = _SAID
         if uses:
-            stand_in = {"role": "assistant", "content": [*said(candidate.remark)["content"], *uses]}
+            remark: list[ContentBlock] = [{"text": candidate.remark}] if candidate.remark else []
+            stand_in = {"role": "assistant", "content": [*remark, *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
         turn = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
         ending = self.calls if uses and self.calls is not None else self.answers

@@ -1,22 +1,143 @@
-"""A Jinja environment that renders a chat template as transformers does and traces content through it."""
+"""A Jinja environment that renders a chat template as transformers does and traces content through it.
+
+What is formatted with `%` or `format` keeps the layout's own characters as scaffold, and each value put in whole
+keeps its spans. Filters are followed where templates use them on content; of the others all of a result is content.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
+from string import Formatter
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import Environment, TemplateError, nodes, pass_environment
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from tito_core.chat.filters import traced_filters
-from tito_core.chat.formatting import braces, percent
-from tito_core.chat.traced import Traced, as_text, concat, mark_result
+from tito_core.chat.traced import Traced, as_text, concat, conservative, join, mark, mark_result
+
+_PERCENT = re.compile(r"%(?:\((?P<key>[^()]*)\))?(?P<kind>.)", re.DOTALL)
+
+
+def percent(layout: str, values: Any) -> str:
+    """Do `layout % values`."""
+    plain = str.__mod__(str.__str__(layout), values)
+    return _checked(plain, _percent(layout, values), layout, values)
+
+
+def braces(layout: str, plain: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Give `plain`, which is `layout.format(*args, **kwargs)` as the sandbox made it, with its traces."""
+    return _checked(plain, _braces(layout, args, kwargs), layout, args, kwargs)
+
+
+def _checked(plain: str, followed: str | None, *origins: object) -> str:
+    return mark(plain, *origins) if followed is None or str.__ne__(followed, plain) else followed
+
+
+def _percent(layout: str, values: Any) -> str | None:
+    in_order = iter(values if isinstance(values, tuple) else (values,))
+    pieces, at = [], 0
+    for directive in _PERCENT.finditer(layout):
+        pieces.append(layout[at : directive.start()])
+        at = directive.end()
+        if directive["kind"] == "%":
+            pieces.append("%")
+        elif directive["kind"] != "s":
+            return None
+        else:
+            pieces.append(as_text(next(in_order) if directive["key"] is None else values[directive["key"]]))
+    return concat((*pieces, layout[at:]))
+
+
+def _braces(layout: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    if isinstance(layout, Traced) and layout.spans:
+        return None  # the parser of formats cuts plain strings
+    pieces: list[str] = []
+    unnamed = iter(args)
+    for literal, field, layout_of_field, conversion in Formatter().parse(str.__str__(layout)):
+        pieces.append(literal)
+        if field is None:
+            continue
+        if layout_of_field or conversion or not (field == "" or field.isidentifier()):
+            return None
+        pieces.append(as_text(next(unnamed) if field == "" else kwargs[field]))
+    return concat(pieces)
+
+
+_TAKING = {"attr", "batch", "d", "default", "dictsort", "first", "groupby", "items", "last", "list", "map"}
+_CHOOSING = {"max", "min", "random", "reject", "rejectattr", "select", "selectattr", "slice", "sort", "unique"}
+SELECTING = _TAKING | _CHOOSING
+"""Filters that hand on what they were given, and make no string of their own."""
+
+
+def traced_filters() -> dict[str, Callable[..., Any]]:
+    """Give every filter of Jinja's, and transformers' `tojson`, under its name."""
+    return {name: function if name in SELECTING else _marking(function) for name, function in FILTERS.items()} | {
+        "format": _format,
+        "join": _join,
+        "lower": lambda s: _traced(s).lower(),
+        "replace": _replace,
+        "safe": as_text,  # nothing is escaped in a chat template
+        "string": as_text,
+        "tojson": _tojson,
+        "trim": lambda value, chars=None: _traced(value).strip(chars),
+        "upper": lambda s: _traced(s).upper(),
+    }
+
+
+def _marking(function: Callable[..., Any]) -> Callable[..., Any]:
+    return conservative(function, skip=1 if hasattr(function, "jinja_pass_arg") else 0)
+
+
+def _traced(value: Any) -> Traced:
+    """Give a value as text whose methods keep the traces of their arguments too."""
+    text = as_text(value)
+    return text if isinstance(text, Traced) else Traced.of(text, ())
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # transformers replaces Jinja's tojson, which escapes HTML, by json.dumps with these defaults.
+    # All of it is content when any string in it is: the brackets stand for the content's own shape.
+    apart = None if separators is None else tuple(separators)
+    return mark(_encoder(ensure_ascii, indent, apart, sort_keys).encode(value), value)
+
+
+@lru_cache(maxsize=64, typed=True)  # an indent of 2.0 is an error, also after one of 2
+def _encoder(ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool) -> json.JSONEncoder:
+    """Make what `json.dumps` makes anew at each call."""
+    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@pass_environment
+def _join(environment: Environment, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    items = map(make_attrgetter(environment, attribute), value) if attribute is not None else value
+    return join(as_text(d), map(as_text, items))
+
+
+def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
+    return _traced(s).replace(as_text(old), as_text(new), -1 if count is None else count)
+
+
+def _format(value: Any, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise TypeError("The format filter takes positional or keyword arguments, not both.")
+    return percent(as_text(value), kwargs or args)
+
 
 _MAPPING_ATTRIBUTES = frozenset(dir(dict))
 _TEXT_ATTRIBUTES = frozenset(dir(str))

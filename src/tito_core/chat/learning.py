@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tito_core.chat.cutting import adjacent, content_spans, controls_from, cut, run_before
 from tito_core.chat.encoder import ContentSafeEncoder, Control
-from tito_core.chat.ending import Ending, Opened
+from tito_core.chat.ending import Ending, Opened, adjacent, content_spans, controls_from, cut, run_before
 from tito_core.chat.traced import Traced
 from tito_core.ledger.columns import TokenIds
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from strands.types.content import ContentBlock, Message, Messages
 from strands.types.tools import ToolResult, ToolSpec
 
-from tito_core.chat.form import Form, TemplateMessage
-from tito_core.chat.sampled_ids import sampled_id
 from tito_core.chat.traced import Traced, join
 
 SYSTEM_SOURCE = -2
@@ -26,11 +27,47 @@ Its input holds the "reason", the "raw" text of the call, and its "name" where t
 _RAW_SHOWN = 200
 """Characters of a malformed call that the policy reads again."""
 
-_USUAL = Form()
+Arguments = Literal["mapping", "string"]
+TemplateMessage = dict[str, Any]
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Under which key templates read reasoning: most, gpt-oss, and some that take either."""
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 class UnsupportedContentError(ValueError):
     """A content block that this provider cannot put into a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How Strands content is written into template messages.
+
+    Attributes:
+        arguments: Whether a call's arguments are a mapping (most families) or its JSON (DeepSeek-V3).
+        reasoning: Key of an answer's reasoning, or None where the template shows none.
+        both: Whether calls may have text and reasoning beside them (not in gpt-oss, where the text then goes alone).
+        parts: Whether content is a list of `{"type": "text"}` parts, which some image models' templates demand.
+        short_ids: Whether call ids are nine letters or digits, which Mistral's templates demand.
+    """
+
+    arguments: Arguments = "mapping"
+    reasoning: str | None = REASONING_KEYS[0]
+    both: bool = True
+    parts: bool = False
+    short_ids: bool = False
+
+    def call_id(self, sampled: str) -> str:
+        """Return a call's id as the template reads it: the policy's own, or a digest where it has no such form."""
+        if not self.short_ids or _SHORT_ID.fullmatch(sampled):
+            return sampled
+        return hashlib.sha256(sampled.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    def content(self, text: str) -> Any:
+        """Give a message's text as the template reads it."""
+        return [{"type": "text", "text": text}] if self.parts else text
+
+
+_USUAL = Form()
 
 
 def template_messages(
@@ -211,3 +248,17 @@ def _joined(texts: Sequence[str], source: int) -> str:
     if len(texts) == 1 and texts[0]:
         return Traced.content(texts[0], source)
     return join(Traced.content("\n", source), [Traced.content(text, source) for text in texts])
+
+
+_OURS = re.compile(r"call_[0-9a-f]{8}_[0-9]+\.(.+)", re.DOTALL)
+
+
+def with_sampled_id(call_id: str, sampled: str | None) -> str:
+    """Give the `toolUseId` for a call of ours that the policy gave an id, or none."""
+    return f"{call_id}.{sampled}" if sampled else call_id
+
+
+def sampled_id(tool_use_id: str) -> str:
+    """Give the id that a template is to write: the policy's own where it wrote one, else all of it."""
+    ours = _OURS.fullmatch(tool_use_id)
+    return ours[1] if ours else tool_use_id

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.cutting import cut
 from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.ending import cut
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.rendering import TemplateError

@@ -9,7 +9,7 @@ from typing import Any
 from strands.types.content import Message, Messages
 
 from tito_core.chat.certificate import Thinking
-from tito_core.chat.cutting import content_spans
+from tito_core.chat.ending import content_spans
 from tito_core.chat.probes import TOOLS, asked, called, returned, said
 from tito_core.chat.rendering import Rendering, TemplateError
 

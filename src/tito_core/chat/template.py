@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
-from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
-from tito_core.chat.certificates import CertificateStore
+from tito_core.chat.certificate import Certificate, CertificateStore, ContentTokens, Thinking
 from tito_core.chat.certify import choose, judge_of
 from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
-from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.ending import Opened
+from tito_core.chat.ending import Opened, cut
 from tito_core.chat.message_check import shown
 from tito_core.chat.probes import asked, said
 from tito_core.chat.referee import Referee

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from tito_core.collect.errors import AgentError, CollectError, FolderError, TaskError, TooManyFailuresError
 
 if TYPE_CHECKING:
-    from tito_core.collect.collecting import collect
+    from tito_core.collect.collecting import Tally, collect
     from tito_core.collect.connection import Connection
     from tito_core.collect.entry import Entry
     from tito_core.collect.folder import RolloutFolder, collected
     from tito_core.collect.index import entries
     from tito_core.collect.on_ray import OnRay
     from tito_core.collect.rollout import Ended, Failure, Rollout
-    from tito_core.collect.tally import Tally
     from tito_core.collect.task import Task, Tasks
     from tito_core.collect.workers import InProcess, Workers
 
@@ -59,7 +58,7 @@ _HOMES = {
     "OnRay": "on_ray",
     "Rollout": "rollout",
     "RolloutFolder": "folder",
-    "Tally": "tally",
+    "Tally": "collecting",
     "Task": "task",
     "Tasks": "task",
     "Workers": "workers",

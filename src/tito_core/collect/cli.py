@@ -19,8 +19,8 @@ from tito_core.interrupt import Interrupts, StoppableRunner, leave
 from tito_core.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
+    from tito_core.collect.collecting import Tally
     from tito_core.collect.connection import Connection
-    from tito_core.collect.tally import Tally
     from tito_core.collect.workers import Workers
     from tito_core.settings import RolloutOptions
 
@@ -117,10 +117,9 @@ async def _collect(
     from tito_core.collect.agent import AgentCode
     from tito_core.collect.collecting import collect as collect_all
     from tito_core.collect.folder import expect_usable
-    from tito_core.collect.garbage import fewer_rounds
     from tito_core.collect.on_ray import OnRay
     from tito_core.collect.task import Tasks
-    from tito_core.collect.workers import InProcess
+    from tito_core.collect.workers import InProcess, fewer_rounds
 
     folder = Path.cwd()
     code = AgentCode.of(agent, folder)

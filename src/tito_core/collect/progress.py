@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from tito_core.collect.collecting import OnEnd
-from tito_core.collect.tally import Tally
+from tito_core.collect.collecting import OnEnd, Tally
 
 QUIET_S = 5.0
 """Seconds between two lines where there is no terminal to redraw."""

@@ -6,16 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_core.hooks.argument_schema import ToolSchemaError
-    from tito_core.hooks.limits import (
+    from tito_core.hooks.loop_limiter import (
+        LoopLimiter,
         LoopLimitReachedError,
         MaxMessagesReachedError,
         MaxSampledTokensReachedError,
         MaxToolCallsReachedError,
         MaxToolIterationsReachedError,
     )
-    from tito_core.hooks.loop_limiter import LoopLimiter
-    from tito_core.hooks.tool_call_guard import ToolCallGuard
+    from tito_core.hooks.tool_call_guard import ToolCallGuard, ToolSchemaError
 
 __all__ = [
     "LoopLimitReachedError",
@@ -28,14 +27,14 @@ __all__ = [
     "ToolSchemaError",
 ]
 
-_HOMES = {"LoopLimiter": "loop_limiter", "ToolCallGuard": "tool_call_guard", "ToolSchemaError": "argument_schema"}
+_GUARD = {"ToolCallGuard", "ToolSchemaError"}
 
 
 def __getattr__(name: str) -> object:
-    """Import a hook when it is first used: limits alone need no JSON Schema library."""
+    """Import a hook when it is first used: a limiter needs no JSON Schema library."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'limits')}"), name)
+    return getattr(import_module(f"{__name__}.{'tool_call_guard' if name in _GUARD else 'loop_limiter'}"), name)
 
 
 def __dir__() -> list[str]:

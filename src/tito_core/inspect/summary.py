@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -16,15 +17,18 @@ from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.engine.errors import EngineError
-from tito_core.inspect.drift import drifted_turns
 from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.provenance import Provenance
 from tito_core.model import Policy
 from tito_core.parsing.parsed import CallStatus
 from tito_core.parsing.registry import UnknownParserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 EXPECTED_ERRORS = (
     BackendError,
@@ -192,3 +196,17 @@ def rescored_line(rescored: Rescored) -> str:
 def _processing(policy: Policy) -> str:
     known = {True: "include the temperature", False: "raw", None: "of unknown processing"}
     return f"{known[policy.info.processed_logprobs]} (measured)"
+
+
+def drifted_turns(ledger: Ledger, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """List the turns whose sampled ids do not survive decoding and encoding."""
+    return [
+        turn.index
+        for turn in ledger
+        if _round_trip(tokenizer, turn.draft.output_ids.tolist()) != turn.draft.output_ids.tolist()
+    ]
+
+
+def _round_trip(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    text = str(tokenizer.decode(ids, skip_special_tokens=False))
+    return list(tokenizer.encode(text, add_special_tokens=False))

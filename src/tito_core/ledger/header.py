@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tito_core.ledger.strict import plain
+from tito_core.ledger.json_equality import plain
 from tito_core.ledger.vocabulary import VocabularyCheck
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.ledger.strict import strict
+from tito_core.ledger.json_equality import strict
 from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16

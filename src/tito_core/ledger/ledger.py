@@ -11,11 +11,10 @@ import numpy as np
 
 from tito_core.ledger import invariants
 from tito_core.ledger.branch import Branch, Reason
-from tito_core.ledger.call_ids import CallIds
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
-from tito_core.ledger.sharing import Sharing
+from tito_core.ledger.interning import CallIds, Sharing
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, Turn
 from tito_core.ledger.vocabulary import VocabularyCheck

@@ -15,13 +15,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.header import Annotation, Header
-from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
-from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, expect_preamble, framed
+from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, SchemaError, expect_preamble, framed
 from tito_core.store.index import Index, packed
-from tito_core.store.records import UNREADABLE, SchemaError, expect_readable, load, record_of, turn_record
+from tito_core.store.records import UNREADABLE, expect_readable, load, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -15,8 +15,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tito_core.store.records import SCHEMA, SchemaError
-
+SCHEMA = 1
 MAGIC = b"\x89TITO\r\n"
 PREAMBLE = MAGIC + bytes([SCHEMA])
 """How a file begins: the magic number, then the version of the schema as one byte."""
@@ -27,6 +26,10 @@ HEAD_BYTES = _HEAD.size
 """The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
 BLOCK = 1 << 16
 """Bytes of a file that are read at once."""
+
+
+class SchemaError(ValueError):
+    """The record is no ledger, or a newer one than this version reads."""
 
 
 class Readable(Protocol):

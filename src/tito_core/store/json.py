@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 from tito_core.ledger.columns import Columns
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
-from tito_core.store.records import Record, SchemaError, from_record, to_record
+from tito_core.store.frames import SchemaError
+from tito_core.store.records import Record, from_record, to_record
 
 
 def to_json(ledger: Ledger) -> Record:

@@ -18,21 +18,17 @@ import msgspec
 
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.header import Annotation, Header
+from tito_core.ledger.json_equality import plain
 from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.strict import plain
 from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Semantics, Server, Turn
+from tito_core.store.frames import SCHEMA, SchemaError
 
 FORMAT = "strands-tito/ledger"
-SCHEMA = 1
 
 T = TypeVar("T")
 Record = dict[str, Any]
 UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
 """What decoding a hostile record raises; the callers of this package see a `SchemaError`."""
-
-
-class SchemaError(ValueError):
-    """The record is no ledger, or a newer one than this version reads."""
 
 
 def to_record(ledger: Ledger, *, engine: bool = True) -> Record:

@@ -11,8 +11,8 @@ from strands.types.content import Message
 from tito_core.ledger.histories import Walk
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Turn
-from tito_core.turn.inputs import PolicyParts
 from tito_core.turn.parent import ledger_of
+from tito_core.turn.policy_parts import PolicyParts
 
 
 class TurnNotStoredError(OSError):

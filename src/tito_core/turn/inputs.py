@@ -1,92 +1,101 @@
-"""What a turn takes: the parts of the policy that all rollouts share, and what Strands asks."""
+"""What Strands asks of one turn, checked: its history, and a tool call that is forced or an answer of a shape."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core.backend.protocol import Backend, EngineInfo
-from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
-from tito_core.chat.certificate import Certificate
-from tito_core.chat.message_check import check_opening, check_system_blocks
+from tito_core.chat.message_check import check_opening, check_system_blocks, shown
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.chat.template import ChatTemplate
-from tito_core.ledger.ledger import Ledger
-from tito_core.ledger.vocabulary import VocabularyCheck
-from tito_core.parsing.detection import Detected
+from tito_core.parsing.completion import Tools
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.registry import ToolParser
-from tito_core.store import LedgerFile
-from tito_core.turn.constraints import OutputConstraint
-from tito_core.turn.prompt_cache import PromptCache
-from tito_core.turn.sampling_cache import SamplingCache
+from tito_core.parsing.turn import TurnParser
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+
+class UnsupportedToolChoiceError(ValueError):
+    """A tool call cannot be forced: the parser's format has no grammar, or the tool is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyParts:
-    """The heavy, shared parts of a policy; a `Policy` is one.
+class OutputConstraint:
+    """What is asked of a turn.
 
     Attributes:
-        backend: The connected backend.
-        info: What the server said of itself, and what was measured.
-        tokenizer: The policy's tokenizer.
-        template: Its certified chat template.
-        parser: Reads reasoning and calls out of completions.
-        detected: Which format that is, and why: what the chat template shows, or what the user named.
-        stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
-        store: The file that every rollout's turns are appended to as they are committed, or None.
-        prompts: The text of what is sent, by ledger and turn.
-        recorded: What is recorded of sampling parameters, worked out once.
-        vocabulary: How the tokenizer was compared with the server's (law 15).
+        tool_choice: {"auto": {}}, {"any": {}} or {"tool": {"name": ...}}; None as "auto".
+        output_model: The shape of the answer, or None. Strands gives one together with the choice of a tool of the
+            same shape; then the tool is called, and the bare answer is for formats in which no call can be forced.
     """
 
-    backend: Backend
-    info: EngineInfo
-    tokenizer: PreTrainedTokenizerBase
-    template: ChatTemplate
-    parser: ToolParser
-    detected: Detected
-    stop_token_ids: tuple[int, ...]
-    store: LedgerFile | None = None
-    prompts: PromptCache = field(default_factory=PromptCache)
-    recorded: SamplingCache = field(default_factory=SamplingCache)
-    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
+    tool_choice: ToolChoice | None = None
+    output_model: type[BaseModel] | None = None
 
-    def ledger(
-        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
-    ) -> Ledger:
-        """Make a new ledger that names this policy's tokenizer and certified template, and streams to the store."""
-        ledger = Ledger(
-            group_id=group_id,
-            task_id=task_id,
-            tokenizer=self.tokenizer.name_or_path or None,
-            user=user,
-            certificate=summary(self.template.certificate),
-            vocabulary=self.vocabulary,
-        )
-        return ledger if self.store is None else self.store.attach(ledger)
+    def __post_init__(self) -> None:
+        """Check what a caller gave.
 
-    def sampling(self, given: SamplingParams) -> SamplingParams:
-        """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
-        return self.recorded.stopped(given, self.stop_token_ids)
+        Raises:
+            UnsupportedToolChoiceError: `tool_choice` does not have Strands' form.
+            InvalidValueError: `output_model` is not a pydantic model.
+        """
+        if self.tool_choice is not None:
+            _check_choice(self.tool_choice)
+        if self.output_model is not None:
+            check_output_model(self.output_model)
 
+    @property
+    def forces_call(self) -> bool:
+        """Whether a tool has to be called."""
+        return self.tool_choice is not None and "auto" not in self.tool_choice
 
-@lru_cache(maxsize=16)
-def summary(certificate: Certificate) -> Mapping[str, Any]:
-    """Return a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
-    fields: dict[str, Any] = json.loads(certificate.to_json())
-    return {**fields, "passed": len(certificate.passed)}
+    def sampling(
+        self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
+    ) -> SamplingParams:
+        """Give the sampling parameters of the turn, with the grammar that is asked for.
+
+        Args:
+            base: The rollout's own.
+            parser: Supplies the grammar of a call.
+            tools: The JSON Schema of each tool's arguments, by name.
+            prompt_tail: The end of the prompt, which may have opened reasoning.
+
+        Raises:
+            UnsupportedToolChoiceError: The call cannot be forced.
+        """
+        grammar = self._grammar(parser, tools, prompt_tail)
+        if grammar is None:
+            return base
+        # An engine holds to no least length beside a grammar, and a complete one must be able to end.
+        return base.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
+
+    def _grammar(self, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]) -> Grammar | None:
+        choice = self.tool_choice
+        if not self.forces_call:
+            return self._shape(parser, prompt_tail)
+        try:
+            tool: Mapping[str, Any] | None = cast(Mapping[str, Any], choice).get("tool")
+            name = None if tool is None else tool["name"]
+            forced = parser.call_grammar(tools, name, prompt_tail)
+        except NoCallGrammarError as error:
+            if (shape := self._shape(parser, prompt_tail)) is not None:
+                return shape
+            raise UnsupportedToolChoiceError(f"tool_choice: {str(error)[:500]}") from error
+        return _grammar_of(forced)
+
+    def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
+        if self.output_model is None:
+            return None
+        schema = self.output_model.model_json_schema()
+        thinking = parser.answer_grammar(schema, prompt_tail) if isinstance(parser, TurnParser) else None
+        return Grammar(kind="json_schema", value=json.dumps(schema)) if thinking is None else _grammar_of(thinking)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +114,7 @@ class TurnInput:
     messages: Messages
     system_prompt: str | None = None
     tool_specs: list[ToolSpec] | None = None
-    constraint: OutputConstraint = OutputConstraint()  # noqa: RUF009  # frozen
+    constraint: OutputConstraint = OutputConstraint()
     model_state: dict[str, Any] | None = None
     cancel_signal: threading.Event | None = None
 
@@ -157,3 +166,28 @@ def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
             raise ValueError(
                 f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it."
             )
+
+
+def _check_choice(choice: Any) -> None:
+    is_choice = isinstance(choice, Mapping) and any(key in choice for key in ("auto", "any", "tool"))
+    tool = choice.get("tool", {"name": ""}) if is_choice else None
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise UnsupportedToolChoiceError(
+            f"tool_choice is {shown(choice)}: give {{'auto': {{}}}}, {{'any': {{}}}} or {{'tool': {{'name': ...}}}}."
+        )
+
+
+def check_output_model(output_model: Any) -> None:
+    """Check the shape that an answer is to have.
+
+    Raises:
+        InvalidValueError: It is not a subclass of pydantic's BaseModel.
+    """
+    if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
+        raise InvalidValueError(
+            f"The output model must be a subclass of pydantic.BaseModel, not {shown(output_model)}."
+        )
+
+
+def _grammar_of(forced: CallGrammar) -> Grammar:
+    return Grammar(kind="structural_tag", value=forced.value, avoided_ids=forced.avoided_ids)

@@ -18,7 +18,8 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Finish
 from tito_core.settings import Settings
 from tito_core.turn.branches import HistoryContext, branch_of, lineage, refuse, rewritten_branch
-from tito_core.turn.inputs import PolicyParts, TurnInput
+from tito_core.turn.inputs import TurnInput
+from tito_core.turn.policy_parts import PolicyParts
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""

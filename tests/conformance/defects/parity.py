@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect, Wrap
-from tito_core.ledger.call_ids import CallIds
+from tito_core.ledger.interning import CallIds
 from tito_core.testing import Completion, Script, ScriptedRequest
 
 HOTTER = 1.3

@@ -1,13 +1,64 @@
-"""One object for equal values that many turns of a ledger carry, which knows the turn that had it first."""
+"""What a ledger gives its turns: ids for their calls, and one object for equal values, which knows its first turn."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from tito_core.ledger.strict import strict
+from tito_core.ledger.json_equality import strict
 from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Server, Turn, VersionSpan
+
+
+class CallIds:
+    """Counts them. Threads may share it.
+
+    Args:
+        uuid: Identity of the ledger, whose first eight characters every id carries.
+        given: How many were given out before.
+    """
+
+    def __init__(self, uuid: str, given: int = 0) -> None:
+        self._prefix = f"call_{uuid[:8]}_"
+        self._given = given
+        self._lock = threading.Lock()
+
+    @property
+    def given(self) -> int:
+        """How many were given out."""
+        return self._given
+
+    def next(self) -> str:
+        """Give the next one."""
+        return f"{self._prefix}{self._take()}"
+
+    @contextmanager
+    def of_a_turn(self) -> Iterator[Callable[[], str]]:
+        """Give those of a turn; when the turn is lost they are given again (law 5).
+
+        Where another turn took one meanwhile, those before it stay unused: no id may be given twice.
+        """
+        taken: list[int] = []
+
+        def take() -> str:
+            taken.append(self._take())
+            return f"{self._prefix}{taken[-1]}"
+
+        try:
+            yield take
+        except BaseException:
+            with self._lock:
+                while taken and taken.pop() == self._given:
+                    self._given -= 1
+            raise
+
+    def _take(self) -> int:
+        with self._lock:
+            self._given += 1
+            return self._given
 
 
 class Sharing:

@@ -1,0 +1,180 @@
+"""What the rollouts of one policy share: its heavy parts, and what is worked out once for many turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.chat.certificate import Certificate
+from tito_core.chat.template import ChatTemplate
+from tito_core.ledger.columns import TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft, Sampling, Server
+from tito_core.ledger.vocabulary import VocabularyCheck
+from tito_core.parsing.detection import Detected
+from tito_core.parsing.registry import ToolParser
+from tito_core.store import LedgerFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+KEPT_SAMPLINGS = 64
+"""Parameters that are remembered at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """Parameters as a turn holds them, and the server with what its logprobs mean under them."""
+
+    sampling: Sampling
+    server: Server
+
+
+class SamplingCache:
+    """Parameters by identity, which are frozen. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._stopped: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, Recorded]] = {}
+
+    def stopped(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
+        """Give parameters with the policy's own stops, unless these ignore the end of a turn."""
+        if given.ignore_eos:
+            return given
+        known = self._stopped.get(id(given))
+        if known is not None and known[0] is given:
+            return known[1]
+        complete = given.model_copy(update={"stop_token_ids": tuple(sorted({*given.stop_token_ids, *stops}))})
+        _keep(self._stopped, id(given), (given, complete))
+        return complete
+
+    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> Recorded:
+        """Give what a turn with these parameters holds."""
+        known = self._recorded.get(id(sampling))
+        if known is not None and known[0] is sampling and known[1] is info:
+            return known[2]
+        parameters = sampling.model_dump(mode="json")
+        del parameters["max_new_tokens"]
+        made = Recorded(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
+        _keep(self._recorded, id(sampling), (sampling, info, made))
+        return made
+
+
+def _keep(known: dict[int, Any], key: int, value: Any) -> None:
+    if len(known) >= KEPT_SAMPLINGS:
+        known.clear()
+    known[key] = value
+
+
+KEPT_TEXTS = 64
+"""Paths of one ledger whose text is kept, those of the latest turns; another one's is written anew."""
+
+
+class PromptCache:
+    """Texts of paths, by ledger and last turn. Ledgers are referred to weakly; threads may share it.
+
+    A text takes up to seven bytes a token, as long as its ledger is live and no later turn takes it over.
+    """
+
+    def __init__(self) -> None:
+        self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
+
+    def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
+        """Return the text of a path and the delta after it."""
+        kept = self._of(ledger, parent)
+        return (IdText.of(ledger.path_ids(parent)) if kept is None else kept).then(delta)
+
+    def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
+        """Return the text of a draft's path, its prompt's and its output's, before it is committed.
+
+        Raises:
+            LawViolationError: The draft holds other tokens than were sent and came back (law 4).
+        """
+        text, before = prompt.then(output), self._of(ledger, draft.parent)
+        ids = draft.columns.ids
+        same = text.is_of(ledger.path_ids(draft.parent, ids)) if before is None else text.goes_on(before, ids)
+        if not same:
+            raise LawViolationError(
+                4,
+                f"the answer to turn {len(ledger)} does not hold the tokens that were sent and came back, so the turn "
+                "was not committed. Report the template or backend that changed them.",
+            )
+        return text
+
+    def keep(self, ledger: Ledger, turn: int, parent: int | None, text: IdText) -> None:
+        """Keep the text of a committed turn's path, in place of its parent's. Raise nothing: the turn is there."""
+        kept = self._kept.setdefault(ledger, {})
+        if parent is not None:
+            kept.pop(parent, None)
+        kept[turn] = text
+        if len(kept) > KEPT_TEXTS:
+            kept.pop(list(kept)[0], None)  # noqa: RUF015  # at once: other threads change it under an iterator
+
+    def _of(self, ledger: Ledger, turn: int | None) -> IdText | None:
+        return None if turn is None else self._kept.get(ledger, {}).get(turn)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyParts:
+    """The heavy, shared parts of a policy; a `Policy` is one.
+
+    Attributes:
+        backend: The connected backend.
+        info: What the server said of itself, and what was measured.
+        tokenizer: The policy's tokenizer.
+        template: Its certified chat template.
+        parser: Reads reasoning and calls out of completions.
+        detected: Which format that is, and why: what the chat template shows, or what the user named.
+        stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
+        store: The file that every rollout's turns are appended to as they are committed, or None.
+        prompts: The text of what is sent, by ledger and turn.
+        recorded: What is recorded of sampling parameters, worked out once.
+        vocabulary: How the tokenizer was compared with the server's (law 15).
+    """
+
+    backend: Backend
+    info: EngineInfo
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+    parser: ToolParser
+    detected: Detected
+    stop_token_ids: tuple[int, ...]
+    store: LedgerFile | None = None
+    prompts: PromptCache = field(default_factory=PromptCache)
+    recorded: SamplingCache = field(default_factory=SamplingCache)
+    vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
+
+    def ledger(
+        self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
+    ) -> Ledger:
+        """Make a new ledger that names this policy's tokenizer and certified template, and streams to the store."""
+        ledger = Ledger(
+            group_id=group_id,
+            task_id=task_id,
+            tokenizer=self.tokenizer.name_or_path or None,
+            user=user,
+            certificate=summary(self.template.certificate),
+            vocabulary=self.vocabulary,
+        )
+        return ledger if self.store is None else self.store.attach(ledger)
+
+    def sampling(self, given: SamplingParams) -> SamplingParams:
+        """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
+        return self.recorded.stopped(given, self.stop_token_ids)
+
+
+@lru_cache(maxsize=16)
+def summary(certificate: Certificate) -> Mapping[str, Any]:
+    """Return a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+    fields: dict[str, Any] = json.loads(certificate.to_json())
+    return {**fields, "passed": len(certificate.passed)}
