@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from support.byte_level import byte_level
-from tito_core.parsing import ParsedTurn, get_tool_parser
+from tito_core.parsing import ParsedTurn, Tools, get_tool_parser
 
 Call = tuple[str, dict[str, Any]]
 GUARD = "☃"
@@ -264,9 +264,12 @@ def parse(
     truncated: bool = False,
     chunk: int = 0,
     tail: Sequence[int] = (),
+    tools: Tools | None = None,
+    lenient: bool = False,
 ) -> ParsedTurn:
-    tools = {name: schema_of(arguments) for name, arguments in calls}
-    session = get_tool_parser(family.name, family.tokenizer(by_token)).start(tail, tools)
+    tools = {name: schema_of(arguments) for name, arguments in calls} if tools is None else tools
+    parser = get_tool_parser(family.name, family.tokenizer(by_token), tool_calls="lenient" if lenient else "strict")
+    session = parser.start(tail, tools)
     for at in range(0, len(ids), chunk or len(ids) or 1):
         session.feed(ids[at : at + (chunk or len(ids))])
     return session.finish(truncated=truncated)

@@ -20,6 +20,7 @@ from tito_core.parsing import (
     get_tool_parser,
     register_format,
 )
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.decoding import _byte_characters, decoding
@@ -30,7 +31,6 @@ from tito_core.parsing.formats.glm import GlmCalls
 from tito_core.parsing.formats.phi4_mini import Phi4MiniCalls
 from tito_core.parsing.formats.python_literals import Calls, _number
 from tito_core.parsing.formats.pythonic import PythonicCalls
-from tito_core.parsing.formats.xlam import XlamCalls
 from tito_core.parsing.markup import DecodedIds, Markup
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
 from tito_core.parsing.said import Malformed, shortened
@@ -74,7 +74,7 @@ def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None
     assert reasoning == [THINK, THINK, THINK, BRACKET_THINK, None]
 
 
-@pytest.mark.parametrize("calls", [XlamCalls(), Phi4MiniCalls()])
+@pytest.mark.parametrize("calls", [Phi4MiniCalls(), CallFormat()])
 def test_a_format_without_tags_is_asked_for_none(calls: Any) -> None:
     said = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
     with pytest.raises(AssertionError, match=r"^<x> opens no call\.$"):
@@ -149,8 +149,8 @@ def test_what_a_template_shows_is_said_in_a_sentence() -> None:
     with pytest.raises(DetectionError) as none:
         detect_tool_parser("no calls")
     names = (
-        "hermes, qwen3_coder, glm45, glm47, kimi_k2, deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, gpt_oss, "
-        "llama3_json, llama4_pythonic, minimax_m2, gemma4, mistral"
+        "deepseek_v3, deepseek_v31, deepseek_v32, deepseek_v4, gemma4, glm45, glm47, gpt_oss, hermes, kimi_k2, "
+        "llama3_json, llama4_pythonic, minimax_m2, mistral, qwen3_coder"
     )
     assert str(none.value) == (
         f"The chat template shows no format of tool calls that is known by its marks ({names}): name the parser, as in "
@@ -312,7 +312,7 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
          f"not {('<｜DSML｜invoke ' + 'x' * 60)[:60]!r}."),
         ("deepseek_v3", V3.replace("KIND", "x" * 61), f"must be 'function', not {'x' * 60!r}."),
         ("llama3_json", '{"name": "look", "parameters": [}', "not valid JSON"),
-        ("llama3_json", '{"name": "look", "arguments": {}}', None),
+        ("llama3_json", '{"name": "look", "argument": {}}', None),
     ],
 )  # fmt: skip
 def test_names_that_are_not_sound_are_quoted_up_to_a_length(name: str, said: str, reason: str | None) -> None:

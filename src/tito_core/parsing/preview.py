@@ -48,6 +48,7 @@ class Preview:
         self._at = 0  # the first character of theirs that was not read yet
         self._next = 0  # how many ids there must be before they are looked at
         self._over = False
+        self._held = False  # nothing is certain before the reasoning closes
         self._text = _Stripped()
         self._thoughts = _Thoughts("" if parser.reasoning is None else parser.reasoning.label)
         self._in_block = in_reasoning
@@ -57,6 +58,8 @@ class Preview:
         if self._over:
             return []
         self._ids += ids
+        if self._held and not self._may_close(len(ids)):
+            return []
         end = len(self._ids)
         while end and self._ids[end - 1] in self._markup.special:
             end -= 1  # it may be the stop token, which is no text
@@ -67,13 +70,25 @@ class Preview:
         self._forget(decoded)
         return pieces
 
+    def _may_close(self, new: int) -> bool:
+        """Return whether the newest ids end the tag that closes reasoning."""
+        assert self._parser.reasoning is not None
+        close = self._parser.reasoning.close
+        return close in self._markup.decode(self._ids[-new - len(close) :])[0]
+
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
+        self._held = False
         text = decoded.text.rstrip(_REPLACEMENT)  # bytes that the next token may complete
         certain = self._certain(text)
         for mark in self._markup.marks(decoded):
             if mark.start >= certain:
                 break
-            if mark.start >= self._at and self._counts(mark):
+            if mark.start < self._at:
+                continue
+            if self._in_block and mark.tag in self._parser.calls.opening and not self._closes(decoded, mark):
+                certain, self._held = mark.start, True  # reasoning that never ends may end in calls
+                break
+            if self._counts(mark):
                 yield self._said(text[self._at : mark.start])
                 self._at = mark.stop
                 yield self._turn(mark)
@@ -88,6 +103,11 @@ class Preview:
             if text[start:] in self._beginnings:
                 return start
         return len(text)
+
+    def _closes(self, decoded: DecodedIds, mark: Mark) -> bool:
+        assert self._parser.reasoning is not None
+        close = self._parser.reasoning.close
+        return any(other.tag == close and other.start > mark.start for other in self._markup.marks(decoded))
 
     def _counts(self, mark: Mark) -> bool:
         if self._in_block:

@@ -95,6 +95,15 @@ def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] |
     return None
 
 
+def resolved(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
+    """Follow a schema's local references; the empty schema where they lead nowhere."""
+    for _ in range(_DEEPEST_REFERENCE):
+        if not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        schema = _looked_up(reference, whole) or {}
+    return {}
+
+
 def rendered(value: Any) -> str:
     """Write a value as these formats do: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -18,8 +18,10 @@ import re
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.minimax_m2 import quoted
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
@@ -33,7 +35,7 @@ PARAMETER, END_PARAMETER = f"<{ANCHOR}parameter", f"</{ANCHOR}parameter>"
 _HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
 
 
-class DsmlCalls:
+class DsmlCalls(CallFormat):
     """A section of functions.
 
     Attributes:
@@ -41,7 +43,6 @@ class DsmlCalls:
     """
 
     anchors = (ANCHOR,)
-    bare = ""
 
     def __init__(self, block: str) -> None:
         self.section = Section(f"<{ANCHOR}{block}>", f"</{ANCHOR}{block}>", INVOKE, END_INVOKE)
@@ -51,9 +52,6 @@ class DsmlCalls:
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
         return self.section.read(said, opened, _invoke)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -94,5 +92,12 @@ def _invoke(cursor: Cursor) -> Said:
     return Said(name, arguments)
 
 
-register_format("deepseek_v32", DsmlCalls("function_calls"))
-register_format("deepseek_v4", DsmlCalls("tool_calls"))
+register_format(
+    "deepseek_v32", DsmlCalls("function_calls"), "deepseekv32", marks=Marks(("｜DSML｜", "function_calls>"))
+)
+register_format(
+    "deepseek_v4",
+    DsmlCalls("tool_calls"),
+    "deepseekv4",
+    marks=Marks(("｜DSML｜", "tool_calls>"), ("function_calls>",)),
+)

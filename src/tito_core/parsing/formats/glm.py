@@ -12,8 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
@@ -25,7 +27,7 @@ VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 _INNER = frozenset({CLOSE, KEY, END_KEY, VALUE, END_VALUE})
 
 
-class GlmCalls:
+class GlmCalls(CallFormat):
     """One call a pair of tags.
 
     Attributes:
@@ -33,8 +35,6 @@ class GlmCalls:
     """
 
     tags = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def __init__(self, between: str) -> None:
@@ -48,9 +48,6 @@ class GlmCalls:
             said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {CLOSE}.")
             return frame.stop
         return said.read(frame, CLOSE, _call)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -83,5 +80,5 @@ def _call(cursor: Cursor) -> Said:
     return Said(name, arguments)
 
 
-register_format("glm45", GlmCalls("\n"))
-register_format("glm47", GlmCalls(""), "glm")
+register_format("glm45", GlmCalls("\n"), marks=Marks(("<tool_call>{function-name}\n<arg_key>",)))
+register_format("glm47", GlmCalls(""), "glm", marks=Marks(("<tool_call>{function-name}<arg_key>",)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.markup import Markup
@@ -16,20 +17,15 @@ from tito_core.parsing.registry import register_format
 OPEN, OLD_OPEN = "<tool_call>", "<|tool_call|>"
 
 
-class GraniteCalls:
+class GraniteCalls(CallFormat):
     """One array."""
 
     tags = (OPEN, OLD_OPEN)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN, OLD_OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read the array after the tag."""
         return read_array(said, opened, opened + len(tag), alone=False)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call, with the tag that the vocabulary has as a token."""

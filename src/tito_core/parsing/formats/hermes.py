@@ -1,6 +1,7 @@
 """Hermes calls (Qwen2.5, Qwen3, and the tool template of `smollm2`).
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any number of `<think>...</think>` blocks between.
+Loose: an "id" or "type" beside, or no closing tag where the completion ends. vLLM 0.32 and SGLang 0.5.23 read both.
 """
 
 from __future__ import annotations
@@ -8,20 +9,23 @@ from __future__ import annotations
 import json
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.json_call import json_call, json_end
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
+from tito_core.parsing.json_call import json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Said
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_EXTRA = frozenset({"id", "type"})
 
 
-class HermesCalls:
+class HermesCalls(CallFormat):
     """One JSON object a call."""
 
     tags = (OPEN, CLOSE)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
@@ -30,10 +34,7 @@ class HermesCalls:
         # Without control tokens a JSON string may hold the closing tag, so look for it after the JSON value.
         begin = json_end(said.text, body) if said.markup.token_of(CLOSE) is None else body
         frame = said.frame(opened, body, CLOSE, self.opening, begin)
-        return said.read(frame, CLOSE, lambda cursor: json_call(cursor.rest()))
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
+        return said.read(frame, CLOSE, _call, ends=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -48,4 +49,16 @@ class HermesCalls:
         return g.sequence(g.tag(markup, OPEN), g.either(bodies), g.tag(markup, CLOSE))
 
 
-register_format("hermes", HermesCalls())
+def _call(cursor: Cursor) -> Said:
+    text = cursor.rest()
+    return said_object(json_value(text), text, loosely=_EXTRA)
+
+
+register_format(
+    "hermes",
+    HermesCalls(),
+    "qwen",
+    "qwen25",
+    "qwen3_json",
+    marks=Marks(("<tool_call>", '{"name": ', '"arguments": '), ("<function=", "<arg_key>", "<|tool_call>")),
+)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
@@ -27,20 +29,15 @@ SECTION = Section("<minimax:tool_call>", "</minimax:tool_call>", "<invoke name="
 PARAMETER, END_PARAMETER = "<parameter name=", "</parameter>"
 
 
-class MiniMaxCalls:
+class MiniMaxCalls(CallFormat):
     """A section of functions."""
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
-    anchors = ()
-    bare = ""
     opening = frozenset({SECTION.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
         return SECTION.read(said, opened, _invoke)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -77,4 +74,4 @@ def quoted(cursor: Cursor, written: str) -> str:
     return name
 
 
-register_format("minimax_m2", MiniMaxCalls())
+register_format("minimax_m2", MiniMaxCalls(), "minimax-m2", marks=Marks(("<minimax:tool_call>", "<invoke name=")))

@@ -8,8 +8,10 @@ name; before that all are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.granite import forced_array
 from tito_core.parsing.formats.json_array import read_array
 from tito_core.parsing.json_call import after_blank, json_end, said_arguments
@@ -21,12 +23,10 @@ from tito_core.parsing.said import Said
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralCalls:
+class MistralCalls(CallFormat):
     """Both forms; a call has no closing tag, but ends where the next begins or the completion ends."""
 
     tags = (OPEN, CALL_ID, ARGUMENTS)
-    anchors = ()
-    bare = ""
     opening = frozenset({OPEN})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
@@ -46,9 +46,6 @@ class MistralCalls:
             return said.read(frame, OPEN, _call)
         said.unclosed(opened, stop, "The call is cut off.")
         return stop
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tag."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call, in the form that the vocabulary has."""
@@ -81,4 +78,4 @@ def _call(cursor: Cursor) -> Said:
     return said_arguments(name, cursor.rest(), written)
 
 
-register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK)
+register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK, marks=Marks(("[TOOL_CALLS]",)))

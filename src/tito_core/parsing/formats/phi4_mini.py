@@ -6,6 +6,7 @@ Source: vLLM 0.32, `tool_parsers/phi4mini_tool_parser.py`, which cuts the array 
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.formats.granite import forced_array
 from tito_core.parsing.formats.json_array import read_array
@@ -15,17 +16,10 @@ from tito_core.parsing.registry import register_format
 OPEN = "functools"
 
 
-class Phi4MiniCalls:
+class Phi4MiniCalls(CallFormat):
     """One array after a word."""
 
-    tags = ()
-    anchors = ()
     bare = OPEN[0]
-    opening: frozenset[str] = frozenset()
-
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """No tag opens calls."""
-        raise AssertionError(f"{tag} opens no call.")
 
     def read_bare(self, said: Completion, start: int) -> int | None:
         """Read the array after the word, where the message begins so."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.python_literals import Calls
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
@@ -21,14 +23,13 @@ OPEN, CLOSE = "<|python_start|>", "<|python_end|>"
 _BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 
 
-class PythonicCalls:
+class PythonicCalls(CallFormat):
     """One list.
 
     Attributes:
         tags: The markup around it; none outside Llama 4.
     """
 
-    anchors = ()
     bare = "["
 
     def __init__(self, *tags: str) -> None:
@@ -80,4 +81,9 @@ def _read(said: Completion, opened: int, start: int, end: int, stop: int) -> Non
 
 
 register_format("pythonic", PythonicCalls(), reasoning=None)
-register_format("llama4_pythonic", PythonicCalls(OPEN, CLOSE), reasoning=None)
+register_format(
+    "llama4_pythonic",
+    PythonicCalls(OPEN, CLOSE),
+    reasoning=None,
+    marks=Marks(("<|python_start|>", "<|header_start|>")),
+)
