@@ -13,7 +13,14 @@ from tito_core.parsing import CallStatus, ParsedTurn
 OK, MALFORMED, TRUNCATED = CallStatus.OK, CallStatus.MALFORMED, CallStatus.TRUNCATED
 CALLS: list[Call] = [("look", {"at": "x", "far": 5, "all": [True]}), ("count", {"of": "b"})]
 TOOLS: list[Call] = [("look", {"at": "x", "far": 5, "all": [True], "deep": {}, "no": None, "big": 0.5})]
-VERBATIM = ("qwen3_coder", "glm45", "glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4")
+VERBATIM = (
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v41",
+    "gemma4",
+    "kimi_k3",
+    *(n for n in NAMES if FAMILIES[n].typed),
+)
 """A character more may be part of a value that these write without quotes."""
 STRUCTURE = "<>{}[]\":;,|/=｜()'."
 

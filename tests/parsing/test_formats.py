@@ -197,6 +197,11 @@ TEXT_MARKUP: dict[str, tuple[str, ...]] = {
     "minimax_m2": ('<invoke name="look">', "</invoke>", '<parameter name="at">', "</parameter>"),
     "deepseek_v32": ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="look">'),
     "deepseek_v4": ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", '<｜DSML｜invoke name="look">'),
+    "deepseek_v41": ("<｜DSML｜ calls>", "</｜DSML｜ calls>", '<｜DSML｜ invoke name="look">'),
+    "seed_oss": ("<function=look>", "</function>", "<parameter=at>", "</parameter>"),
+    "mimo": ("<function=look>", "</function>", "<parameter=at>", "</parameter>"),
+    "kimi_k3": ("<|open|>tools<|sep|>", '<|open|>call tool="look" index="1"<|sep|>', "<|close|>call<|sep|>"),
+    "minimax_m3": ("]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="look">', "]<]minimax[>[</invoke>"),
     "llama3_json": ('{"name": ', ";", "}"),
     "pythonic": ("[look(", ")]", "'"),
     "llama4_pythonic": ("[look(", ")]", "'"),
@@ -211,5 +216,8 @@ BARE = {
     "deepseek_v32": "<｜DSML｜function_calls>",
     "deepseek_v4": "<｜DSML｜tool_calls>",
     "gpt_oss": "<|channel|>commentary to= ",
+    "deepseek_v41": "<｜DSML｜ calls>",
+    "kimi_k3": "<|open|>tools<|sep|>",
+    "minimax_m3": "]<]minimax[>[<tool_call>",
 }
 """What must stand before calls that begin without a control token are known for calls."""

@@ -17,12 +17,14 @@ class CallFormat:
         anchors: Control tokens that its tags hold; see `Markup`.
         bare: The characters that a call without any tag begins with; none where every call has a tag.
         opening: The tags that begin a call or a section of calls outside reasoning.
+        wrappers: Tags around text that are no part of it.
     """
 
     tags: Sequence[str] = ()
     anchors: Sequence[str] = ()
     bare: str = ""
     opening: Set[str] = frozenset()
+    wrappers: Sequence[str] = ()
 
     def read(self, said: Completion, opened: int, tag: str) -> int | None:
         """Read what the opening tag at character `opened` begins into `said.calls`.

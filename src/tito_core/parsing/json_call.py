@@ -100,6 +100,7 @@ def said_object(
     call_id: str | None = None,
     allowed: Set[str] = frozenset(),
     loosely: Set[str] = frozenset(),
+    name_key: str = "name",
 ) -> Said:
     """Read a call from a decoded JSON value, as `json_call` does.
 
@@ -110,15 +111,16 @@ def said_object(
         call_id: Key of the call's id in a format that may have one (Mistral).
         allowed: Other keys that a call may have. A "type" among these or the next must be "function".
         loosely: Other keys that make it loose.
+        name_key: Key of the name.
     """
     if not isinstance(value, dict):
         raise Malformed(f"The call must be a JSON object, not {type(value).__name__}.")
-    name = value.get("name")
+    name = value.get(name_key)
     if not isinstance(name, str) or not name:
-        raise Malformed('The call has no "name" string.')
+        raise Malformed(f'The call has no "{name_key}" string.')
     if not isinstance(value.get(arguments), dict):
         raise Malformed(f'The call has no "{arguments}" object.', name)
-    extra = set(value) - {"name", arguments, call_id} - allowed
+    extra = set(value) - {name_key, arguments, call_id} - allowed
     loose = f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}." if extra else ""
     if extra - loosely:
         raise Malformed(loose, name)

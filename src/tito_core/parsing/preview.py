@@ -79,8 +79,9 @@ class Preview:
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
         self._held = False
         text = decoded.text.rstrip(_REPLACEMENT)  # bytes that the next token may complete
-        certain = self._certain(text)
-        for mark in self._markup.marks(decoded):
+        marks = self._markup.marks(decoded)
+        certain = self._certain(text, marks)
+        for mark in marks:
             if mark.start >= certain:
                 break
             if mark.start < self._at:
@@ -97,10 +98,12 @@ class Preview:
         yield self._said(text[self._at : certain])
         self._at = max(self._at, certain)
 
-    def _certain(self, text: str) -> int:
+    def _certain(self, text: str, marks: Sequence[Mark]) -> int:
         """Give where the text ends, or where a tag may have begun that is not all there."""
-        for start in range(max(0, len(text) - self._longest), len(text)):
-            if text[start:] in self._beginnings:
+        first = max(0, len(text) - self._longest)
+        near = [mark for mark in marks[-self._longest :] if mark.stop > first]
+        for start in range(first, len(text)):
+            if text[start:] in self._beginnings and not any(mark.start < start < mark.stop for mark in near):
                 return start
         return len(text)
 
@@ -121,6 +124,8 @@ class Preview:
             self._in_block = False
             return Piece("reasoning", self._thoughts.end_block())
         reasoning, opening = self._parser.reasoning, self._parser.calls.opening
+        if mark.tag in self._parser.calls.wrappers:
+            return Piece("text", "")
         if reasoning is not None and mark.tag == reasoning.open and mark.tag not in opening:
             self._in_block = True
             self._thoughts.begin_block(late=self._text.begun)

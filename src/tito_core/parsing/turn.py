@@ -31,11 +31,11 @@ class TurnParser:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, calls: CallFormat, reasoning: ReasoningTags | None = THINK
     ) -> None:
-        tags = [*calls.tags, *((reasoning.open, reasoning.close) if reasoning else ())]
+        tags = [*calls.tags, *calls.wrappers, *((reasoning.open, reasoning.close) if reasoning else ())]
         self.markup = Markup(tokenizer, tags, calls.anchors)
         self.calls = calls
         self.reasoning = reasoning
-        self.starts = frozenset({*calls.opening, *((reasoning.open,) if reasoning else ())})
+        self.starts = frozenset({*calls.opening, *calls.wrappers, *((reasoning.open,) if reasoning else ())})
         # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
@@ -161,6 +161,8 @@ class _Reader:
                 at = self._text(mark.start, mark.stop) if after is None else after
             elif mark.tag in self._strays:
                 at = self._stray(mark)
+            elif mark.tag in self._calls.wrappers:
+                at = mark.stop
             else:
                 at = self._block(mark.stop)
         early, late = ("\n".join(filter(None, blocks)) for blocks in (self._blocks, self._late))
@@ -178,7 +180,13 @@ class _Reader:
         while last is not None and last.tag in self._strays:
             stop = last.stop
             last = self._said.next(stop)
-        self._said.malformed(first.start, stop, f"The tag {first.tag} stands outside any call.")
+        reason = f"The tag {first.tag} stands outside any call."
+        rest = self._said.text[first.start :] if self._said.truncated else None
+        if rest is not None and any(tag.startswith(rest) and tag != rest for tag in self._calls.tags):
+            stop = len(self._said.text)  # the beginning of a longer tag
+            self._said.unclosed(first.start, stop, reason)
+        else:
+            self._said.malformed(first.start, stop, reason)
         return stop
 
     def _text(self, start: int, stop: int) -> int:

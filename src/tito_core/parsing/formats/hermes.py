@@ -1,4 +1,4 @@
-"""Hermes calls (Qwen2.5, Qwen3, and the tool template of `smollm2`).
+"""Hermes calls (Qwen2.5, Qwen3, Granite 4, Ling 2.6, LongCat-Flash, ERNIE 4.5, and the tool template of `smollm2`).
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any number of `<think>...</think>` blocks between.
 Loose: an "id" or "type" beside, or no closing tag where the completion ends. vLLM 0.32 and SGLang 0.5.23 read both.
@@ -7,6 +7,7 @@ Loose: an "id" or "type" beside, or no closing tag where the completion ends. vL
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
@@ -15,26 +16,32 @@ from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
+from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _EXTRA = frozenset({"id", "type"})
 
 
 class HermesCalls(CallFormat):
-    """One JSON object a call."""
+    """One JSON object a call.
 
-    tags = (OPEN, CLOSE)
-    opening = frozenset({OPEN})
+    Attributes:
+        open: Opens a call.
+        close: Closes it.
+    """
+
+    def __init__(self, open: str = "<tool_call>", close: str = "</tool_call>", wrappers: Sequence[str] = ()) -> None:
+        self.open, self.close = open, close
+        self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
-        body = opened + len(OPEN)
+        body = opened + len(self.open)
         # Without control tokens a JSON string may hold the closing tag, so look for it after the JSON value.
-        begin = json_end(said.text, body) if said.markup.token_of(CLOSE) is None else body
-        frame = said.frame(opened, body, CLOSE, self.opening, begin)
-        return said.read(frame, CLOSE, _call, ends=True)
+        begin = json_end(said.text, body) if said.markup.token_of(self.close) is None else body
+        frame = said.frame(opened, body, self.close, self.opening, begin)
+        return said.read(frame, self.close, _call, ends=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -46,7 +53,7 @@ class HermesCalls(CallFormat):
             )
             for name, schema in tools.items()
         )
-        return g.sequence(g.tag(markup, OPEN), g.either(bodies), g.tag(markup, CLOSE))
+        return g.sequence(g.tag(markup, self.open), g.either(bodies), g.tag(markup, self.close))
 
 
 def _call(cursor: Cursor) -> Said:
@@ -60,5 +67,13 @@ register_format(
     "qwen",
     "qwen25",
     "qwen3_json",
+    "granite4",
     marks=Marks(("<tool_call>", '{"name": ', '"arguments": '), ("<function=", "<arg_key>", "<|tool_call>")),
+)
+register_format("ernie45", HermesCalls(wrappers=("<response>", "</response>")))
+register_format(
+    "longcat",
+    HermesCalls("<longcat_tool_call>", "</longcat_tool_call>"),
+    reasoning=LONGCAT_THINK,
+    marks=Marks(("<longcat_tool_call>", '"arguments": '), ("<longcat_arg_key>",)),
 )

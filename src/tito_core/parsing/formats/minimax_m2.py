@@ -12,6 +12,7 @@ Values stand between the tags as they are, blanks included. Sources: vLLM 0.32, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tito_core.parsing import grammar as g
@@ -55,15 +56,23 @@ class MiniMaxCalls(CallFormat):
 
 def _invoke(cursor: Cursor) -> Said:
     name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
+    cursor.end()
+    return Said(name, arguments)
+
+
+def parameters(
+    cursor: Cursor, name: str, tag: str, end: str, literal: Callable[[str], Any] | None = None
+) -> dict[str, Any]:
+    """Take parameters whose names stand in quotes, each between two tags."""
     arguments: dict[str, Any] = {}
-    while cursor.peek() == PARAMETER:
-        cursor.tag(PARAMETER)
+    while cursor.peek() == tag:
+        cursor.tag(tag)
         key = quoted(cursor, cursor.through(">"))
         if key in arguments:
             raise cursor.fault(f"The parameter {key!r} appears twice.")
-        arguments[key] = typed_value(cursor.upto(END_PARAMETER), cursor.tools, name, key)
-    cursor.end()
-    return Said(name, arguments)
+        arguments[key] = typed_value(cursor.upto(end), cursor.tools, name, key, literal)
+    return arguments
 
 
 def quoted(cursor: Cursor, written: str) -> str:

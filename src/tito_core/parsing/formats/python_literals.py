@@ -20,17 +20,32 @@ _LONGEST_NUMBER = 4000
 """Digits; Python refuses to read integers of more than 4300."""
 
 
+def literal(text: str) -> Any:
+    """Read one literal.
+
+    Raises:
+        Malformed: The text is none, or more than one.
+    """
+    reader = Calls(text, 0, len(text))
+    value = reader._value(1)
+    if text[reader.at :].strip():
+        raise Malformed(f"Stray text follows the literal: {shortened(text[reader.at :].strip())}.")
+    return value
+
+
 class Calls:
     """Reads `[name(keyword=literal, ...), ...]` from `start` to `stop` of a text.
 
     Attributes:
         at: The next character to read.
+        lines: Whether calls stand on lines of their own, without brackets and commas.
     """
 
-    def __init__(self, text: str, start: int, stop: int) -> None:
+    def __init__(self, text: str, start: int, stop: int, lines: bool = False) -> None:
         self._text = text
         self._stop = stop
         self.at = start
+        self.lines = lines
 
     @property
     def at_end(self) -> bool:
@@ -43,6 +58,8 @@ class Calls:
         Raises:
             Malformed: The text is no such list.
         """
+        if self.lines:
+            return self._lines()
         self._need("[")
         found = []
         while True:
@@ -50,6 +67,14 @@ class Calls:
             if not self._skip(","):
                 self._need("]")
                 return found
+
+    def _lines(self) -> list[tuple[Said, int]]:
+        found = [self._call()]
+        while self._after_blank() < self._stop:
+            if "\n" not in self._text[self.at : self._after_blank()]:
+                raise Malformed(f"The calls have {self._ahead()} where a line break belongs.")
+            found.append(self._call())
+        return found
 
     def _call(self) -> tuple[Said, int]:
         name = self._match(_NAME, "a tool's name")
