@@ -146,7 +146,6 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
         ("deepseekv41", "deepseek_v41"),
         ("minimax-m2", "minimax_m2"),
         ("minimax-m3", "minimax_m3"),
-        ("hunyuan", "hunyuan_a13b"),
         ("cohere_command3", "cohere_command"),
         ("cohere_command4", "cohere_command"),
     ],
@@ -161,7 +160,7 @@ def test_aliases_of_harmony(alias: str) -> None:
     assert isinstance(get_tool_parser(alias, byte_level((*FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
 
 
-@pytest.mark.parametrize("name", ["jamba", "internlm", "gigachat3", "hf"])
+@pytest.mark.parametrize("name", ["jamba", "internlm", "gigachat3", "hf", "hunyuan"])
 def test_a_name_of_a_parser_that_we_lack_lists_ours(name: str) -> None:
     with pytest.raises(UnknownParserError, match=r"Known parsers: auto, .*hermes, .*xlam") as caught:
         get_tool_parser(name, byte_level(()))

@@ -83,7 +83,6 @@ class TaggedArrayCalls(CallFormat):
 register_format(
     "hunyuan_a13b",
     TaggedArrayCalls("<tool_calls>", "</tool_calls>", ("<answer>", "</answer>")),
-    "hunyuan",
     reasoning=THINK,
     marks=Marks(("<tool_calls>", "助手：")),
 )
