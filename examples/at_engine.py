@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tito_core import Policy, engine, report
+from tito_core import Policy, engine
 from tito_core.engine import models
+from tito_core.inspect import summary as report
 
 
 def run(example: Callable[[Policy], Coroutine[Any, Any, object]], description: str | None) -> None:

@@ -20,8 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
-from tito_core import Policy, engine, report, store
+from tito_core import Policy, engine, store
 from tito_core.engine import models
+from tito_core.inspect import summary as report
 
 console = Console(width=None if sys.stdout.isatty() else 118)
 

@@ -14,7 +14,8 @@ from strands.types.exceptions import MaxTokensReachedException
 import at_engine
 from calculator import QUESTIONS, make_agent
 from tito_core import Ledger, Policy
-from tito_core.drift import drifted_turns
+from tito_core.backend.checked import score
+from tito_core.inspect.drift import drifted_turns
 from tito_core.ledger.turn import Turn
 
 SHOWN = 6
@@ -40,7 +41,7 @@ def first_difference(policy: Policy, turn: Turn) -> str:
 async def moved(policy: Policy, turn: Turn, prompt: list[int]) -> float:
     """Give how far the summed logprob of an answer is from that of its re-tokenized text, in nats."""
     ids = policy.tokenizer.encode(policy.tokenizer.decode(turn.draft.output_ids.tolist()), add_special_tokens=False)
-    scores = await policy.backend.score([*prompt, *ids])
+    scores = await score(policy.backend, [*prompt, *ids])
     return float(np.abs(scores[len(prompt) :].sum() - turn.draft.logprobs.sum()))
 
 

@@ -16,8 +16,8 @@ import at_engine
 from tito_core import Ledger, Policy, engine
 from tito_core.backend import EngineAdmin
 from tito_core.engine import install, models
+from tito_core.inspect.verify import merge, rescore
 from tito_core.ledger import check_ledger
-from tito_core.verify import merge, rescore
 
 TOPICS = ["the sea", "an old clock", "winter", "a lost letter"]
 

@@ -25,9 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tito_core import Ledger, Policy, engine, report
+from tito_core import Ledger, Policy, engine
 from tito_core.backend import EngineAdmin
 from tito_core.engine import install, models
+from tito_core.inspect import summary as report
 from training import batch, curves
 from training.process import LearnerProcess
 from training.task import Problem, attempt, problems

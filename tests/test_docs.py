@@ -184,7 +184,7 @@ def test_the_templates_page_runs() -> None:
     names: dict[str, Any] = {"policy": policy_of("vllm", "qwen3-tiny")}
     for code in snippets("docs/templates.md"):
         exec(compile(code, "docs/templates.md", "exec"), names)
-    assert not names["model"]._settings.keeps_thinking
+    assert names["model"]._settings.thinking == "as-template"
 
 
 def test_the_templates_page_shows_a_certificate_and_a_refusal_as_they_are() -> None:

@@ -19,11 +19,13 @@ from support.drafts import make_draft
 from tito_core import store
 from tito_core.ledger import Column, Header, LawViolationError, Ledger
 from tito_core.store import SchemaError
-from tito_core.store.frames import MEMORY_FACTOR, MEMORY_FLOOR, PREAMBLE
+from tito_core.store.frames import PREAMBLE
 
 UUID = "00000001-0000-4000-8000-000000000000"
 REFUSED = (SchemaError, LawViolationError)
 HEADER, TURN, ANNOTATION = 1, 2, 3
+MEMORY_FACTOR, MEMORY_FLOOR = 256, 1 << 20
+"""Most bytes of memory that a byte of a file costs its reader, and what reading the smallest file may take."""
 
 
 def good() -> Ledger:

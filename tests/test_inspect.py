@@ -18,9 +18,9 @@ from support.drafts import make_draft
 from support.scripted import tokenizer
 from tito_core import store
 from tito_core.cli import app, main
+from tito_core.inspect.tokens import coloured, ids_only
 from tito_core.ledger import CallRecord, Ledger, Provenance
 from tito_core.terminal import VISIBLE, VisibleConsole, visible
-from tito_core.tokens import coloured, ids_only
 
 UUID = "00000001-0000-4000-8000-000000000000"
 

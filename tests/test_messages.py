@@ -14,7 +14,6 @@ from support.scripted import Says, engine_of, policy_of, tokenizer
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
 from tito_core.backend.typed_values import InvalidValueError
-from tito_core.chat.template import TemplateError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.parsing import UnknownParserError
 from tito_core.testing import ScriptedServer
@@ -83,8 +82,6 @@ def build(**changes: Any) -> TITOModel:
         ({"tokenizer": "x" * 5000}, TokenizerError, "of 5000 characters is neither a folder nor a model's name"),
         ({"store": "/"}, InvalidValueError, "store='/' cannot be opened.*: give the path of a file"),
         ({"store": "/no/such/folder/x.tito"}, InvalidValueError, "in a folder that exists"),
-        ({"renderer": "nope"}, TemplateError, "(?=.{,700}$).*does not match any of the expected tags"),
-        ({"renderer": "nope"}, TemplateError, "The renderer 'nope' cannot be made"),
         ({"store": 5}, InvalidValueError, "store must be a file's path.*, not 5"),
         (
             {"backend": None},
@@ -107,11 +104,14 @@ def build(**changes: Any) -> TITOModel:
         ({"api_key": 5}, InvalidValueError, "api_key must be a string, or None, not a value of another type"),
         ({"model_id": 5}, InvalidValueError, "model must be a name on the server"),
         ({"temperature": 0}, InvalidValueError, r"temperature is a sampling parameter: give it as sampling=\{'temper"),
-        ({"timeout": 5}, InvalidValueError, "no option of the backend vllm named 'timeout'; did you mean 'timeout_s'"),
+        ({"temprature": 3}, InvalidValueError, r"did you mean the sampling parameter in sampling=\{'temperature'"),
+        ({"histry": "fork"}, InvalidValueError, "no argument of TITOModel named 'histry'; did you mean 'history'"),
+        ({"bse_url": "x"}, InvalidValueError, "no argument of TITOModel named 'bse_url'; did you mean 'base_url'"),
+        ({"timeout": 5}, InvalidValueError, "no argument of TITOModel named 'timeout'; did you mean 'timeout_s'"),
         (
             {"base_url": ["http://127.0.0.1:9"], "foo": 1},
             InvalidValueError,
-            "no option of .* vllm named 'foo'",
+            "no argument of .* named 'foo'",
         ),
     ],
 )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from click.testing import Result
+from typer.testing import CliRunner
 
-from support.scripted import model_of, tokenizer
-from tito_core import TITOModel
-from tito_core.ledger import VersionSpan
-from tito_core.testing import HashPolicy, ScriptedEngine
-from tito_core.verify import merge, rescore
+from support.scripted import BACKENDS, model_of, tokenizer
+from tito_core import TITOModel, store
+from tito_core.cli import app
+from tito_core.inspect.verify import merge, rescore
+from tito_core.ledger import Ledger, VersionSpan
+from tito_core.testing import HashPolicy, ScriptedEngine, scripted_server
 
 
 def policy() -> HashPolicy:
@@ -74,3 +79,34 @@ async def test_what_is_recorded_wrong_shows() -> None:
     found = await rescore(model.ledger, model.policy.backend)
     assert np.max(found.prompt_differences) > 0.5
     assert found.quantile(1) < 1e-5
+
+
+def rolled_out(kind: str, url: str) -> Ledger:
+    model = TITOModel(backend=kind, base_url=url, tokenizer=tokenizer(), sampling={"max_new_tokens": 4})
+
+    async def turn() -> None:
+        async for _ in model.stream([{"role": "user", "content": [{"text": "Hello?"}]}]):
+            pass
+
+    asyncio.run(turn())
+    return model.ledger
+
+
+def verified(path: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["verify", str(path), *more])
+
+
+def test_a_file_is_scored_by_the_backend_of_its_rollouts_unless_another_is_named(tmp_path: Path) -> None:
+    path, both = tmp_path / "rollouts.tito", tmp_path / "both.tito"
+    for kind in BACKENDS:
+        settings = {"vocab_size": len(tokenizer()), "eos_ids": [tokenizer().eos_token_id]}
+        with scripted_server(kind, policy(), **settings) as server:
+            path.unlink(missing_ok=True)
+            store.append(path, [rolled_out(kind, server.base_url)])
+            store.append(both, store.read(path))
+            assert verified(path, "--base-url", server.base_url).exit_code == 0
+            mixed = verified(both, "--base-url", server.base_url)
+            assert mixed.exit_code == (2 if kind == BACKENDS[-1] else 0)
+            named = verified(both, "--base-url", server.base_url, "--backend", kind)
+            assert named.exit_code == 0, named.output
+    assert all(kind in mixed.output.partition("Usage")[2] for kind in BACKENDS)

@@ -8,7 +8,7 @@ from rich.console import Console
 from strands import Agent, tool
 
 from support.scripted import Says, call, model_of
-from tito_core.report import Rollout, rollout_table, show
+from tito_core.inspect.summary import Rollout, rollout_table, show
 
 
 @tool

@@ -306,6 +306,25 @@ def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"dear diary, today"
 
 
+@pytest.mark.parametrize("part", ["header", "turn", "columns", "engine", "annotation"])
+def test_a_field_that_no_version_knew_is_not_dropped(part: str) -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    ledger.annotate("reward", 1.0)
+    record = store.to_record(ledger)
+    turn = record["turns"][0]
+    parts = {
+        "header": record["header"],
+        "turn": turn,
+        "columns": turn["columns"],
+        "engine": turn["engine"],
+        "annotation": record["annotations"][0],
+    }
+    parts[part]["of_tomorrow"] = 1
+    with pytest.raises(store.SchemaError, match="of_tomorrow"):
+        store.from_record(record)
+
+
 def test_a_newer_schema_is_refused() -> None:
     record = to_record(ledger(1))
     with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads 1"):

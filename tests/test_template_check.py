@@ -116,3 +116,17 @@ def test_a_name_that_loads_nothing_says_so(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["template", "check", str(tmp_path / "nowhere")])
     assert result.exit_code == 1
     assert "There is no folder" in str(result.exception)
+
+
+def test_another_packages_renderer_is_compared_probe_by_probe(folder: str, tmp_path: Path) -> None:
+    same = said(folder, "--against", "renderers:qwen3", "--as-template")
+    assert "Qwen3Renderer: 0 differences" in same
+    assert "only renderers" in said(folder, "--against", "transformers", status=2)
+    refused = CliRunner().invoke(app, ["template", "check", folder, "--against", "renderers"])
+    assert "has none for the name" in str(refused.exception)
+    other = tmp_path / "other.jinja"
+    other.write_text(CHATML_TOOLS.replace("role + '\n'", "role + '\n\n'"))
+    assert other.read_text() != CHATML_TOOLS
+    differs = said(other, "--tokenizer", folder, "--against", "renderers:qwen3", "--as-template", status=1)
+    assert "Qwen3Renderer differs from the chat template at token" in differs
+    assert "renderer: [" in differs

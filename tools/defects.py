@@ -26,14 +26,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from tito_conformance.defect import SERVERS, SOUND, Defect
-from tito_conformance.defects import all_defects
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from conformance.defects import all_defects
+from conformance.defects.defect import SERVERS, SOUND, Defect
+from conformance.defects.trial import Verdict, tried, tried_beside
 from tito_conformance.laws import LAWS
 from tito_conformance.profiles import PROFILES
-from tito_conformance.trial import Verdict, tried, tried_beside
 from tito_core.engine import models
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("src", "tests/conformance/defects")
+"""What the verdicts depend on."""
 PAGE = ROOT / "docs" / "defects.md"
 FOUND = ROOT / "runs" / "defects.jsonl"
 """What was found so far, out of git's sight."""
@@ -59,7 +63,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="names of defects")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     wanted = parser.parse_args()
-    console, started, commit = Console(), time.monotonic(), commit_of_src()
+    console, started, commit = Console(), time.monotonic(), commit_of_code()
     FOUND.parent.mkdir(exist_ok=True)
     known = Known(commit)
     planted = [(each.name, wire, 0) for each, wire in all_defects() if not wanted.only or each.name in wanted.only]
@@ -128,14 +132,14 @@ def end() -> int:
     return int(tokenizer().eos_token_id)
 
 
-def commit_of_src() -> str:
+def commit_of_code() -> str:
     """Give the last commit that changed the code, and say so when it has changed since."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, capture_output=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "src")
-    return git("log", "-1", "--format=%h", "--", "src") + (" with changes" if changed else "")
+    changed = git("status", "--porcelain", "--", *CODE)
+    return git("log", "-1", "--format=%h", "--", *CODE) + (" with changes" if changed else "")
 
 
 def page(

@@ -1,16 +1,16 @@
-"""Mutate a package with mutmut, run its tests on every mutant, and write its section of docs/mutants.md.
+"""Mutate a package with mutmut, run its tests on every mutant, and write its row of docs/mutants.md.
 
     python tools/mutants.py [--package ledger] [--children N] [--report]
 
 Without --package it does one package after the other. mutmut works in mutants/PACKAGE, where all but pyproject.toml is
-linked to the repository; it keeps there what it found and goes on from it. Each survivor is shown with its change; why
-it is let live is looked up in docs/mutants.toml by the line as mutated, so that one without a reason stands out.
+linked to the repository; it keeps its results there and a later run continues from them. tools/mutants_explained.toml
+says why a survivor is accepted, by function and mutated line. The page counts the survivors; the command prints those
+without a reason, each with its change, and the reasons that no survivor needs any more.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -19,22 +19,41 @@ import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE, REASONS = ROOT / "docs" / "mutants.md", ROOT / "docs" / "mutants.toml"
+PAGE, EXPLAINED = ROOT / "docs" / "mutants.md", ROOT / "tools" / "mutants_explained.toml"
 MUTMUT = "[tool.mutmut]\n"
 """Where pyproject.toml has what mutmut needs for every package."""
 PYTEST = ("-p", "no:cacheprovider", "-q")
 HANGS = ("--timeout", "45")
 """A mutant that makes a test wait for what never comes is killed by that test's own clock, in so many seconds."""
 KILLED = ("killed", "timeout", "suspicious", "segfault", "caught by type check")
-"""What mutmut says of a mutant that some test, or the clock, told from the code."""
-
-
+"""What mutmut says of a mutant on which a test failed, or ran out of time."""
 UNKNOWN = "not checked"
 """What it says of one that was not run yet; the score counts it as alive."""
+Row = tuple[str, ...]
+"""A package's cells of the page's table, without its name."""
+HEADINGS = (
+    "package",
+    "commit",
+    "date",
+    "mutants",
+    "killed",
+    "of them by the clock",
+    "not run",
+    "alive with a reason",
+    "alive without one",
+    "score",
+)
+INTRODUCTION = """# Mutants
+
+Written by `make mutants` (`PACKAGE=ledger` for one package). A mutant is one small change to the code; it is killed
+when a test fails on it. mutmut leaves properties alone. `tools/mutants_explained.toml` says why a mutant that lives is
+accepted; `python tools/mutants.py --package ledger --report` prints the others after a run. The tests of each package
+are listed in `tools/mutants.py`.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,14 +73,14 @@ class Package:
     options: tuple[str, ...] = ()
 
     @property
-    def title(self) -> str:
-        """The heading of its section."""
-        return f"The {self.name} package"
-
-    @property
     def folder(self) -> Path:
         """Where mutmut works on it."""
         return ROOT / "mutants" / self.name
+
+    def mutates(self, key: str) -> bool:
+        """Return whether a survivor's key names a function of this package."""
+        module = re.split(r"\.x(?:ǁ|_)", key)[0].replace(".", "/")
+        return any(fnmatch(f"src/{module}.py", pattern) for pattern in self.code)
 
 
 _WIRE_PARTS = ("backend", "wire", "stream", "admin")
@@ -105,27 +124,7 @@ _SLOW_OR_FELT = " or ".join(
     )
 )
 """Seconds for each mutant that lives, or of what is freed when, where mutmut's own frames are felt."""
-_MODEL_PARTS = (
-    "model",
-    "turns",
-    "streamed_turn",
-    "generating",
-    "recording",
-    "prompts",
-    "settings",
-    "history",
-    "branching",
-    "view",
-    "showing",
-    "cancelling",
-    "turnstile",
-    "terms",
-    "asked",
-    "budget",
-    "malformed",
-    "parse_report",
-    "policy",
-)
+_MODEL_PARTS = ("model", "policy", "settings", "turn/*")
 """What the model is composed of."""
 _IN_PROCESSES = "restored_session or new_root_still or any_kind_of_tool"
 """Tests whose work is done in other processes, of which mutmut sees nothing."""
@@ -221,7 +220,7 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Survivor:
-    """A mutant that no test told from the code: its name, the lines it took out and those it put in."""
+    """A mutant on which every test passed: its name, the lines that it removed and those that it added."""
 
     name: str
     removed: tuple[str, ...]
@@ -229,7 +228,7 @@ class Survivor:
 
     @property
     def key(self) -> str:
-        """What its reason is looked up by: file and function, and the lines as mutated."""
+        """The name of its reason: file and function, and the lines as mutated."""
         function = self.name.split("__mutmut_")[0]
         return f"{function}: {' '.join(self.added) or 'without ' + ' '.join(self.removed)}"
 
@@ -260,7 +259,7 @@ def run(package: Package, children: int) -> None:
 
 
 def statuses(package: Package) -> dict[str, str]:
-    """Give mutmut's word on every mutant."""
+    """Return mutmut's status of every mutant, by its name."""
     found = _mutmut(package, "results", "--all", "true")
     pairs = (line.strip().rsplit(": ", 1) for line in found.splitlines() if "__mutmut_" in line)
     return dict(pairs)
@@ -273,57 +272,57 @@ def survivor(package: Package, name: str) -> Survivor:
     return Survivor(name, changed["-"], changed["+"])
 
 
-def write(package: Package, found: dict[str, str], survivors: list[Survivor]) -> None:
-    """Write the package's section of the page; the others stay."""
-    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8")) if REASONS.exists() else {}
+def explanations() -> dict[str, str]:
+    """Return the reason of each survivor that is accepted, by its key."""
+    return tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
+
+
+def row(found: dict[str, str], explained: int, unexplained: int) -> Row:
+    """Return a package's row, from the status of each mutant and how many survivors have a reason, and have none."""
     counts = Counter(found.values())
     killed = sum(counts[status] for status in KILLED)
-    score = killed / len(found)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    row = (
+    cells = (
+        f"`{commit.strip()}`",
+        f"{datetime.now(UTC):%Y-%m-%d}",
         len(found),
         killed,
         counts["timeout"],
-        counts["survived"],
-        counts["no tests"],
         counts[UNKNOWN],
-        f"{score:.1%}",
+        explained,
+        unexplained,
+        f"{killed / len(found):.1%}",
     )
-    lines = [
-        f"mutmut {version('mutmut')}, commit `{commit.strip()}`, {datetime.now(UTC):%Y-%m-%d}.",
-        f"Tests: {', '.join(f'`{path}`' for path in package.tests)}.",
-        "",
-        "| mutants | killed | of them by the clock | survived | without a test | not run yet | score |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        f"| {' | '.join(map(str, row))} |",
-        "",
-    ]
-    for mutant in survivors:
-        lines += [f"### `{mutant.name}`", "", "```diff"]
-        lines += [f"- {line}" for line in mutant.removed] + [f"+ {line}" for line in mutant.added]
-        lines += ["```", "", reasons.get(mutant.key, "No reason was given yet."), ""]
-    sections = {**written(), package.title: "\n".join(lines).strip()}
-    ordered = [each.title for each in PACKAGES.values() if each.title in sections]
-    body = "".join(f"\n## {title}\n\n{sections[title]}\n" for title in ordered)
-    PAGE.write_text(f"{INTRODUCTION}\n{together(sections)}\n{body}", "utf-8")
-    unexplained = [mutant.key for mutant in survivors if mutant.key not in reasons]
-    print(json.dumps({"mutants": len(found), "killed": killed, "score": score, "unexplained": unexplained}, indent=1))
+    return tuple(map(str, cells))
 
 
-def together(sections: dict[str, str]) -> str:
-    """Say how many mutants of all packages were killed, from the tables in their sections."""
-    rows = [re.search(r"^\| (\d+) \| (\d+) \|", section, flags=re.MULTILINE) for section in sections.values()]
-    mutants, killed = (sum(int(row[column]) for row in rows if row) for column in (1, 2))
-    names = ", ".join(each.name for each in PACKAGES.values() if each.title in sections)
-    return f"Together ({names}): {killed:,} of {mutants:,} mutants killed, {killed / mutants:.1%}."
+def page(rows: dict[str, Row]) -> str:
+    """Return the whole page: one row a package, in the order of `PACKAGES`, and their sum."""
+    lines = [f"| {' | '.join((name, *rows[name]))} |" for name in PACKAGES if name in rows]
+    sums = [sum(int(cells[at]) for cells in rows.values()) for at in range(2, 8)]
+    total = f"| together | | | {' | '.join(map(str, sums))} | {sums[1] / sums[0]:.1%} |"
+    head = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
+    return "\n".join([INTRODUCTION, *head, *lines, total, ""])
 
 
-def written() -> dict[str, str]:
-    """Give the sections that the page has, by heading."""
-    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    return {
-        title: body.strip() for title, body in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", page, flags=re.MULTILINE)
-    }
+def written() -> dict[str, Row]:
+    """Return the rows that the page has, by package."""
+    cells = (line.strip("| \n").split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines())
+    return {found[0]: tuple(found[1:]) for found in cells if found[0] in PACKAGES}
+
+
+def report(package: Package, found: dict[str, str], survivors: list[Survivor]) -> str:
+    """Write the package's row, and return what is left to do: survivors without a reason, reasons without one."""
+    reasons = explanations()
+    open_ = [mutant for mutant in survivors if mutant.key not in reasons]
+    rows = {**written(), package.name: row(found, len(survivors) - len(open_), len(open_))}
+    PAGE.write_text(page(rows), encoding="utf-8")
+    keys = {mutant.key for mutant in survivors}
+    needless = [key for key in reasons if package.mutates(key) and key not in keys]
+    lines = [f"{package.name}: {len(open_)} survivors have no reason, {len(needless)} reasons no survivor."]
+    for mutant in open_:
+        lines += ["", mutant.key, *(f"- {line}" for line in mutant.removed), *(f"+ {line}" for line in mutant.added)]
+    return "\n".join([*lines, *(f"\nNo survivor needs the reason of {key}" for key in needless)])
 
 
 def _mutmut(package: Package, *words: str) -> str:
@@ -332,29 +331,19 @@ def _mutmut(package: Package, *words: str) -> str:
 
 
 def main() -> None:
-    """Run the mutants and write their sections."""
+    """Run the mutants and write their rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", choices=PACKAGES, help="the package (default: each in turn)")
     parser.add_argument("--children", type=int, default=os.cpu_count() or 1, help="mutants to run at once")
-    parser.add_argument("--report", action="store_true", help="only write the section from what was run")
+    parser.add_argument("--report", action="store_true", help="only write the row from what was run")
     arguments = parser.parse_args()
     for package in [PACKAGES[arguments.package]] if arguments.package else PACKAGES.values():
         prepare(package)
         if not arguments.report:
             run(package, arguments.children)
         found = statuses(package)
-        write(
-            package,
-            found,
-            [survivor(package, name) for name, status in found.items() if status not in (*KILLED, UNKNOWN)],
-        )
-
-
-INTRODUCTION = """# Mutants
-
-Written by `make mutants` (`PACKAGE=ledger` for one package): a mutant is one small change to the code, killed when a
-test fails on it. mutmut leaves properties alone. Below each table are the mutants that live, and why.
-"""
+        alive = [name for name, status in found.items() if status not in (*KILLED, UNKNOWN)]
+        print(report(package, found, [survivor(package, name) for name in alive]))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,16 @@ import importlib
 import json
 import pkgutil
 import sys
+from collections.abc import AsyncIterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
-import httpx
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
+
+from tito_core.backend.carrier import Reply
+from tito_core.backend.id_text import Pieces
 
 ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
 
@@ -83,7 +87,7 @@ def _client() -> type:
 
         @staticmethod
         def _classify_http_error(status: int, body: str) -> BackendError:
-            return known(error_from_status("sglang", status, body, httpx.Headers(), url="", request_id=None))
+            return known(error_from_status("sglang", status, body, {}, url="", request_id=None))
 
         def _is_retryable_error(self, error: BaseException) -> bool:
             if type(error) is SGLangHTTPError:
@@ -93,27 +97,35 @@ def _client() -> type:
     return Sent
 
 
-class _ThroughSession(httpx.AsyncBaseTransport):
+class _ThroughSession:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
         session = self._client._get_session()
-        send = session.get if request.method == "GET" else session.post
+        send = session.get if method == "GET" else session.post
         try:
-            sent = send(request.url.path, data=request.content)
+            sent = send(urlsplit(url).path, data=body if isinstance(body, bytes) else b"".join(body))
         except (TimeoutError, aiohttp.ClientError):
             raise
         except Exception as refused:  # a mock's way to say that nobody answers
-            raise httpx.ConnectError(str(refused)) from refused
+            where: Any = SimpleNamespace(host="mocked", port=80, ssl=True)
+            raise aiohttp.ClientConnectorError(where, ConnectionRefusedError(str(refused))) from refused
         async with sent as answer:
             if answer.status >= 400:
-                return httpx.Response(answer.status, text=await answer.text())
+                return Reply(answer.status, {}, _whole(await answer.text()), self.aclose)
             try:
                 said = json.dumps(await answer.json(content_type=None))
             except Exception:  # a mock's way to say that the body is no JSON
                 said = "<html>"
-            return httpx.Response(answer.status, text=said, headers={"content-type": "application/json"})
+            return Reply(answer.status, {"content-type": "application/json"}, _whole(said), self.aclose)
+
+    async def aclose(self) -> None:
+        """See `Carrier`."""
+
+
+async def _whole(text: str) -> AsyncIterator[bytes]:
+    yield text.encode()
 
 
 _install()  # now: the tests' own conftest.py imports them before pytest is configured

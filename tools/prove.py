@@ -86,7 +86,7 @@ PROOFS = {
             "calls",
             500,
             500,
-            ("src/tito_core/parsing", "src/tito_core/asked.py", "tests/support/forced_calls.py"),
+            ("src/tito_core/parsing", "src/tito_core/turn/constraints.py", "tests/support/forced_calls.py"),
             lambda count, seed, engine=engine, model=model: (
                 f"python tests/parsing/prove/forced_engines.py {engine} --model {model} --calls {count} --seed {seed}"
             ),
@@ -139,7 +139,7 @@ PROOFS = {
         "interrupts on each wire",
         100,
         20,
-        (*INTERRUPT, "src/tito_conformance", "tests/conformance/test_interrupts.py"),
+        (*INTERRUPT, "src/tito_conformance", "tests/conformance/defects", "tests/conformance/test_interrupts.py"),
         lambda count, seed: (
             f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
         ),

@@ -20,7 +20,7 @@ from ours_rollouts import Seeds
 from tito_core import Policy, TITOModel
 from tito_core.collect import InProcess, collect
 from tito_core.engine import models
-from tito_core.history import as_shown
+from tito_core.turn.parent import as_shown
 
 
 class Seeded:

@@ -14,7 +14,7 @@ from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, tu
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
 from tito_core import Policy
 from tito_core.engine import models
-from tito_core.history import as_shown, opening_of
+from tito_core.turn.parent import as_shown, opening_of
 
 
 class Canned(Model):

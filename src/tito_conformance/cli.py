@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tito_core.backend.registry import installed_backends
 from tito_core.interrupt import Interrupts, in_thread, leave
-from tito_core.stages import stages_shown
-from tito_core.terminal import VisibleConsole
+from tito_core.terminal import VisibleConsole, stages_shown
 
 if TYPE_CHECKING:
     from tito_conformance.profiles import Profile
@@ -31,7 +31,7 @@ NOTHING_PLAYED = "Interrupted before anything was played."
 
 
 def conformance(
-    backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
+    backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
     base_url: Annotated[str, typer.Option(help="Address of the server.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
     profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "standard",
@@ -47,7 +47,7 @@ def conformance(
     ] = 0.05,
     seeds: Annotated[bool, typer.Option("--seeds", help="Hold the server to the seed of a request.")] = False,
     experts: Annotated[
-        str, typer.Option(help="LAYERS,EXPERTS of a mixture, for a server that does not say them (SGLang).")
+        str, typer.Option(help="LAYERS,EXPERTS of a mixture, for a server that does not report them.")
     ] = "",
     weights: Annotated[
         str,

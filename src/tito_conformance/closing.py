@@ -15,18 +15,21 @@ from tito_conformance.player import Player
 from tito_conformance.target import Connected
 from tito_conformance.telling import Problem, Told
 from tito_core import store
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
-from tito_core.verify import rescore
 
-OF_THE_WIRE = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
-"""Checks that need to read the wire."""
+OF_ANSWERS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
+"""Checks of the ledger against what the server said, on its wire or to its backend."""
+UNREPORTED = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}}
+"""Checks that need fields which a backend may say that its server does not report (`EngineInfo.unreported`)."""
+NOT_REPORTED = "The backend says that its server does not report it."
 OF_TRAINING = ("trajectory", "mask", "alignment")
 """Checks of what a trainer gets."""
 UNSPELLED = "An id that no token has was sampled: the tokenizer does not say how it is spelled."
 
 
 async def close(player: Player) -> None:
-    """Check a finished conversation, and forget its part of the wire log."""
+    """Check a finished conversation, and forget its part of the logs."""
     ledger, tally, connected = player.model.ledger, player.tally, player.connected
     if len(ledger):
         try:
@@ -35,15 +38,14 @@ async def close(player: Player) -> None:
             tally.hold("ledger", False, str(error))
         tally.hold("ledger", True, "", len(ledger))
         turns = told.turns(ledger, player.wanted)
-        _against_the_wire(player, turns)
+        _against_answers(player, turns)
         _count(tally, OF_TRAINING, oracle.trained(turns, list(told.trajectories(ledger))), len(turns))
         _inert(ledger, connected, tally)
         _saved(ledger, tally)
         await _rescored(ledger, connected, tally)
         if player.wanted.routed_experts:
             await routing.again(ledger, player.wanted, connected, tally)
-    if connected.log is not None:
-        del connected.log.exchanges[player.first :]
+    connected.forget(player.first)
 
 
 def _count(tally: Tally, names: Iterable[str], problems: Iterable[Problem], cases: int) -> None:
@@ -53,18 +55,18 @@ def _count(tally: Tally, names: Iterable[str], problems: Iterable[Problem], case
         tally.hold(name, True, "", cases)
 
 
-def _against_the_wire(player: Player, turns: list[Told]) -> None:
-    connected, tally, ledger = player.connected, player.tally, player.model.ledger
-    if connected.wire is None or connected.log is None:
-        why = f"The wire of {connected.target.backend} is not known, or the backend lets nobody listen."
-        for name in OF_THE_WIRE:
-            tally.skip(name, why, len(ledger))
-        return
-    heard = wire_reading.generations(connected.wire, connected.log.exchanges[player.first :])
+def _against_answers(player: Player, turns: list[Told]) -> None:
+    connected, tally = player.connected, player.tally
+    heard = connected.heard(player.first)
+    unreported = connected.policy.info.unreported
+    left_out = {name for name, needs in UNREPORTED.items() if needs <= unreported}
+    for name in left_out:
+        tally.skip(name, NOT_REPORTED, len(turns))
     stops = connected.policy.stop_token_ids
     columns = [name for name, column in OF_COLUMNS.items() if getattr(player.wanted, column)]
-    made = [*(name for name in OF_THE_WIRE if name != "text"), *columns]
-    _count(tally, made, oracle.compare(turns, heard, stops), len(turns))
+    made = [*(name for name in OF_ANSWERS if name not in ("text", *left_out)), *columns]
+    problems = (problem for problem in oracle.compare(turns, heard, stops) if problem[0] not in left_out)
+    _count(tally, made, problems, len(turns))
     decode = connected.policy.tokenizer.decode
     _spelled(connected, tally, heard, len(turns))
     for one in heard:

@@ -12,6 +12,7 @@ from tito_conformance import routing
 from tito_conformance.laws import Tally
 from tito_conformance.target import Connected
 from tito_core.backend import Wanted
+from tito_core.backend.checked import generate, score
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
@@ -61,7 +62,7 @@ async def _greedy(connected: Connected, prompt: TokenIds) -> TokenResponse:
 
 async def _sampled(connected: Connected, prompt: TokenIds, **sampling: Any) -> TokenResponse:
     wanted = connected.policy.sampling(SamplingParams(**{"max_new_tokens": TOKENS, **sampling}))
-    return await connected.policy.backend.generate(TokenRequest(prompt, wanted, uuid.uuid4().hex))
+    return await generate(connected.policy.backend, TokenRequest(prompt, wanted, uuid.uuid4().hex))
 
 
 async def _likeliest(connected: Connected, tally: Tally, prompt: TokenIds) -> None:
@@ -72,10 +73,10 @@ async def _likeliest(connected: Connected, tally: Tally, prompt: TokenIds) -> No
     if not k or not semantics_of(info, sampling).comparable_with_scoring():
         return
     wanted = Wanted(top_logprobs=k)
-    answer = await backend.generate(TokenRequest(prompt, sampling, uuid.uuid4().hex, wanted=wanted))
+    answer = await generate(backend, TokenRequest(prompt, sampling, uuid.uuid4().hex, wanted=wanted))
     ids, logprobs = (answer.columns[name].values[0].tolist() for name in ("top_ids", "top_logprobs"))
     for token, logprob in zip(ids, logprobs, strict=True):
-        apart = abs(float((await backend.score([*prompt.tolist(), token]))[-1]) - logprob)
+        apart = abs(float((await score(backend, [*prompt.tolist(), token]))[-1]) - logprob)
         problem = f"the likely token {token} has logprob {logprob:.4g}, {apart:.4g} nats from the server's own score."
         tally.hold("top", apart <= connected.target.tolerance_nats, problem)
 

@@ -9,10 +9,10 @@ import jsonschema
 from pydantic import BaseModel, Field
 
 from tito_conformance.agents import TOOLS, Life, uses_of
-from tito_core.asked import UnsupportedToolChoiceError
 from tito_core.backend.errors import BadRequestError
 from tito_core.ledger import Finish
 from tito_core.testing import moves as m
+from tito_core.turn.constraints import UnsupportedToolChoiceError
 
 if TYPE_CHECKING:
     from tito_conformance.player import Player

@@ -14,6 +14,7 @@ from tito_conformance.player import Player
 from tito_conformance.playing import Playing
 from tito_conformance.target import Connected, takes_chunks
 from tito_core import store
+from tito_core.backend.checked import score
 from tito_core.ledger import Ledger, Turn
 from tito_core.ledger.header import new_uuid
 from tito_core.store.records import turn_record
@@ -155,7 +156,7 @@ class _Conversation:
         margins = []
         for player, (own, others) in ((self._one, ids), (self._other, ids[::-1])):
             backend = player.connected.policy.backend
-            scores = [float((await backend.score([*path, token]))[-1]) for token in (own, others)]
+            scores = [float((await score(backend, [*path, token]))[-1]) for token in (own, others)]
             margins.append(scores[0] - scores[1])
         where = (
             f"turn {one.index}, token {at}: {ids[0]} here by {margins[0]:.3g} nats, {ids[1]} there by {margins[1]:.3g}"

@@ -14,7 +14,7 @@ from tito_conformance.agents import SYSTEMS, TOOLS, Answer, Life, listen
 from tito_conformance.laws import Tally
 from tito_conformance.parents import Parents
 from tito_conformance.rendering import Renderer
-from tito_conformance.target import Connected
+from tito_conformance.target import Connected, Mark
 from tito_core.backend import Wanted
 from tito_core.ledger import Ledger
 from tito_core.model import TITOModel
@@ -39,7 +39,7 @@ class Player:
         always: Sampling parameters of every turn, whatever a move says.
         model: The model; its ledger is what is checked.
         lives: The agents.
-        first: Where the conversation's part of the wire log begins.
+        first: Where the conversation's part of the logs begins.
         given_up: How many answers no turn has to hold, since somebody broke off.
     """
 
@@ -54,13 +54,13 @@ class Player:
     lives: list[Life] = field(default_factory=lambda: [Life(), Life()])
     parents: Parents = field(default_factory=Parents)
     renderer: Renderer = field(init=False)
-    first: int = field(init=False)
+    first: Mark = field(init=False)
     given_up: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         policy, moves = self.connected.policy, list(self.opening)
-        self.first = len(self.connected.log.exchanges) if self.connected.log else 0
+        self.first = self.connected.mark()
         self.wanted = next((_wanted(move, self.connected) for move in moves if isinstance(move, m.Want)), Wanted())
         self.model = policy.model(
             ledger=self.ledger,

@@ -69,7 +69,7 @@ class Alone:
     @property
     def can_stream(self) -> bool:
         """Whether answers may be streamed."""
-        return takes_chunks(self.connected.policy.backend)
+        return takes_chunks(self.connected.backend)
 
     @property
     def wants(self) -> Want:

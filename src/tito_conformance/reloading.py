@@ -15,6 +15,7 @@ from tito_conformance.agents import Life
 from tito_conformance.laws import Tally
 from tito_conformance.target import Connected, takes_chunks
 from tito_core.backend import EngineAdmin
+from tito_core.backend.checked import generate, score
 from tito_core.backend.errors import BackendError, WeightsNotLoadedError
 from tito_core.backend.protocol import TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -88,7 +89,7 @@ async def change(connected: Connected, tally: Tally) -> int:
     Returns:
         How many answers were asked for, which are no agent's.
     """
-    backend, weights = connected.policy.backend, connected.target.weights
+    backend, weights = connected.backend, connected.target.weights
     if weights is None:
         return 0
     if not isinstance(backend, EngineAdmin) or not takes_chunks(backend):
@@ -102,7 +103,7 @@ async def change(connected: Connected, tally: Tally) -> int:
         ).ids
         ear, asked = _Ear(), asked + 1
         request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
-        answer = asyncio.create_task(backend.generate(request, ear))
+        answer = asyncio.create_task(generate(connected.policy.backend, request, ear))
         waiting = asyncio.create_task(ear.enough.wait())
         await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -171,7 +172,7 @@ async def _scored(
     own = response.logprobs[boundary:]
     if response.versions[-1].version != found.new or not len(own):
         return
-    apart = float(np.max(np.abs((await connected.policy.backend.score(ids))[len(ids) - len(own) :] - own)))
+    apart = float(np.max(np.abs((await score(connected.policy.backend, ids))[len(ids) - len(own) :] - own)))
     tolerance = connected.target.tolerance_nats
     problem = f"of weights {found.new!r} a token's logprob lies {apart:.4g} nats from their own score, more than "
     tally.hold("changed", apart <= tolerance, f"{problem}{tolerance:g}.", len(own))

@@ -71,6 +71,8 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
         console.print("No law was broken by then.", style="bold yellow")
     else:
         console.print("Every law that applies holds.", style="bold green")
+        if names := did_not_apply(rows(outcome)):
+            console.print(f"Did not apply: {', '.join(names)}.", style="yellow", markup=False, highlight=False)
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
@@ -79,11 +81,18 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     found = as_dict(outcome)
     written = [folder / "conformance.json", folder / "conformance.html"]
     written[0].write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    written[1].write_text(_PAGE.render(found=found, rows=rows(outcome)), encoding="utf-8")
+    table = rows(outcome)
+    page = _PAGE.render(found=found, rows=table, left=did_not_apply(table))
+    written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
         written[-1].write_bytes(msgspec.json.format(msgspec.json.encode(outcome.moves), indent=1))
     return written
+
+
+def did_not_apply(found: list[Row]) -> list[str]:
+    """List the checks that could not be made of this server."""
+    return [row.check for row in found if row.verdict == "not applicable"]
 
 
 def verdicts(found: list[Row]) -> dict[str, str]:
@@ -108,6 +117,7 @@ seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.
 {% if found.against %}Beside it {{ found.against.backend }} {{ found.against.version or "of unknown version" }}: no
 logprob of an equal token was further apart than {{ found.against.apart_nats }} nats.{% endif %}
 {% if found.interrupted %}Interrupted: this is what was known by then.{% endif %}</p>
+{% if left %}<p>Did not apply: {{ left | join(", ") }}.</p>{% endif %}
 {% for note in found.notes %}<p>{{ note }}</p>{% endfor %}
 {% if found.broken or found.error %}<pre class="broken">{{ found.broken or found.error }}</pre>{% endif %}
 {% if found.moves %}<h2>The smallest conversation that shows it</h2>

@@ -9,6 +9,7 @@ import numpy as np
 from tito_conformance.laws import Tally
 from tito_conformance.target import Connected
 from tito_core.backend import Wanted
+from tito_core.backend.checked import generate
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import SamplingParams
@@ -36,7 +37,7 @@ async def causal(connected: Connected, tally: Tally, prompt: TokenIds) -> None:
         ids = prompt.copy()
         ids[-1] = last
         request = TokenRequest(ids, sampling, uuid.uuid4().hex, wanted=Wanted(routed_experts=shape or True))
-        response = await connected.policy.backend.generate(request)
+        response = await generate(connected.policy.backend, request)
         rows.append(np.sort(response.columns["routed_experts"].values[: len(ids)], -1))
     changes = np.mean([(row != rows[0]).any(axis=(1, 2)) for row in rows[1:]], axis=0)
     worst = int(np.argmax(changes[:-1]))
@@ -61,7 +62,7 @@ async def again(ledger: Ledger, wanted: Wanted, connected: Connected, tally: Tal
             said[column.start : column.start + column.rows] = column.values
         try:
             request = TokenRequest(ids, sampling, uuid.uuid4().hex, wanted=asked)
-            response = await connected.policy.backend.generate(request)
+            response = await generate(connected.policy.backend, request)
         except ContextLengthError:
             tally.skip("routed", "The path leaves no room for one token more.")
             continue

@@ -1,20 +1,24 @@
-"""The server under test, connected below the wire log."""
+"""The server under test: its backend, between a recorder of raw responses and the log of its wire."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
 
+from tito_conformance import recorder, wire_reading
+from tito_conformance.recorder import Recorder
 from tito_conformance.wire_log import TransportFactory, WireLog
+from tito_conformance.wire_reading import Heard
+from tito_core.backend.address import Address
+from tito_core.backend.pool import Pool
 from tito_core.backend.protocol import Backend
-from tito_core.backend.registry import ENTRY_POINT_GROUP
-from tito_core.policy import Policy
-
-KNOWN_WIRES = ("vllm", "sglang")
-"""The wires that the oracle can read."""
+from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
+from tito_core.model import Policy
+from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,23 @@ class Target:
     weights: str | None = None
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A place in the logs of a server: exchanges on its wire, and raw responses."""
+
+    exchanges: int
+    recorded: int
+
+
 @dataclass
 class Connected:
-    """A target with its policy, and the log of its wire where the backend lets one listen.
+    """A target with its policy.
 
     Attributes:
+        target: The server.
+        policy: It generates through the recorder.
+        recorder: Keeps the backend's raw responses.
+        log: The log of its wire, where the backend takes a transport.
         live: The version of the weights that the suite loaded last; None when it has loaded none.
         changes: How often it has.
         names_versions: Whether answers name the weights that sampled them; False once one did not.
@@ -61,15 +77,39 @@ class Connected:
 
     target: Target
     policy: Policy
+    recorder: Recorder
     log: WireLog | None
     live: str | None = None
     changes: int = 0
     names_versions: bool = True
 
     @property
-    def wire(self) -> str | None:
-        """The wire that the oracle can read in the log, or None."""
-        return self.target.backend if self.log is not None and self.target.backend in KNOWN_WIRES else None
+    def wire(self) -> WireKit[Heard] | None:
+        """How the oracle reads the log; None where nothing is logged, or no installed package reads the wire."""
+        if self.log is None or self.target.backend not in installed_wires():
+            return None
+        return find_wire(self.target.backend)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend itself, without the recorder."""
+        return self.recorder.inner
+
+    def mark(self) -> Mark:
+        """Return how long the logs are."""
+        return Mark(len(self.log.exchanges) if self.log is not None else 0, len(self.recorder.recorded))
+
+    def heard(self, since: Mark) -> list[wire_reading.Heard]:
+        """Read the generations since a mark: off the wire where it is known, else from the raw responses."""
+        if self.wire is not None and self.log is not None:
+            return wire_reading.generations(self.wire.read, self.log.exchanges[since.exchanges :])
+        return recorder.generations(self.recorder.recorded[since.recorded :])
+
+    def forget(self, since: Mark) -> None:
+        """Drop what was logged since a mark."""
+        if self.log is not None:
+            del self.log.exchanges[since.exchanges :]
+        del self.recorder.recorded[since.recorded :]
 
 
 async def connect(target: Target) -> Connected:
@@ -78,18 +118,21 @@ async def connect(target: Target) -> Connected:
     Raises:
         BackendError, TemplateError, TokenizerError: As `Policy.connect` does.
     """
-    log = WireLog(target.transport) if _takes_transport(target.backend) else None
+    log = WireLog(target.transport or _pool(target)) if _takes_transport(target.backend) else None
     options = dict(target.options)
     if log is not None:
         options["http_transport"] = log.transport
-    policy = await Policy.connect_async(
-        backend=target.backend,
-        base_url=target.base_url,
-        tokenizer=target.tokenizer,
-        parser=target.parser,
-        **options,
-    )
-    return Connected(target, policy, log)
+    recording = Recorder(create_backend(target.backend, target.base_url, **options))
+    policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
+    return Connected(target, policy, recording, log)
+
+
+def _pool(target: Target) -> TransportFactory:
+    """Return the pool that the backend would have made: the log replaces it."""
+    where = Address.of(target.base_url, backend=target.backend)
+    options = target.options
+    limit, connect_timeout_s = options.get("max_connections", 0), options.get("connect_timeout_s", 5.0)
+    return functools.partial(Pool, where.socket, limit, connect_timeout_s)
 
 
 def takes_chunks(backend: Backend) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
-import httpx
-from httpx_aiohttp import AiohttpTransport
+from tito_core.backend.carrier import Carrier, Reply
+from tito_core.backend.id_text import Pieces
+from tito_core.backend.pool import Pool
 
-TransportFactory = Callable[[], httpx.AsyncBaseTransport]
+TransportFactory = Callable[[], Carrier]
 
 
 @dataclass
@@ -38,65 +40,38 @@ class WireLog:
     """The exchanges of one run, in the order in which they were begun.
 
     Args:
-        inner: Makes the transport that carries the requests; aiohttp's when None.
+        inner: Makes the carrier of the requests; aiohttp's pool by default, as users have it.
     """
 
-    def __init__(self, inner: TransportFactory | None = None) -> None:
+    def __init__(self, inner: TransportFactory = Pool) -> None:
         self.exchanges: list[Exchange] = []
-        self._inner = inner or _aiohttp
+        self._inner = inner
 
-    def transport(self) -> httpx.AsyncBaseTransport:
-        """Make a transport that writes down what it carries: the `http_transport` of a backend."""
+    def transport(self) -> Carrier:
+        """Return a carrier that records what it carries: the `http_transport` of a backend."""
         return _Tap(self._inner(), self.exchanges)
 
 
-def _aiohttp() -> httpx.AsyncBaseTransport:
-    return AiohttpTransport(trust_env=False, limits=httpx.Limits(max_connections=0, keepalive_expiry=3.0))
-
-
-class _Tap(httpx.AsyncBaseTransport):
-    def __init__(self, inner: httpx.AsyncBaseTransport, exchanges: list[Exchange]) -> None:
+class _Tap:
+    def __init__(self, inner: Carrier, exchanges: list[Exchange]) -> None:
         self._inner = inner
         self._exchanges = exchanges
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        body = b"".join([piece async for piece in _stream(request)])
-        headers = {name: value for name, value in request.headers.items() if name != "authorization"}
-        exchange = Exchange(request.method, request.url.path, headers, body)
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+        kept = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
+        sent = body if isinstance(body, bytes) else b"".join(body)
+        exchange = Exchange(method, urlsplit(url).path, kept, sent)
         self._exchanges.append(exchange)
-        copied = httpx.Request(
-            request.method, request.url, headers=request.headers, content=body, extensions=request.extensions
-        )
-        response = await self._inner.handle_async_request(copied)
-        exchange.status = response.status_code
-        if response.is_stream_consumed:  # a transport in the same process gives the body at once
-            exchange.got += response.content
-            exchange.whole = True
-        else:
-            response.stream = _Listened(response.stream, exchange)
-        return response
+        reply = await self._inner.send(method, url, headers, body)
+        exchange.status = reply.status
+        return replace(reply, raw=_recorded(reply.raw, exchange))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-async def _stream(request: httpx.Request) -> AsyncIterator[bytes]:
-    if isinstance(request.stream, httpx.AsyncByteStream):
-        async for piece in request.stream:
-            yield piece
-
-
-class _Listened(httpx.AsyncByteStream):
-    def __init__(self, inner: object, exchange: Exchange) -> None:
-        assert isinstance(inner, httpx.AsyncByteStream)  # of an async transport
-        self._inner = inner
-        self._exchange = exchange
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._inner:
-            self._exchange.got += piece
-            yield piece
-        self._exchange.whole = True
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+async def _recorded(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+    async for piece in raw:
+        exchange.got += piece
+        yield piece
+    exchange.whole = True

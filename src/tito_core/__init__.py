@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tito_core.backend import SamplingParams, Wanted
-    from tito_core.branching import HistoryChangedError
-    from tito_core.budget import TotalTokensReachedError
     from tito_core.ledger import Ledger, Provenance, Trajectory
-    from tito_core.malformed import MalformedCallError
-    from tito_core.model import TITOModel
-    from tito_core.parse_report import ParseReport
-    from tito_core.policy import Policy
-    from tito_core.recording import TurnNotStoredError
+    from tito_core.model import Policy, TITOModel
     from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
+    from tito_core.turn.branches import HistoryChangedError
+    from tito_core.turn.call_report import ParseReport
+    from tito_core.turn.commit import TurnNotStoredError
+    from tito_core.turn.limits import TotalTokensReachedError
+    from tito_core.turn.malformed import MalformedCallError
 
 __all__ = [
     "HistoryChangedError",
@@ -37,18 +36,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "HistoryChangedError": "tito_core.branching",
+    "HistoryChangedError": "tito_core.turn.branches",
     "Ledger": "tito_core.ledger",
-    "MalformedCallError": "tito_core.malformed",
-    "ParseReport": "tito_core.parse_report",
-    "Policy": "tito_core.policy",
+    "MalformedCallError": "tito_core.turn.malformed",
+    "ParseReport": "tito_core.turn.call_report",
+    "Policy": "tito_core.model",
     "Provenance": "tito_core.ledger",
     "SamplingParams": "tito_core.backend",
     "TITOModel": "tito_core.model",
     "Termination": "tito_core.termination",
-    "TotalTokensReachedError": "tito_core.budget",
+    "TotalTokensReachedError": "tito_core.turn.limits",
     "Trajectory": "tito_core.ledger",
-    "TurnNotStoredError": "tito_core.recording",
+    "TurnNotStoredError": "tito_core.turn.commit",
     "Wanted": "tito_core.backend",
     "record_termination": "tito_core.termination",
     "recorded_termination": "tito_core.termination",

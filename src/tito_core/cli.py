@@ -18,12 +18,12 @@ from tito_core.chat.tokenizer import TokenizerError, load_tokenizer
 from tito_core.collect.cli import collect
 from tito_core.collect.errors import CollectError
 from tito_core.engine.cli import app as engine_app
+from tito_core.inspect.summary import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
+from tito_core.inspect.template_check import app as template_app
+from tito_core.inspect.tokens import Show, coloured, ids_only
+from tito_core.inspect.verify import connect_for_scoring, merge, rescore
 from tito_core.ledger.ledger import Ledger
-from tito_core.report import EXPECTED_ERRORS, laws_line, ledger_table, rescored_line
-from tito_core.template_check import app as template_app
 from tito_core.terminal import VisibleConsole
-from tito_core.tokens import Show, coloured, ids_only
-from tito_core.verify import connect_for_scoring, merge, rescore
 
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
@@ -74,7 +74,7 @@ def _shown(ledger: Ledger, name: str) -> Show:
 @app.command()
 def verify(
     file: File,
-    backend: Annotated[str, typer.Option(help="Backend of the server that re-scores.")] = "vllm",
+    backend: Annotated[str, typer.Option(help="Backend of that server; by default the one of the rollouts.")] = "",
     base_url: Annotated[str, typer.Option(help="A server with the same weights, to re-score.")] = "",
 ) -> None:
     """Check every law on the rollouts in a file and, with a server, re-score their tokens."""
@@ -82,7 +82,15 @@ def verify(
     turns = sum(len(ledger) for ledger in ledgers)
     console.print(laws_line(len(ledgers), turns))
     if base_url:
-        console.print(asyncio.run(_rescore(ledgers, backend, base_url)))
+        console.print(asyncio.run(_rescore(ledgers, backend or _backend_of(ledgers), base_url)))
+
+
+def _backend_of(ledgers: list[Ledger]) -> str:
+    names = sorted({turn.draft.engine.server.backend for ledger in ledgers for turn in ledger})
+    if len(names) != 1:
+        found = ", ".join(names) or "no backend"
+        raise typer.BadParameter(f"--backend is needed: the turns of this file are of {found}.")
+    return names[0]
 
 
 async def _rescore(ledgers: list[Ledger], backend: str, base_url: str) -> str:

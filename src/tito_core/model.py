@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from pydantic import BaseModel, ValidationError
 from strands.models.model import Model
@@ -16,30 +16,100 @@ from strands.types.exceptions import StructuredOutputException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 
-from tito_core import settings
-from tito_core.argument_checks import check_channels, check_parts
-from tito_core.asked import Asked, check_output_model
-from tito_core.backend.aborts import MAX_RESUMES, OnAbort
 from tito_core.backend.protocol import Backend
-from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.wanted import Wanted
-from tito_core.chat.certificate import Certificate, ContentTokens
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.certificate import Certificate
 from tito_core.chat.message_check import check_messages, check_opening
-from tito_core.chat.renderers import MakeRenderer
 from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
-from tito_core.malformed import MalformedCalls
-from tito_core.parse_report import ParseReport
-from tito_core.policy import Policy
-from tito_core.recording import Recording
-from tito_core.store import LedgerFile
-from tito_core.streamed_turn import one_turn
+from tito_core.policy import PolicyOptions, check_arguments, connect, run_blocking
+from tito_core.settings import RolloutOptions, Settings, TITOConfig
+from tito_core.turn.call_report import ParseReport
+from tito_core.turn.commit import Recording
+from tito_core.turn.constraints import check_output_model
+from tito_core.turn.inputs import PolicyParts, TurnInput, system_text
+from tito_core.turn.run import run_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 M = TypeVar("M", bound=BaseModel)
+CONNECTED_TO = ("backend", "base_url", "tokenizer")
+
+
+class ModelOptions(RolloutOptions, PolicyOptions, total=False):
+    """The options of a model that connects a policy of its own: a rollout's, a policy's and a backend's."""
+
+
+class SeveralTrajectoriesError(LookupError):
+    """The ledger holds no trajectory, or several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy(PolicyParts):
+    """What all rollouts of one policy share. Make one with `Policy.connect`, and a model a rollout with `model()`.
+
+    Its attributes are those of `PolicyParts`.
+    """
+
+    @classmethod
+    def connect(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str | Sequence[str] = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        **options: Unpack[PolicyOptions],
+    ) -> Policy:
+        """Do `connect_async` from synchronous code. It blocks; inside a running loop, await `connect_async` instead."""
+        return run_blocking(cls.connect_async(backend=backend, base_url=base_url, tokenizer=tokenizer, **options))
+
+    @classmethod
+    async def connect_async(
+        cls,
+        *,
+        backend: str | Backend,
+        base_url: str | Sequence[str] = "",
+        tokenizer: str | PreTrainedTokenizerBase,
+        **options: Unpack[PolicyOptions],
+    ) -> Policy:
+        """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
+
+        Each of these stages is logged at INFO by `tito_core.policy` as it begins. Nothing that a server said or that
+        was measured is kept for the next call, since a restart may change it.
+
+        Args:
+            backend: A name such as "vllm" or "sglang", or a backend object.
+            base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
+                the addresses of equal servers, over which rollouts are spread.
+            tokenizer: Name or folder of the model's tokenizer, or the object.
+            **options: See `PolicyOptions` and `BackendOptions`.
+
+        Raises:
+            InvalidValueError: An unknown name, or a bad value.
+            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
+                sentence.
+            LawViolationError: The tokenizer is not the one that the server uses (law 15).
+        """
+        check_arguments("Policy.connect", options, [*PolicyOptions.__annotations__, *CONNECTED_TO], backend)
+        parts = await connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
+        return cls(**{part.name: getattr(parts, part.name) for part in fields(parts)})
+
+    def model(self, *, ledger: Ledger | None = None, **options: Unpack[RolloutOptions]) -> TITOModel:
+        """Make the Strands model of one rollout.
+
+        Args:
+            ledger: See `TITOModel`.
+            **options: See `RolloutOptions`.
+        """
+        return TITOModel.of(self, ledger, **options)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A Policy cannot be copied or pickled: it holds connections to the server. Send the arguments of "
+            "Policy.connect, and connect in the other process; ledgers and trajectories can be sent."
+        )
 
 
 class TITOModel(Model):
@@ -51,40 +121,15 @@ class TITOModel(Model):
             addresses of equal servers, over which rollouts are spread.
         tokenizer: Name or folder of the model's tokenizer, or the object.
         model_id: Name of the model on the server; its first one when None.
-        sampling: Sampling parameters of all turns.
-        parser: Name of the tool-call format; "auto" takes the one that the chat template shows.
-        template_arguments: Fixed for the rollout, such as {"enable_thinking": False}.
-        content_tokens: "inert": no control token comes from message content, whatever it spells (law 6).
-            "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
-        renderer: Takes the deltas from the package `renderers` (extra `renderers`): the name of one, such as "qwen3",
-            or a function that makes one for a tokenizer. What differs from the chat template is refused.
         ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
             restored session names.
-        context_window_limit: Tokens of context to use; the server's own length when None.
-        history: What to do when an agent's own history changed: "fork" makes a branch that is linked to where it left,
-            "error" raises `HistoryChangedError` before anything is sent.
-        malformed_calls: What becomes of a call that is not sound; it never runs. "feedback" lets the policy read why,
-            "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is kept in each case.
-        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep" leaves it where it
-            was sampled, "as-template" begins a branch from the template's own rendering, linked to where it left.
-        on_abort: What becomes of an answer that the server was told to abort, as trainers do before they change
-            weights: "resume" goes on with the same turn from its tokens, "discard" raises `GenerationAbortedError`,
-            "commit" keeps the part that is there as a turn that was cut off.
-        max_resumes: How often one answer is resumed at most.
-        turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None leaves
-            each request to the backend's `timeout_s`.
-        stream: Whether Strands gets reasoning and text while they are sampled; the ledger is the same. Calls come once
-            the answer is whole, since until then a limit may make text of them.
-        max_total_tokens: Most tokens of a trajectory, prompts and answers together. An answer that would go past it
-            is cut there and ends with `max_tokens`; when none is left, `TotalTokensReachedError` comes before sending.
-        verify_echo: How often the server is asked to echo the prompt's ids, which are compared with those that were
-            sent: on "always" every turn, or on the "first" of each path only, which saves a long context's bytes.
-            The number of prompt tokens that the server counted is compared on every turn (law 4).
-        store: A file, or its path, that takes every turn as it is committed.
-        wanted: What to ask of the engine beside sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
-            `Wanted`. It comes as optional columns of the trajectory.
-        **options: For the backend: `api_key`, `timeout_s`, `connect_timeout_s`,
-            `max_connections`, `max_attempts`.
+        **options: `RolloutOptions` says what each rollout may choose, such as `sampling` and `history`,
+            `PolicyOptions` what is fixed with the policy, such as `parser` and `store`, and `BackendOptions` what the
+            backend takes, such as `api_key` and `timeout_s`.
+
+    Raises:
+        InvalidValueError: An unknown name, or a bad value; the sentence names the nearest name.
+        Exception: What `Policy.connect` raises.
     """
 
     # Strands then keeps the tool list as it is and lets us constrain the answer by the model's JSON schema.
@@ -97,75 +142,54 @@ class TITOModel(Model):
         base_url: str | Sequence[str] = "",
         tokenizer: str | PreTrainedTokenizerBase,
         model_id: str | None = None,
-        sampling: SamplingParams | Mapping[str, Any] | None = None,
-        parser: str = "auto",
-        template_arguments: Mapping[str, Any] | None = None,
-        content_tokens: ContentTokens = "inert",
-        renderer: str | MakeRenderer | None = None,
         ledger: Ledger | None = None,
-        context_window_limit: int | None = None,
-        history: Literal["fork", "error"] = "fork",
-        malformed_calls: MalformedCalls = "feedback",
-        thinking: Literal["keep", "as-template"] = "keep",
-        on_abort: OnAbort = "resume",
-        max_resumes: int = MAX_RESUMES,
-        turn_timeout_s: float | None = None,
-        max_total_tokens: int | None = None,
-        stream: bool = False,
-        verify_echo: Literal["always", "first"] = "always",
-        store: LedgerFile | str | PathLike[str] | None = None,
-        wanted: Wanted | Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        chosen = settings.Settings.of(  # before the server is asked: bad input gets its error first
-            sampling=sampling,
-            context_window_limit=context_window_limit,
-            history=history,
-            malformed_calls=malformed_calls,
-            thinking=thinking,
-            on_abort=on_abort,
-            max_resumes=max_resumes,
-            turn_timeout_s=turn_timeout_s,
-            max_total_tokens=max_total_tokens,
-            stream=stream,
-            wanted=wanted,
-            verify_echo=verify_echo,
-        )
+        known = [*ModelOptions.__annotations__, *CONNECTED_TO, "model_id", "ledger"]
+        check_arguments("TITOModel", options, known, backend)
+        given: dict[str, Any] = dict(options)
+        of_rollout: Any = {name: given.pop(name) for name in RolloutOptions.__annotations__ if name in given}
+        settings = Settings.of(**of_rollout)  # before the server is asked: bad input gets its error first
         if model_id is not None:
-            options["model"] = model_id
-        policy = Policy.connect(
-            backend=backend,
-            base_url=base_url,
-            tokenizer=tokenizer,
-            parser=parser,
-            template_arguments=template_arguments,
-            content_tokens=content_tokens,
-            renderer=renderer,
-            store=store,
-            **options,
-        )
-        self._begin(policy, ledger, chosen)
+            given["model"] = model_id
+        policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **given)
+        self._begin(policy, ledger, settings)
 
     @classmethod
-    def of(cls, policy: Policy, ledger: Ledger | None = None, **choices: Unpack[settings.Choices]) -> TITOModel:
-        """Make the model of one rollout from a shared policy; `choices` are those arguments of `TITOModel`."""
-        settings.check_choices(choices)
+    def of(cls, policy: Policy, ledger: Ledger | None = None, **options: Unpack[RolloutOptions]) -> TITOModel:
+        """Make the model of one rollout from a shared policy."""
+        return cls.with_settings(policy, ledger, Settings.of(**options))
+
+    @classmethod
+    def with_settings(cls, policy: Policy, ledger: Ledger | None, settings: Settings) -> TITOModel:
+        """Make the model of one rollout from a shared policy and options that were checked before."""
         model = cls.__new__(cls)
-        model._begin(policy, ledger, settings.Settings.of(**choices))
+        model._begin(policy, ledger, settings)
         return model
 
-    def _begin(self, policy: Policy, ledger: Ledger | None, chosen: settings.Settings) -> None:
-        check_parts(policy, ledger, Policy)
+    def _begin(self, policy: Policy, ledger: Ledger | None, settings: Settings) -> None:
+        if not isinstance(policy, Policy):
+            kind = type(policy).__name__
+            raise InvalidValueError(f"policy must be what Policy.connect returns, not of type {kind}.")
+        if ledger is not None and not isinstance(ledger, Ledger):
+            kind = type(ledger).__name__
+            raise InvalidValueError(f"ledger must be a Ledger, or None for a new one, not of type {kind}.")
         self.policy = policy
-        self._settings = chosen.at(policy.info)
+        self._settings = settings.at(policy.info)
         self._recording = Recording(policy, ledger)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A model cannot be copied or pickled: it holds connections to the server. Send model.ledger or "
+            "model.trajectories, or the arguments that the model was made with, and make one in the other process."
+        )
+
     @property
-    def config(self) -> settings.TITOConfig:
+    def config(self) -> TITOConfig:
         """The configuration, as Strands' tracer reads it."""
         return self._settings.config(self.policy.info, self.policy.detected.name)
 
-    def get_config(self) -> settings.TITOConfig:
+    def get_config(self) -> TITOConfig:
         """Give the configuration."""
         return self.config
 
@@ -197,14 +221,14 @@ class TITOModel(Model):
         """The ledger's only trajectory.
 
         Raises:
-            settings.SeveralTrajectoriesError: There is none yet, or several; the message lists them.
+            SeveralTrajectoriesError: There is none yet, or several; the message lists them.
         """
         found = self.trajectories
         if len(found) == 1:
             return found[0]
         if not found:
-            raise settings.SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
-        raise settings.SeveralTrajectoriesError(
+            raise SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
+        raise SeveralTrajectoriesError(
             f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared. "
             f"Use model.trajectories.\n{self.ledger.tree()}"
         )
@@ -247,21 +271,16 @@ class TITOModel(Model):
             UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
             BackendError: Anything else of the engine's; the ledger is then as before the turn.
         """
-        system = settings.system_text(system_prompt, system_prompt_content)
-        check_opening(messages, system, tool_specs)
-        check_channels(model_state, cancel_signal)
-        settings.refuse_reserved_name(tool_specs)
-        return one_turn(
-            self.policy,
-            self._recording,
-            self._settings,
+        asked = TurnInput.of(
             messages,
-            system,
+            system_text(system_prompt, system_prompt_content),
             tool_specs,
-            Asked(tool_choice, structured_output_model),
+            tool_choice,
+            structured_output_model,
             model_state,
             cancel_signal,
         )
+        return run_turn(self.policy, self._recording, self._settings, asked)
 
     async def count_tokens(
         self,
@@ -275,7 +294,7 @@ class TITOModel(Model):
         Messages alone, without a system prompt and tools (not even an empty list of them), are counted as what they add
         to a longer history: so does Strands ask before every turn but the first, of what is new.
         """
-        system, template = settings.system_text(system_prompt, system_prompt_content), self.policy.template
+        system, template = system_text(system_prompt, system_prompt_content), self.policy.template
         check_opening(messages, system, tool_specs)
         characters = check_messages(messages)
         count = partial(template.count_tokens, messages, system, tool_specs)

@@ -141,7 +141,7 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
     from tito_core.backend import errors
     from tito_core.hooks.limits import LoopLimitReachedError
     from tito_core.ledger.errors import LawViolationError
-    from tito_core.recording import TurnNotStoredError
+    from tito_core.turn.commit import TurnNotStoredError
 
     return [
         ((LoopLimitReachedError,), Termination.LIMIT),

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
-from tito_core.backend.validate import check_output_ids, outside_vocabulary
+from tito_core.backend.checked import tokenize
+from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate
@@ -102,49 +101,12 @@ async def compare(
     return check
 
 
-async def check_sampled_ids(
-    backend: Backend, info: EngineInfo, largest_known: int, request: TokenRequest, response: TokenResponse
-) -> None:
-    """Check that the server takes back the ids that it sampled, before a turn with them is committed.
-
-    Ids past the client's tokenizer are legal: embeddings are padded, and their rows can be sampled. Where the server
-    does not tell how many rows it has, it is asked whether it takes the largest such id in a prompt.
-
-    Args:
-        backend: The engine's.
-        info: What the server said of itself.
-        largest_known: The largest id that is taken for granted.
-        request: What was asked.
-        response: The answer.
-
-    Raises:
-        ProtocolViolationError: An id is outside the server's vocabulary (law 4).
-        BackendError: The server could not be asked.
-    """
-    largest = int(response.output_ids.max(initial=0))
-    if largest <= largest_known:
-        return
-    check_output_ids(response.output_ids, info.vocab_size, backend=backend.name, request_id=request.request_id)
-    if info.vocab_size is not None:
-        return
-    try:
-        await backend.score([int(request.input_ids[0]), largest])
-    except UnsupportedByServerError:
-        logger.warning(
-            "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
-        )
-    except BadRequestError as error:
-        raise outside_vocabulary(
-            largest, "(it refuses the id in a prompt)", backend.name, request.request_id
-        ) from error
-
-
 async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
     """Ask for each text; only the first where the server does not encode that."""
-    first = await backend.tokenize(probes[0].text)
+    first = await tokenize(backend, probes[0].text)
     if first is None:
         return [None] * len(probes)
-    return [first, *await asyncio.gather(*(backend.tokenize(probe.text) for probe in probes[1:]))]
+    return [first, *await asyncio.gather(*(tokenize(backend, probe.text) for probe in probes[1:]))]
 
 
 def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ToolIterationLimiter,
         ToolLimiter,
     )
-    from tito_sglang.rollout import Rollout, Token, TokenManager
+    from tito_sglang.rollout import Rollout
     from tito_sglang.sglang import SGLangModel
     from tito_sglang.tool_parsers import get_tool_parser
     from tito_sglang.utils import decode_routed_experts, get_client, get_client_from_slime_args, get_tokenizer
@@ -44,8 +44,6 @@ __all__ = [
     "SGLangHTTPError",
     "SGLangModel",
     "SGLangThrottledError",
-    "Token",
-    "TokenManager",
     "ToolIterationLimiter",
     "ToolLimiter",
     "decode_routed_experts",
@@ -56,10 +54,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Rollout": "rollout",
     "SGLangClient": "client",
     "SGLangModel": "sglang",
     "get_tool_parser": "tool_parsers",
-    **dict.fromkeys(("Rollout", "Token", "TokenManager"), "rollout"),
     **dict.fromkeys((name for name in __all__ if name.startswith("SGLang") and name.endswith("Error")), "exceptions"),
     **dict.fromkeys(("decode_routed_experts", "get_client", "get_client_from_slime_args", "get_tokenizer"), "utils"),
 }

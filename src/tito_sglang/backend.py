@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
 from typing import Any
 
 import msgspec
 
-from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.admin import Running, changing_weights
 from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.exchanges import Answer
+from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.streaming import streaming_to
 from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
-from tito_sglang.admin import SGLangAdmin
+
+_PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
+"""`in_place` would keep keys and values of the older weights, and recorded logprobs would be of neither."""
 
 
-class SGLangBackend(SGLangAdmin):
+class SGLangBackend(HttpBackend):
     """Speaks to one SGLang server. Arguments: see `HttpBackend`."""
 
     name = "sglang"
 
-    async def _discover(self) -> EngineInfo:
+    async def discover(self) -> EngineInfo:
+        """Ask the server what it is; see `HttpBackend.discover`."""
         model = await self.served_model()
         async with together() as group:
             asked_loads = group.create_task(self.get_if_there("/v1/loads", wire.Loads))
@@ -52,9 +56,9 @@ class SGLangBackend(SGLangAdmin):
             raise refused
         return None if refused is None else wire.vocab_size_in(refused.body)
 
-    async def _generate(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample one completion; see `Backend.generate`."""
+        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
             **wire.wanted_fields(request),
@@ -68,7 +72,7 @@ class SGLangBackend(SGLangAdmin):
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
         entries = meta.output_token_logprobs
-        said = Reported(
+        return RawResponse(
             finish=reason.type,
             stop=reason.matched,
             output_ids=answer.value.output_ids,
@@ -78,20 +82,38 @@ class SGLangBackend(SGLangAdmin):
             prompt_tokens=meta.prompt_tokens,
             completion_tokens=meta.completion_tokens,
             cached_tokens=meta.cached_tokens,
-            spans=[(span.start, span.end, span.version) for span in meta.weight_versions],
-            message=reason.message,
-            beside=wire.beside(meta, request),
+            versions=[(span.start, span.end, span.version) for span in meta.weight_versions],
+            message=None if reason.message is None else self.http.hide_key(reason.message),
+            latency_s=answer.latency_s,
+            request_id=answer.request_id,
+            **wire.optional_outputs(meta, request),
         )
-        checks = Checks(self.name, request.request_id)
-        return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
 
-    async def _scored(
-        self, info: EngineInfo, ids: TokenIds, request_id: str
-    ) -> Sequence[tuple[int | None, float | None]]:
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Score by `input_token_logprobs` without generating; they are raw."""
         fields = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "logprob_start_len": 0}
-        answer = await self._ask(request_id, fields, IdText.of(ids), size_of(len(ids), 0, scores=True))
-        return [(entry.token, entry.logprob) for entry in answer.value.meta_info.input_token_logprobs or ()]
+        size = size_of(len(token_ids), 0, scores=True)
+        answer = await self._ask(uuid.uuid4().hex, fields, IdText.of(token_ids), size)
+        return wire.raw_scores(answer.value.meta_info.input_token_logprobs, answer.request_id)
+
+    async def pause(self, running: Running = "keep") -> None:
+        """Pause; generations that are kept are computed again from their tokens."""
+        await self.http.send(HttpRequest("/pause_generation", msgspec.json.encode({"mode": _PAUSES[running]})))
+
+    async def resume(self) -> None:
+        """Let generations go on."""
+        await self.http.send(HttpRequest("/continue_generation", b"{}"))
+
+    async def weight_version(self) -> str | None:
+        """Ask for the version; "default" until one is named."""
+        said = await self.get_if_there("/model_info", wire.ModelInfo)
+        return said.weight_version if said else None
+
+    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+        """See `EngineAdmin.load_weights`. Measured with 0.5.23, which dies of weights of another shape."""
+        update = {"model_path": path, "weight_version": version, "flush_cache": True}
+        async with changing_weights(self, path, version, running):
+            await self.http.send(HttpRequest("/update_weights_from_disk", msgspec.json.encode(update)))
 
     async def _ask(
         self,
@@ -112,5 +134,6 @@ class SGLangBackend(SGLangAdmin):
         return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
 
     @staticmethod
-    def _abort_call(request_id: str) -> HttpRequest:
+    def abort_request(request_id: str) -> HttpRequest:
+        """See `HttpBackend.abort_request`."""
         return HttpRequest("/abort_request", msgspec.json.encode({"rid": request_id}))

@@ -58,7 +58,7 @@ class SGLangClient:
             another 4xx: the same request would be refused again.
         retry_delay: Longest wait between two tries, in seconds.
         api_key: The server's, if it has one.
-        http_transport: Makes the httpx transport; scripted engines put theirs here.
+        http_transport: Makes what carries the requests; scripted engines put theirs here.
     """
 
     def __init__(
@@ -74,7 +74,6 @@ class SGLangClient:
         http_transport: HttpTransportFactory | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._max_connections = max_connections
         self.max_retries = max_retries
         self.retry_delay = retry_delay
 

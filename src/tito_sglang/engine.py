@@ -66,5 +66,6 @@ SPEC = EngineSpec(
     check_env=ENV,
     standins=Path(str(files("tito_sglang") / "standins")),
     standin_startup="tito_torchvision_ops",
+    processed_logprobs=True,
     grace_s=2.0,  # asked to end, it looks only every 5 s whether it was, and has nothing to save
 )

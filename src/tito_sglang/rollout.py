@@ -1,7 +1,5 @@
-"""The rollout as lists, by the names that users of strands-sglang know."""
+"""The rollout as lists, by the name that users of strands-sglang know."""
 
-from tito_core.dropin.rollout import Rollout, Token
+from tito_core.dropin.rollout import Rollout
 
-TokenManager = Rollout
-
-__all__ = ["Rollout", "Token", "TokenManager"]
+__all__ = ["Rollout"]

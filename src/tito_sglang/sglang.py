@@ -14,8 +14,8 @@ from tito_core.backend.wanted import Wanted
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.dropin.late_model import LateModel, check_tokenizer
 from tito_core.dropin.sampling_names import neutral_sampling
-from tito_core.policy import Policy
-from tito_core.settings import Choices, Settings, TITOConfig
+from tito_core.model import Policy
+from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_sglang.client import SGLangClient
 from tito_sglang.exceptions import known
 from tito_sglang.tool_parsers import ToolParser, format_of
@@ -27,7 +27,7 @@ _OTHER_NAMES = {"sampling_seed": "seed"}
 _PASSED = ("logit_bias", "custom_params")
 
 
-class SGLangConfig(Choices, total=False):
+class SGLangConfig(RolloutOptions, total=False):
     """What may be chosen for one rollout, beside what `TITOModel` says of its own.
 
     Attributes:
@@ -138,7 +138,7 @@ def _settings(config: Mapping[str, Any]) -> Settings:
         ValueError: A bad value, or an unknown name.
     """
     refuse_unknown("setting of SGLangModel", dict(config), SGLangConfig.__annotations__)
-    choices: Any = {name: config[name] for name in Choices.__annotations__ if name in config}
+    choices: Any = {name: config[name] for name in RolloutOptions.__annotations__ if name in config}
     by_name = {**(config.get("params") or {}), **(config.get("sampling_params") or {})}
     if by_name:
         choices["sampling"] = neutral_sampling(by_name, renamed=_OTHER_NAMES, passed=_PASSED)

@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.answer import NOTHING
-from tito_core.backend.beside import Beside
-from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.protocol import NOTHING, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Capabilities
 
@@ -148,19 +146,26 @@ def wanted_fields(request: TokenRequest) -> dict[str, Any]:
     return fields
 
 
-def beside(meta: MetaInfo, request: TokenRequest) -> Beside:
-    """Give what an answer says beside; the token that prompt logprobs begin before has none and is left out."""
+def optional_outputs(meta: MetaInfo, request: TokenRequest) -> dict[str, Any]:
+    """Give what was wanted as fields of `RawResponse`; the token before the first scored one has no logprob."""
     top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
-    return Beside(
-        top=None if top is None else lambda: [_scored(row) for row in top],
-        prompt=_scored(prompt[1:]) if prompt and request.wanted.prompt_logprobs else None,
-        experts=meta.routed_experts,
-        mask=meta.output_token_sampling_mask,
-    )
+    return {
+        "top_logprobs": None if top is None else lambda: [_scored(row) for row in top],
+        "prompt_logprobs": _scored(prompt[1:]) if prompt and request.wanted.prompt_logprobs else None,
+        "routed_experts": meta.routed_experts,
+        "sampling_mask": meta.output_token_sampling_mask,
+    }
 
 
 def _scored(entries: list[Entry]) -> list[tuple[int, float | None]]:
     return [(entry.token, entry.logprob) for entry in entries]
+
+
+def raw_scores(entries: list[Entry] | None, request_id: str) -> RawScores:
+    """Give the scores of a prompt."""
+    scored = entries or []
+    logprobs, ids = [entry.logprob for entry in scored], [entry.token for entry in scored]
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, TypedDict, TypeVar
+import uuid
+from typing import Any, TypeVar
 
 import msgspec
 
-from tito_core.backend.answer import Checks, Reported
+from tito_core.backend.admin import Running, changing_weights
 from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
-from tito_core.backend.errors import AuthenticationError, BadRequestError
-from tito_core.backend.exchanges import Answer
+from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
+from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import IdText, Pieces
-from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.streaming import streaming_to
 from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import stream, wire
-from tito_vllm.admin import VLLMAdmin
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
 
 
-class VLLMBackend(VLLMAdmin):
+class VLLMBackend(HttpBackend):
     """Speaks to one vLLM server. Arguments: see `HttpBackend`."""
 
     name = "vllm"
 
-    async def _discover(self) -> EngineInfo:
+    async def discover(self) -> EngineInfo:
+        """Ask the server what it is; see `HttpBackend.discover`."""
         model = await self.served_model()
         async with together() as group:
             asked_version = group.create_task(self.get_if_there("/version", wire.Version))
@@ -70,20 +70,17 @@ class VLLMBackend(VLLMAdmin):
             raise refused
         return refused is None or refused.status not in (403, 404, 405)
 
-    async def _generate(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample one completion; see `Backend.generate`."""
+        info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
         if stream.lacks(request.wanted, generates=generates):
             on_chunk = None
-        ask = self._generated if generates else self._completed
-        said, answer = await ask(info, request, prompt, on_chunk)
-        checks = Checks(self.name, request.request_id)
-        return checks.response(said, request, latency_s=answer.latency_s, running_id=answer.request_id)
+        return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
 
     async def _generated(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> tuple[Reported, Answer[wire.Generation]]:
+    ) -> RawResponse:
         """Ask the endpoint made for tokens, the only one that tells weight versions."""
         fields = {
             "model": info.model,
@@ -106,22 +103,23 @@ class VLLMBackend(VLLMAdmin):
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
-        spans = [(span.start, span.end, span.version) for span in choice.weight_versions or ()]
-        return Reported(
+        return RawResponse(
             finish=choice.finish_reason,
-            stop=_stop(choice, request),
+            stop=wire.stop_of(choice, request.sampling),
             output_ids=choice.token_ids,
             logprobs=None if content is None else [entry.logprob for entry in content],
             logprob_ids=[entry.id for entry in content or ()],
             echoed=answer.value.prompt_token_ids,
-            spans=spans,
-            beside=wire.beside(choice, choice.logprobs, answer.value.prompt_logprobs, request),
-            **_usage(answer.value.usage),
-        ), answer
+            versions=[(span.start, span.end, span.version) for span in choice.weight_versions or ()],
+            latency_s=answer.latency_s,
+            request_id=answer.request_id,
+            **wire.counts(answer.value.usage),
+            **wire.optional_outputs(choice, choice.logprobs, answer.value.prompt_logprobs, request),
+        )
 
     async def _completed(
         self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> tuple[Reported, Answer[wire.Completion]]:
+    ) -> RawResponse:
         """Ask the OpenAI endpoint, which every server has; it does not tell weight versions."""
         fields = {
             **wire.sampling_fields(request.sampling),
@@ -143,35 +141,58 @@ class VLLMBackend(VLLMAdmin):
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs
-        return Reported(
+        return RawResponse(
             finish=choice.finish_reason,
-            stop=_stop(choice, request),
+            stop=wire.stop_of(choice, request.sampling),
             output_ids=choice.token_ids,
             logprobs=logprobs.token_logprobs if logprobs else None,
             logprob_ids=[wire.token_of(text) for text in logprobs.tokens] if logprobs else [],
             echoed=choice.prompt_token_ids,
-            beside=wire.beside(choice, logprobs, choice.prompt_logprobs, request),
-            **_usage(answer.value.usage),
-        ), answer
+            latency_s=answer.latency_s,
+            request_id=answer.request_id,
+            **wire.counts(answer.value.usage),
+            **wire.optional_outputs(choice, logprobs, choice.prompt_logprobs, request),
+        )
 
     def _only(self, choices: list[C], request: TokenRequest) -> C:
         if len(choices) != 1:
             problem = f"Law 4: one completion was asked for, {len(choices)} came."
-            raise Checks(self.name, request.request_id).violation(problem)
+            raise ProtocolViolationError(problem, backend=self.name, request_id=request.request_id)
         return choices[0]
 
-    async def _scored(
-        self, info: EngineInfo, ids: TokenIds, request_id: str
-    ) -> Sequence[tuple[int | None, float | None]]:
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Score by `prompt_logprobs`, which are raw in every logprob mode."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "top_k": 1}  # which a server with sampling masks takes, too
-        body = msgspec.json.encode({"model": info.model, "prompt": ids.tolist(), **sampling, "prompt_logprobs": 0})
-        size = size_of(len(ids), 1, scores=True)
+        fields = {"model": (await self.connect()).model, **sampling, "prompt_logprobs": 0}
+        body, size = IdText.of(token_ids).body(fields, "prompt"), size_of(len(token_ids), 1, scores=True)
         answer = await self.exchange(
-            request_id, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
+            uuid.uuid4().hex, lambda running: _post(_COMPLETIONS, body, running, size), wire.Completion
         )
-        entries = (answer.value.choices[0].prompt_logprobs if answer.value.choices else None) or []
-        return [wire.score_of(entry) for entry in entries]
+        choices = answer.value.choices
+        return wire.raw_scores(choices[0].prompt_logprobs if choices else None, answer.request_id)
+
+    async def pause(self, running: Running = "keep") -> None:
+        """Pause; every mode clears the prefix cache, so that no key or value of older weights is used again."""
+        await self.http.send(HttpRequest(f"/pause?mode={running}", b""))
+
+    async def resume(self) -> None:
+        """Let generations go on."""
+        await self.http.send(HttpRequest("/resume", b""))
+
+    async def weight_version(self) -> str | None:
+        """Ask for the version; "default" until one is named."""
+        said = await self.get_if_there("/weight_info", wire.WeightInfo)
+        return said.weight_version if said else None
+
+    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+        """See `EngineAdmin.load_weights`; the server needs `VLLM_SERVER_DEV_MODE=1`.
+
+        Measured with 0.32.0, whose engine dies of a folder that is not there.
+        """
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        async with changing_weights(self, path, version, running):
+            await self.http.send(HttpRequest("/collective_rpc", msgspec.json.encode(reload)))
+            await self.http.send(HttpRequest("/update_weight_version", msgspec.json.encode({"new_version": version})))
 
     async def abort(self, request_id: str) -> None:
         """Abort by the server's ids, one an endpoint; an unknown id does nothing.
@@ -183,7 +204,8 @@ class VLLMBackend(VLLMAdmin):
             await super().abort(request_id)
 
     @staticmethod
-    def _abort_call(request_id: str) -> HttpRequest:
+    def abort_request(request_id: str) -> HttpRequest:
+        """See `HttpBackend.abort_request`; it names one id an endpoint."""
         body = msgspec.json.encode({"request_ids": [f"cmpl-{request_id}-0", f"generate-tokens-{request_id}"]})
         return HttpRequest("/inference/v1/abort_requests", body)
 
@@ -191,34 +213,3 @@ class VLLMBackend(VLLMAdmin):
 def _post(path: str, body: bytes | Pieces, running: str, size: AnswerSize, session: str | None = None) -> HttpRequest:
     """Name the try for the server, and the session for vLLM's router."""
     return HttpRequest(path, body, {"X-Request-Id": running, **({"X-Session-ID": session} if session else {})}, size)
-
-
-class _Usage(TypedDict):
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-
-
-def _usage(usage: wire.Usage | None) -> _Usage:
-    if usage is None:
-        return {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None}
-    details = usage.prompt_tokens_details
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cached_tokens": details.cached_tokens if details else None,
-    }
-
-
-def _stop(choice: wire.Choice | wire.Generated, request: TokenRequest) -> int | str | None:
-    """Give what stopped it: vLLM reports null for the model's own end-of-sequence token.
-
-    Up to 0.31 `/inference/v1/generate` reports nothing, so that a last token which ends nothing may have completed a
-    stop string. The backend has no tokenizer to tell: None.
-    """
-    if choice.stop_reason is not None and choice.stop_reason is not msgspec.UNSET:
-        return choice.stop_reason
-    last = choice.token_ids[-1] if choice.token_ids else None
-    sampling = request.sampling
-    unnamed = choice.stop_reason is msgspec.UNSET and sampling.stop and last not in sampling.stop_token_ids
-    return None if unnamed else last

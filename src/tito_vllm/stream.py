@@ -7,8 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from tito_core.backend.answer import NOTHING
-from tito_core.backend.protocol import OnChunk
+from tito_core.backend.protocol import NOTHING, OnChunk
 from tito_core.backend.streaming import StreamError, go_on
 from tito_core.backend.wanted import Wanted
 from tito_vllm import wire

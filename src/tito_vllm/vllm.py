@@ -14,8 +14,8 @@ from tito_core.backend.protocol import Backend
 from tito_core.dropin.late_model import LateModel, check_tokenizer
 from tito_core.dropin.sampling_names import neutral_sampling
 from tito_core.dropin.shared_policies import SharedPolicies
-from tito_core.policy import Policy
-from tito_core.settings import Choices, Settings, TITOConfig
+from tito_core.model import Policy
+from tito_core.settings import RolloutOptions, Settings, TITOConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +80,7 @@ class VLLMModel(LateModel):
         tokenizer: PreTrainedTokenizerBase | str | None = None,
         parser: str = "auto",
         backend: Backend | None = None,
-        **choices: Unpack[Choices],
+        **choices: Unpack[RolloutOptions],
     ) -> None:
         if client is not None:
             raise ValueError(
@@ -122,7 +122,7 @@ class VLLMModel(LateModel):
         """
         if fixed := {"base_url", "model_id", "api_key", "tokenizer", "parser"} & set(model_config):
             raise ValueError(f"{', '.join(sorted(fixed))} cannot change in a rollout: make a new model.")
-        if unknown := set(model_config) - {"params", *Choices.__annotations__}:
+        if unknown := set(model_config) - {"params", *RolloutOptions.__annotations__}:
             raise ValueError(f"There is no setting {', '.join(sorted(unknown))}; sampling parameters go into params.")
         params = _merged(model_config.pop("params", self._params), self._return_token_ids, self._disable_tools)
         if (params["extra_body"].get("chat_template_kwargs") or {}) != self._connecting_with["template_arguments"]:

@@ -7,9 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.answer import NOTHING
-from tito_core.backend.beside import Beside, Scored
-from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.protocol import NOTHING, RawScores, Scored, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Capabilities
 
@@ -197,16 +195,48 @@ def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
     return fields
 
 
-def beside(
+def optional_outputs(
     choice: Choice | Generated, logprobs: Logprobs | Content | None, prompt: PromptLogprobs, request: TokenRequest
-) -> Beside:
-    """Give what an answer says beside, of the delta's prompt tokens alone."""
-    return Beside(
-        top=logprobs.top if logprobs is not None else None,
-        prompt=[score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
-        experts=choice.routed_experts,
-        mask=choice.sampling_mask,
-    )
+) -> dict[str, Any]:
+    """Give what was wanted as fields of `RawResponse`, of the delta's prompt tokens alone."""
+    return {
+        "top_logprobs": logprobs.top if logprobs is not None and request.wanted.top_logprobs else None,
+        "prompt_logprobs": [score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
+        "routed_experts": choice.routed_experts,
+        "sampling_mask": choice.sampling_mask,
+    }
+
+
+def counts(usage: Usage | None) -> dict[str, Any]:
+    """Give the counts of tokens as fields of `RawResponse`."""
+    if usage is None:
+        return {}
+    details = usage.prompt_tokens_details
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": details.cached_tokens if details else None,
+    }
+
+
+def stop_of(choice: Choice | Generated, sampling: SamplingParams) -> int | str | None:
+    """Give what stopped it: vLLM reports null for the model's own end-of-sequence token.
+
+    Up to 0.31 `/inference/v1/generate` reports nothing, so that a last token which ends nothing may have completed a
+    stop string. The backend has no tokenizer to tell: None.
+    """
+    if choice.stop_reason is not None and choice.stop_reason is not msgspec.UNSET:
+        return choice.stop_reason
+    last = choice.token_ids[-1] if choice.token_ids else None
+    unnamed = choice.stop_reason is msgspec.UNSET and sampling.stop and last not in sampling.stop_token_ids
+    return None if unnamed else last
+
+
+def raw_scores(entries: PromptLogprobs, request_id: str) -> RawScores:
+    """Give the scores of a prompt."""
+    scored = [score_of(entry) for entry in entries or ()]
+    logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
+    return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
 
 
 def token_of(text: str) -> int | str:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
 import pytest
 
-from support.backends import BACKENDS, EOS, KINDS, Kind, backend_of, engine_of, request_of
+from support.backends import (
+    BACKENDS,
+    EOS,
+    KINDS,
+    Handler,
+    Kind,
+    Received,
+    backend_of,
+    engine_of,
+    http_response,
+    over_socket,
+    request_of,
+)
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
+from tito_core.backend.checked import generate
 from tito_core.ledger.turn import VersionSpan
-from tito_core.testing import Completion
+from tito_core.testing import Completion, WireResponse
 
 CALLS = {
     "vllm": ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"],
@@ -28,7 +40,7 @@ async def test_weights_are_loaded_between_pause_and_resume_and_their_version_is_
     await backend.load_weights("/weights/17", "step-17")
     assert [exchange.path for exchange in engine.exchanges[before:]] == CALLS[kind]
     assert await backend.weight_version() == "step-17"
-    response = await backend.generate(request_of())
+    response = await generate(backend, request_of())
     assert response.versions == (VersionSpan(0, 2, "step-17"),)
 
 
@@ -37,7 +49,7 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
     backend = backend_of(engine_of(kind, lambda _: Completion([5, EOS])))
     await backend.connect()
     await backend.pause()
-    waiting = asyncio.create_task(backend.generate(request_of()))
+    waiting = asyncio.create_task(generate(backend, request_of()))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     await backend.resume()
@@ -48,12 +60,12 @@ async def test_a_generation_waits_while_the_server_is_paused(kind: Kind) -> None
 async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(kind: Kind) -> None:
     paths: list[str] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        paths.append(request.url.path)
-        loads = request.url.path in ("/collective_rpc", "/update_weights_from_disk")
-        return httpx.Response(400 if loads else 200, json={"message": "no such folder"})
+    def handler(request: Received) -> WireResponse:
+        paths.append(request.path.partition("?")[0])
+        loads = paths[-1] in ("/collective_rpc", "/update_weights_from_disk")
+        return http_response(400 if loads else 200, json={"message": "no such folder"})
 
-    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(Handler(handler)))
     assert isinstance(backend, EngineAdmin)
     with pytest.raises(WeightsNotLoadedError, match=r"no such folder.*left paused") as caught:
         await backend.load_weights("/no/such", "step-18")
@@ -93,12 +105,12 @@ BODIES = {
 async def test_what_each_engine_is_sent_to_change_its_weights(kind: Kind) -> None:
     sent: dict[str, bytes] = {}
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         assert request.method == "POST"
-        sent[request.url.raw_path.decode()] = request.content
-        return httpx.Response(200)
+        sent[request.path] = request.content
+        return http_response(200)
 
-    backend = BACKENDS[kind]("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(Handler(handler)))
     assert isinstance(backend, EngineAdmin)
     await backend.load_weights("/w", "step-1", running="abort")
     assert sent == BODIES[kind]
@@ -110,8 +122,7 @@ async def test_what_each_engine_is_sent_to_change_its_weights(kind: Kind) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_without_the_call_names_no_version(kind: Kind) -> None:
-    backend = BACKENDS[kind](
-        "http://scripted", http_transport=lambda: httpx.MockTransport(lambda _: httpx.Response(404))
-    )
+    nothing = Handler(lambda _: http_response(404))
+    backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(nothing))
     assert isinstance(backend, EngineAdmin)
     assert await backend.weight_version() is None

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,16 +17,20 @@ from support.backends import (
     PROMPT,
     WIRES,
     Kind,
+    Received,
     answering,
     backend_of,
     choice,
     engine_name,
     engine_of,
+    http_response,
+    in_process,
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse
+from tito_core.backend.checked import generate
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion, Fault, always
+from tito_core.testing import Completion, Fault, WireResponse, always
 
 OUTPUT = (21, 22, 23, EOS)
 Edit = Callable[[Any], Any]
@@ -37,7 +40,7 @@ def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **samplin
     """One generation whose answer, of four tokens and a stop, was edited on the way."""
     said = said or Completion(OUTPUT)
     engine = engine_of(kind, lambda _: said, fault=always(Fault(edit=edit)) if edit else None)
-    return asyncio.run(backend_of(engine).generate(request_of(**sampling)))
+    return asyncio.run(generate(backend_of(engine), request_of(**sampling)))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -384,9 +387,10 @@ def test_an_honest_answer_always_comes_in_and_is_equal_on_both_wires(
 ) -> None:
     said = [*output, EOS] if stops or not output else output
     engine = engine_of(kind, lambda _: Completion(said))
-    response = asyncio.run(backend_of(engine).generate(request_of(prompt, max_new_tokens=len(said))))
+    backend = backend_of(engine, http_transport=in_process(engine))
+    response = asyncio.run(generate(backend, request_of(prompt, max_new_tokens=len(said))))
     other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(said))
-    twin = asyncio.run(backend_of(other).generate(request_of(prompt, max_new_tokens=len(said))))
+    twin = asyncio.run(generate(backend_of(other), request_of(prompt, max_new_tokens=len(said))))
     assert response.output_ids.tolist() == said == twin.output_ids.tolist()
     assert response.logprobs.tobytes() == twin.logprobs.tobytes()
     assert (response.finish, response.stop) == (twin.finish, twin.stop)
@@ -411,14 +415,14 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
     asked = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m", "max_model_len": 100}], "version": "1"})
+            return http_response(200, json={"data": [{"id": "m", "max_model_len": 100}], "version": "1"})
         asked.append(request)
-        return httpx.Response(200, content=body, headers=headers)
+        return http_response(200, content=body, headers=headers)
 
     with pytest.raises(ProtocolViolationError, match=sentence) as caught:
-        await answering(kind, handler).generate(request_of())
+        await generate(answering(kind, handler), request_of())
     assert "http://scripted" in str(caught.value)
     assert caught.value.status == 200
     assert caught.value.request_id == "r"
@@ -429,4 +433,4 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
 async def test_a_valid_answer_of_the_wrong_content_type_is_named(kind: Kind) -> None:
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
     with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
-        await backend.generate(request_of())
+        await generate(backend, request_of())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from support.backends import BACKENDS, WIRES, Kind, Waits, request_of
+from support.backends import BACKENDS, WIRES, Handler, Kind, Received, Waits, http_response, over_socket, request_of
 from tito_core.backend import AuthenticationError, BadRequestError, Grammar
+from tito_core.backend.checked import generate
+from tito_core.testing import WireResponse
 
 OPEN: tuple[Any, ...] = (
     "/inference/v1/generate",
@@ -35,13 +37,13 @@ class Server:
         self.closed = kind == "vllm-completions"
         self.statuses = statuses
         self.posts: list[tuple[str, Any]] = []
-        self.headers: list[httpx.Headers] = []
+        self.headers: list[Mapping[str, str]] = []
         self.gets: list[str] = []
-        options: Any = {"sleep": Waits(), "http_transport": lambda: httpx.MockTransport(self.answer)}
+        options: Any = {"sleep": Waits(), "http_transport": over_socket(Handler(self.answer))}
         self.backend = BACKENDS[kind]("http://h", **options)
 
-    def answer(self, request: httpx.Request) -> httpx.Response:
-        path = request.url.path
+    def answer(self, request: Received) -> WireResponse:
+        path = request.path
         if request.method == "GET":
             self.gets.append(path)
             told = {
@@ -50,13 +52,13 @@ class Server:
                 "/model_info": {"weight_version": "w"},
                 "/version": {"version": "1"},
             }.get(path)
-            return httpx.Response(404) if told is None else httpx.Response(200, json=told)
+            return http_response(404) if told is None else http_response(200, json=told)
         self.posts.append((path, json.loads(request.content)))
         self.headers.append(request.headers)
         if path == "/inference/v1/generate" and self.closed:
-            return httpx.Response(self.statuses[0])
+            return http_response(self.statuses[0])
         said = "logprobs, which is greater than max allowed: 20. Vocabulary: must be less than 500"
-        return httpx.Response(400, json={"error": {"message": said}})
+        return http_response(400, json={"error": {"message": said}})
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -97,7 +99,7 @@ async def test_a_grammar_and_a_session_travel(kind: Kind, grammar: str, session:
     value = '{"type":"object"}' if grammar == "json_schema" else "a+"
     request = request_of(grammar=Grammar.model_validate({"kind": grammar, "value": value}))
     with pytest.raises(BadRequestError):
-        await server.backend.generate(replace(request, session_id=session))
+        await generate(server.backend, replace(request, session_id=session))
     path, body = server.posts[-1]
     headers = server.headers[-1]
     if kind == "sglang":

@@ -18,12 +18,13 @@ from tito_core.backend import (
     Capabilities,
     EngineInfo,
     ProtocolViolationError,
+    RawResponse,
     SamplingParams,
     TokenRequest,
-    TokenResponse,
     UnsupportedByServerError,
     Wanted,
 )
+from tito_core.backend.checked import generate
 from tito_core.backend.semantics import measure
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS
@@ -98,7 +99,7 @@ async def test_what_it_cannot_give_is_refused_before_the_rollout_with_its_option
     if "top_logprobs" in wanted:  # without the measurement, this much is known: more would kill SGLang
         request = replace(request_of(), wanted=Wanted.of(wanted))
         with pytest.raises(UnsupportedByServerError, match="is more than this"):
-            await backend.generate(request)
+            await generate(backend, request)
         assert len(bodies(engine)) == sent
         assert not engine.state.dead
 
@@ -198,7 +199,7 @@ def test_nothing_that_can_be_wanted_kills_a_server(
     engine = engine_of(kind, lambda _: Completion([5] * 8))
     request = replace(request_of(**sampling), wanted=wanted, delta_start=start)
     with contextlib.suppress(BackendError):
-        asyncio.run(backend_of(engine).generate(request))
+        asyncio.run(generate(backend_of(engine), request))
     assert not engine.state.dead
 
 
@@ -213,7 +214,7 @@ class Plain:
     async def connect(self) -> EngineInfo:
         return replace(await self._backend.connect(), capabilities=Capabilities())
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest) -> RawResponse:
         return await self._backend.generate(replace(request, wanted=Wanted()))
 
 

@@ -14,6 +14,7 @@ from support.backends import Waits
 from support.raw_server import Ends, RawServer, full_backlog
 from support.tls import server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
+from tito_core.backend.pool import Pool
 from tito_core.backend.transport import EngineHttp, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
@@ -122,6 +123,15 @@ async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
     assert "raise timeout_s" in str(error)
     assert retries == 0
     assert len(server.heads) == 1
+
+
+async def test_a_pool_that_trusts_an_authority_of_ones_own(tmp_path: Path) -> None:
+    said = HEAD.replace(b"10", b"2") + b"{}"
+    with RawServer(said, tls=server_context(tmp_path)) as server:
+        trusted = ssl.create_default_context(cafile=tmp_path / "server.pem")
+        http = EngineHttp("vllm", server.url, http_transport=lambda: Pool(tls=trusted))
+        assert (await http.send_once(HttpRequest("/v1/models"), method="GET")).body == b"{}"
+        await http.aclose()
 
 
 async def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from support.backends import WIRES, Kind, backend_of, choice, engine_of, request_of
 from tito_core.backend import BackendError, ProtocolViolationError
+from tito_core.backend.checked import generate
 from tito_core.backend.wanted import Wanted
 from tito_core.testing import Fault, always
 
@@ -27,7 +28,7 @@ async def test_a_hostile_body_is_a_protocol_violation(kind: Kind, body: bytes) -
     hostile = backend_of(engine)
     hostile._info = await backend.connect()
     with pytest.raises(ProtocolViolationError):
-        await hostile.generate(request_of())
+        await generate(hostile, request_of())
 
 
 @pytest.mark.parametrize("events", EVENTS, ids=range(len(EVENTS)))
@@ -37,7 +38,7 @@ async def test_a_hostile_event_is_a_protocol_violation(kind: Kind, events: bytes
     hostile._info = await backend_of(engine_of(kind)).connect()
     chunks: list[Any] = []
     with pytest.raises(ProtocolViolationError):
-        await hostile.generate(request_of(), chunks.append)
+        await generate(hostile, request_of(), chunks.append)
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
@@ -47,7 +48,7 @@ async def test_a_hostile_refusal_is_an_error_of_the_tree(kind: Kind, status: int
     hostile = backend_of(engine_of(kind, fault=always(fault)), max_attempts=2)
     hostile._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(BackendError) as caught:
-        await hostile.generate(request_of())
+        await generate(hostile, request_of())
     assert caught.value.status == status
     assert len(str(caught.value)) < 2_000
 
@@ -60,7 +61,7 @@ async def test_a_stream_that_ends_in_a_nested_error_is_an_error_of_the_tree(kind
     )
     hostile._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(BackendError):
-        await hostile.generate(request_of(), lambda _: None)
+        await generate(hostile, request_of(), lambda _: None)
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -72,7 +73,7 @@ async def test_an_id_beyond_64_bits_in_an_event_is_a_protocol_violation(kind: Ki
     hostile = backend_of(engine_of(kind, fault=always(Fault(edit=edit))))
     hostile._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError):
-        await hostile.generate(request_of(), lambda _: None)
+        await generate(hostile, request_of(), lambda _: None)
 
 
 HEADERS = (
@@ -101,4 +102,4 @@ async def test_a_hostile_array_of_experts_is_a_violation(header: bytes, version:
     hostile._info = await backend_of(engine_of("vllm", experts=(2, 2))).connect()
     request = replace(request_of(), wanted=Wanted(routed_experts=True))
     with pytest.raises(ProtocolViolationError):
-        await hostile.generate(request)
+        await generate(hostile, request)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
+from tito_core.backend.checked import generate
 from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME, IdText
 from tito_core.testing import UNAVAILABLE, ScriptedServer
 
@@ -69,7 +70,7 @@ async def test_a_prompt_in_pieces_arrives_whole_also_when_it_is_sent_again(kind:
     async with ScriptedServer(engine) as server:
         backend = type(backend_of(engine))(server.base_url, sleep=Waits())
         text = written([prompt[:3], prompt[3:150_000], prompt[150_000:150_010], prompt[150_010:]])
-        response = await backend.generate(replace(request_of(prompt), text=text))
+        response = await generate(backend, replace(request_of(prompt), text=text))
         await backend.aclose()
     assert response.prompt_length == len(prompt)
     asked = [body for body in bodies(engine) if len(str(body)) > 10_000]
@@ -143,7 +144,7 @@ async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
     backend = backend_of(engine)
     wrong = IdText.of(np.array([*PROMPT[:-1], 99], np.int32))
     with pytest.raises(BadRequestError, match="Law 4: the text that was kept of a prompt"):
-        await backend.generate(replace(request_of(), text=wrong))
+        await generate(backend, replace(request_of(), text=wrong))
     assert not engine.requests
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
-from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.checked import generate, score
+from tito_core.backend.request_checks import check_input_ids, check_sampling, clamp_new_tokens
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),
@@ -49,9 +50,9 @@ async def test_it_never_leaves_by_generate_nor_by_score(kind: Kind, ids: Any, se
     engine = engine_of(kind)
     backend = backend_of(engine)
     with pytest.raises(BadRequestError, match=sentence):
-        await backend.generate(replace(request_of(), input_ids=ids))
+        await generate(backend, replace(request_of(), input_ids=ids))
     with pytest.raises(BadRequestError, match=sentence):
-        await backend.score(ids)
+        await score(backend, ids)
     assert bodies(engine) == []
     assert not engine.state.dead
 
@@ -81,7 +82,7 @@ def test_no_id_below_zero_passes_for_a_server_that_names_too_large_a_vocabulary(
 async def test_a_stop_id_past_the_vocabulary_never_leaves(token: int) -> None:
     engine = engine_of("sglang")
     with pytest.raises(BadRequestError, match=f"Stop token {token} is outside the vocabulary of 1000 tokens"):
-        await backend_of(engine).generate(request_of(stop_token_ids=(EOS, token)))
+        await generate(backend_of(engine), request_of(stop_token_ids=(EOS, token)))
     assert bodies(engine) == []
 
 
@@ -98,7 +99,7 @@ async def test_a_grammar_put_beside_a_least_length_later_never_leaves(kind: Kind
     request = replace(request, sampling=request.sampling.model_copy(update={"grammar": grammar}))
     engine = engine_of(kind)
     with pytest.raises(BadRequestError, match="min_new_tokens=3 was not sent together with a grammar"):
-        await backend_of(engine).generate(request)
+        await generate(backend_of(engine), request)
     assert bodies(engine) == []
 
 
@@ -142,7 +143,7 @@ def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> N
 async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
     with pytest.raises(ContextLengthError, match="leaves no room to answer"):
-        await backend_of(engine).generate(request_of())
+        await generate(backend_of(engine), request_of())
     assert bodies(engine) == []
 
 
@@ -150,12 +151,12 @@ async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
 async def test_a_sequence_that_fills_the_context_is_named_when_it_cannot_be_scored(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
     with pytest.raises(ContextLengthError, match="prompt has 5 tokens and the context"):
-        await backend_of(engine).score(PROMPT)
+        await score(backend_of(engine), PROMPT)
     assert bodies(engine) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=12)
-    response = await backend_of(engine).generate(request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
+    response = await generate(backend_of(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
     assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)

@@ -140,6 +140,19 @@ def test_what_can_be_gone_on_with(sampling: dict[str, Any], can: bool) -> None:
     assert resumable(request_of(**sampling).sampling) is can
 
 
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a backend here gives is checked by nobody: it is a `TokenResponse` already."""
+
+    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
+        response: TokenResponse = await (
+            backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk)
+        )
+        return response
+
+    monkeypatch.setattr(aborts, "generate", generate)
+
+
 class Parts:
     """A backend that gives so many tokens of each try and aborts it; the last it finishes."""
 

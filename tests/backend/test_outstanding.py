@@ -16,7 +16,7 @@ import pytest
 
 from tito_core.backend import outstanding
 from tito_core.backend.outstanding import Call, Outstanding
-from tito_core.backend.pool import tls
+from tito_core.backend.pool import known_authorities
 from tito_core.backend.transport import EngineHttp, HttpRequest
 
 
@@ -96,11 +96,11 @@ def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does() -> None:
-    call = Call("https://h:8443/p", None, "/abort", b"", {}, tls)
+    call = Call("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
     connection = call._connection("h", 8443, True, 2.5)
     assert isinstance(connection, outstanding.http.client.HTTPSConnection)
     assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
-    assert connection._context is tls()  # type: ignore[attr-defined]
+    assert connection._context is known_authorities()  # type: ignore[attr-defined]
     plain = call._connection("h", None, False, 2.5)
     assert not isinstance(plain, outstanding.http.client.HTTPSConnection)
     assert (plain.host, plain.port, plain.timeout) == ("h", 80, 2.5)
@@ -125,15 +125,15 @@ def test_a_call_goes_where_its_address_says(
 
     monkeypatch.setattr(Call, "_connection", connection)
     with pytest.raises(ConnectionRefusedError):
-        Call(root, None, "/abort", b"", {}, tls).post(2.5)
+        Call(root, None, "/abort", b"", {}, known_authorities).post(2.5)
     assert seen == [expected]
-    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is tls
+    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is known_authorities
 
 
 def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     within: list[float] = []
     monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
-    outstanding._post(Call("http://h", None, "/abort", b"", {}, tls), 0.5)
+    outstanding._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
     assert within == [0.5]
 
 
@@ -148,13 +148,13 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tm
             )
             unix = str(path) if server.server.address_family == socket.AF_UNIX else None
             with pytest.raises(TimeoutError):  # it never answers
-                Call(root, unix, "/abort", b"", {}, tls).post(0.1)
+                Call(root, unix, "/abort", b"", {}, known_authorities).post(0.1)
 
 
 def test_what_was_lost_with_its_loop_is_aborted_beside_and_no_longer_counted() -> None:
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = Outstanding(lambda name: Call(root, None, f"/abort/{name}", b"", {}, tls))
+        running = Outstanding(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
         for name in "abc":
             running.add(name)
         running.discard("b")
@@ -173,7 +173,7 @@ def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch
 
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = Outstanding(lambda name: Call(root, None, f"/abort/{name}", b"", {}, tls))
+        running = Outstanding(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
         with monkeypatch.context() as patched:
             patched.setattr(outstanding.threading.Thread, "start", start)
             made: list[Any] = []
@@ -192,7 +192,7 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
 
     monkeypatch.setattr(outstanding, "_post", post)
     monkeypatch.setattr(outstanding.time, "monotonic", lambda: now[0])
-    running = Outstanding(lambda name: Call("http://h", None, name, b"", {}, tls))
+    running = Outstanding(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
     for name in "abcd":
         running.add(name)
     running.abort_all(14.5)
@@ -201,7 +201,7 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
 
 def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
-    one = Outstanding(lambda name: Call("http://h", None, name, b"", {}, tls))
+    one = Outstanding(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
     assert one in outstanding._all
     monkeypatch.setattr(Outstanding, "abort_all", lambda self, until: given.append(until))
     monkeypatch.setattr(outstanding.time, "monotonic", lambda: 100.0)
@@ -210,4 +210,4 @@ def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch:
 
 
 def test_a_failure_says_nothing_to_anybody() -> None:
-    outstanding._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, tls), 0.5)
+    outstanding._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import answering
+from support.backends import NO_ANSWER, Received, answering, http_response
 from support.wire_recordings import expanded
 from tito_core.backend import (
     BackendError,
@@ -22,7 +21,9 @@ from tito_core.backend import (
     TokenRequest,
     TokenResponse,
 )
+from tito_core.backend.checked import generate
 from tito_core.ledger.invariants import check_logprobs
+from tito_core.testing import WireResponse
 
 ROOT = Path(__file__).parents[1] / "wire"
 NO_EXCHANGE = {"rescore_dense", "rescore_moe"}
@@ -105,19 +106,19 @@ class Recorded:
     async def outcome(self, on_chunk: OnChunk | None = None) -> TokenResponse | BackendError:
         """Give it to a backend as the answer to a generation, which streams where someone watches."""
 
-        def handler(request: httpx.Request) -> httpx.Response:
+        def handler(request: Received) -> WireResponse:
             if request.method == "GET":
                 known = {"data": [{"id": "m", "max_model_len": 10**6}], "version": "0.32.0"}
-                return httpx.Response(200, json=known)
+                return http_response(200, json=known)
             if self.status == -1:
-                raise httpx.ReadError("Connection reset by peer", request=request)
-            return httpx.Response(self.status, content=self.content, headers={"content-type": self.content_type})
+                return NO_ANSWER
+            return http_response(self.status, content=self.content, headers={"content-type": self.content_type})
 
         completions = self.kind == "vllm" and self.path == "/v1/completions"
         refuses = 404 if completions else 400
         backend = answering(self.kind, handler, refuses=refuses, max_attempts=1)  # type: ignore[arg-type]
         try:
-            return await backend.generate(self.request(), on_chunk)
+            return await generate(backend, self.request(), on_chunk)
         except BackendError as error:
             return error
 

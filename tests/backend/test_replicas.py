@@ -7,33 +7,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, Waits, engine_name, engine_of, hash_policy, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    Kind,
+    Waits,
+    engine_name,
+    engine_of,
+    hash_policy,
+    over_sockets,
+    request_of,
+    soon,
+)
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
 from tito_core.backend.admin import EngineAdmin
+from tito_core.backend.checked import generate, score
 from tito_core.backend.protocol import Backend, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas
 from tito_core.testing import (
     THROTTLED,
     Fault,
-    InProcessTransport,
     ScriptedEngine,
     always,
     first,
     scripted_server,
 )
-
-
-class Routed(httpx.AsyncBaseTransport):
-    """Engines by host name, without sockets."""
-
-    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
-        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self.transports[request.url.host].handle_async_request(request)
 
 
 class Clock:
@@ -45,7 +47,7 @@ class Clock:
 
 def replicas(kind: Kind, engines: Sequence[ScriptedEngine], **options: Any) -> tuple[Replicas, Clock]:
     addresses = [f"http://server{n}" for n in range(len(engines))]
-    backend = create_backend(kind, addresses, http_transport=lambda: Routed(engines), **{"sleep": Waits(), **options})
+    backend = create_backend(kind, addresses, http_transport=over_sockets(engines), **{"sleep": Waits(), **options})
     assert isinstance(backend, Replicas)
     backend._clock = clock = Clock()
     return backend, clock
@@ -65,7 +67,7 @@ async def test_a_session_stays_and_new_ones_are_spread(kind: Kind) -> None:
     backend, _ = replicas(kind, engines)
     for turn in range(4):
         for session in range(6):
-            await backend.generate(of_session(f"s{session}", f"r{session}-{turn}"))
+            await generate(backend, of_session(f"s{session}", f"r{session}-{turn}"))
     assert taken(engines) == [8, 8, 8]
     for engine in engines:
         sessions = {request.request_id.partition("-")[0] for request in engine.requests}
@@ -78,10 +80,10 @@ async def test_a_request_goes_where_the_fewest_are_running(kind: Kind) -> None:
     backend, _ = replicas(kind, engines)
     await backend.connect()
     engines[0].state.pause()
-    held = [asyncio.create_task(backend.generate(of_session(None, "held")))]
+    held = [asyncio.create_task(generate(backend, of_session(None, "held")))]
     await asyncio.sleep(0.02)
     for n in range(5):
-        await backend.generate(of_session(None, f"free{n}"))
+        await generate(backend, of_session(None, f"free{n}"))
     assert taken(engines) == [1, 5]
     engines[0].state.resume()
     await asyncio.gather(*held)
@@ -92,20 +94,20 @@ async def test_a_dead_server_is_left_out_for_a_while_and_its_sessions_move_for_g
     engines = [engine_of(kind) for _ in range(2)]
     waits = Waits()
     backend, clock = replicas(kind, engines, sleep=waits)
-    await backend.generate(of_session("mine", "r0"))
+    await generate(backend, of_session("mine", "r0"))
     assert taken(engines) == [1, 0]
     engines[0].state.dead = True
-    response = await backend.generate(of_session("mine", "r1"))
+    response = await generate(backend, of_session("mine", "r1"))
     assert response.request_id == "r1-retry1"
     assert taken(engines) == [1, 1]
     for n in range(3):
-        await backend.generate(of_session(f"new{n}", f"n{n}"))
+        await generate(backend, of_session(f"new{n}", f"n{n}"))
     assert taken(engines) == [1, 4]
     assert len(waits.seconds) == 1, "nobody was sent to the dead one again"
     engines[0].state.dead = False
     clock.now += OUT_S
-    await backend.generate(of_session("mine", "r2"))
-    await backend.generate(of_session("later", "l"))
+    await generate(backend, of_session("mine", "r2"))
+    await generate(backend, of_session("later", "l"))
     assert taken(engines) == [2, 5]
     assert engines[0].requests[-1].request_id == "l"
 
@@ -115,28 +117,28 @@ async def test_when_all_are_dead_no_more_is_tried_than_allowed(kind: Kind) -> No
     engines = [engine_of(kind, fault=always(Fault(reset_after=0))) for _ in range(3)]
     backend, _ = replicas(kind, engines, max_attempts=5)
     with pytest.raises(EngineConnectionError):
-        await backend.generate(of_session("mine"))
+        await generate(backend, of_session("mine"))
     assert sum(taken(engines)) == 5
     assert min(taken(engines)) == 1
-    assert [engine.running for engine in engines] == [0, 0, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [0, 0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_busy_server_keeps_its_sessions(kind: Kind) -> None:
     engines = [engine_of(kind, fault=first(2, THROTTLED)), engine_of(kind)]
     backend, _ = replicas(kind, engines)
-    await backend.generate(of_session("mine"))
+    await generate(backend, of_session("mine"))
     assert taken(engines) == [3, 0]
 
 
 async def test_a_server_that_fails_is_left_out_and_a_refused_request_is_not_tried_elsewhere() -> None:
     engines = [engine_of("vllm", fault=always(Fault(status=500, body=b"oops"))), engine_of("vllm")]
     backend, _ = replicas("vllm", engines)
-    await backend.generate(of_session("mine"))
+    await generate(backend, of_session("mine"))
     assert taken(engines) == [1, 1]
     engines[1].fault = always(Fault(status=422, body=b"no"))
     with pytest.raises(BadRequestError):
-        await backend.generate(of_session("mine"))
+        await generate(backend, of_session("mine"))
     assert taken(engines) == [1, 2]
 
 
@@ -145,7 +147,7 @@ async def test_tries_are_counted_over_all_servers(fault: Fault, error: type[Exce
     engines = [engine_of("sglang", fault=always(fault)) for _ in range(3)]
     backend, _ = replicas("sglang", engines, max_attempts=4)
     with pytest.raises(error):
-        await backend.generate(of_session("mine"))
+        await generate(backend, of_session("mine"))
     assert sum(taken(engines)) == 4
 
 
@@ -153,11 +155,11 @@ async def test_tries_are_counted_over_all_servers(fault: Fault, error: type[Exce
 async def test_scores_and_samples_are_those_of_one_server(kind: Kind) -> None:
     engines = [engine_of(kind) for _ in range(2)]
     backend, _ = replicas(kind, engines)
-    alone = create_backend(kind, "http://server0", http_transport=lambda: Routed(engines[:1]))
+    alone = create_backend(kind, "http://server0", http_transport=over_sockets(engines[:1]))
     for _ in range(2):
-        several, one = await backend.generate(request_of(seed=7)), await alone.generate(request_of(seed=7))
+        several, one = await generate(backend, request_of(seed=7)), await generate(alone, request_of(seed=7))
         assert several.output_ids.tolist() == one.output_ids.tolist()
-        assert (await backend.score(PROMPT))[1:].tolist() == (await alone.score(PROMPT))[1:].tolist()
+        assert (await score(backend, PROMPT))[1:].tolist() == (await score(alone, PROMPT))[1:].tolist()
     assert isinstance(backend, Backend)
 
 
@@ -209,16 +211,16 @@ async def test_an_abort_reaches_the_server_that_runs_it(kind: Kind) -> None:
     engines = [engine_of(kind, latency=60.0) for _ in range(2)]
     backend, _ = replicas(kind, engines)
     await backend.connect()
-    tasks = [asyncio.create_task(backend.generate(of_session(None, f"r{n}"))) for n in range(2)]
+    tasks = [asyncio.create_task(generate(backend, of_session(None, f"r{n}"))) for n in range(2)]
     while [engine.running for engine in engines] != [1, 1]:
         await asyncio.sleep(0.01)
     await backend.abort("r1")
     await backend.abort("of nobody")
     await asyncio.wait({tasks[1]})
-    assert [engine.running for engine in engines] == [1, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [1, 0])
     tasks[0].cancel()
     await asyncio.wait(tasks)
-    assert [engine.running for engine in engines] == [0, 0]
+    assert await soon(lambda: [engine.running for engine in engines] == [0, 0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,12 +233,12 @@ def test_real_sockets_a_killed_server_and_a_loop_for_each_call(kind: Kind) -> No
     ):
         backend = create_backend(kind, [one.base_url, two.base_url], sleep=Waits())
         for n in range(4):
-            asyncio.run(backend.generate(of_session(f"s{n}", f"r{n}")))
+            asyncio.run(generate(backend, of_session(f"s{n}", f"r{n}")))
         assert taken([one.engine, two.engine]) == [2, 2]
         assert one._loop is not None
         asyncio.run_coroutine_threadsafe(one._die(), one._loop).result()
         for n in range(4):
-            asyncio.run(backend.generate(of_session(f"s{n}", f"again{n}")))
+            asyncio.run(generate(backend, of_session(f"s{n}", f"again{n}")))
         assert taken([one.engine, two.engine]) == [2, 6]
 
 

@@ -7,12 +7,25 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_name, engine_of, request_of
+from support.backends import (
+    KINDS,
+    NO_ANSWER,
+    Kind,
+    Received,
+    Waits,
+    answering,
+    backend_of,
+    engine_name,
+    engine_of,
+    http_response,
+    in_process,
+    request_of,
+    soon,
+)
 from tito_core.backend import (
     AuthenticationError,
     BackendError,
@@ -22,8 +35,9 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
+from tito_core.backend.checked import generate
 from tito_core.backend.retries import LONGEST_WAIT_S
-from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, InProcessTransport, always, first
+from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, always, first
 
 
 async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:
@@ -32,7 +46,7 @@ async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Wait
     backend = backend_of(engine, max_attempts=attempts, sleep=waits)
     await backend.connect()
     try:
-        await backend.generate(request_of())
+        await generate(backend, request_of())
     except BackendError as error:
         return engine, waits, error
     return engine, waits, None
@@ -57,7 +71,7 @@ async def test_what_may_pass_is_tried_again_and_then_fine(kind: Kind, name: str)
     assert error is None
     assert len(engine.requests) == 3
     assert len(waits.seconds) == 2
-    assert engine.running == 0
+    assert await soon(lambda: not engine.running)
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
@@ -91,30 +105,29 @@ async def test_every_try_has_an_id_of_its_own(kind: Kind) -> None:
 async def test_a_try_that_still_runs_on_sglang_does_not_block_the_next() -> None:
     lost: list[str] = []
 
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(request: Received) -> WireResponse:
         """A proxy that loses the first answer while the server goes on with it."""
-        response = await httpx.AsyncClient(transport=inner, base_url="http://scripted").send(request)
-        if request.url.path == "/generate" and not lost:
+        response = await engine.handle(request.method, request.path, request.headers, request.content)
+        if request.path == "/generate" and not lost:
             lost.append("once")
-            raise httpx.ReadError("Connection reset by peer", request=request)
+            return NO_ANSWER
         return response
 
     engine = engine_of("sglang")
-    inner = InProcessTransport(engine)
-    await answering("sglang", handler).generate(request_of())
+    await generate(answering("sglang", handler), request_of())
     aborts = [exchange.body for exchange in engine.exchanges if exchange.path == "/abort_request"]
     assert aborts == [b'{"rid":"r"}'], "the lost try was aborted before the next was sent"
     assert [request.request_id for request in engine.requests] == ["r", "r-retry1"]
 
 
-def throttling(header: str | None) -> Callable[[httpx.Request], httpx.Response]:
+def throttling(header: str | None) -> Callable[[Received], WireResponse]:
     counts: Counter[str] = Counter()
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        counts[request.url.path] += 1
-        if counts[request.url.path] == 1:
-            return httpx.Response(429, headers={} if header is None else {"retry-after": header})
-        return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
+    def handler(request: Received) -> WireResponse:
+        counts[request.path] += 1
+        if counts[request.path] == 1:
+            return http_response(429, headers={} if header is None else {"retry-after": header})
+        return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
 
     return handler
 
@@ -168,10 +181,10 @@ async def test_a_timeout_is_never_retried_and_is_aborted_on_the_server(kind: Kin
     engine, waits = engine_of(kind, fault=always(Fault(hang=True, emitted=2))), Waits()
     backend = backend_of(engine, timeout_s=0.1, sleep=waits)
     with pytest.raises(EngineTimeoutError, match=r"did not answer within 0\.1 s.*raise timeout_s"):
-        await backend.generate(request_of())
+        await generate(backend, request_of())
     assert len(engine.requests) == 1
     assert waits.seconds == []
-    assert engine.running == 0
+    assert await soon(lambda: not engine.running)
     assert [e.path for e in engine.exchanges if "abort" in e.path] == [
         {"vllm": "/inference/v1/abort_requests", "sglang": "/abort_request"}[engine_name(kind)]
     ]
@@ -182,7 +195,7 @@ async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
     """Each byte comes in time, the whole does not."""
     engine = engine_of(kind, fault=always(Fault(drip=(1, 0.02))))
     with pytest.raises(EngineTimeoutError):
-        await backend_of(engine, timeout_s=0.2).generate(request_of())
+        await generate(backend_of(engine, timeout_s=0.2), request_of())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,11 +204,11 @@ async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
 def test_attempts_are_what_the_plan_of_faults_says(kind: Kind, plan: list[str]) -> None:
     faults = {**{name: fault for name, (fault, _) in RETRIED.items()}, "400": Fault(status=400)}
     engine = engine_of(kind, fault=lambda number, _: faults.get(plan[number]) if number < len(plan) else None)
-    backend = backend_of(engine, max_attempts=3)
+    backend = backend_of(engine, max_attempts=3, http_transport=in_process(engine))
     ends = next((n for n, step in enumerate(plan) if step in ("ok", "400")), len(plan))
 
     async def run() -> None:
-        await backend.generate(request_of())
+        await generate(backend, request_of())
 
     if ends < 3 and (ends == len(plan) or plan[ends] == "ok"):
         asyncio.run(run())
@@ -210,7 +223,7 @@ async def test_a_storm_of_503_costs_each_rollout_its_attempts_and_no_more() -> N
     backend = backend_of(engine, max_attempts=3)
     await backend.connect()
     results = await asyncio.gather(
-        *(backend.generate(request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
+        *(generate(backend, request_of(request_id=f"r{n}")) for n in range(50)), return_exceptions=True
     )
     assert all(isinstance(result, ThrottledError) for result in results)
     assert len(engine.requests) == 150

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
-import httpx
 import pytest
 
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
+from tito_core.backend.carrier import Reply
+from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
 from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine
 
@@ -29,14 +31,14 @@ class Distant(InProcessTransport):
         self.rounds: list[int] = []
         self._answered = 0
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
         number = self._answered + 1
         self.rounds.append(number)
         for _ in range(STEPS):
             await asyncio.sleep(0)
-        response = await super().handle_async_request(request)
+        reply = await super().send(method, url, headers, body)
         self._answered = max(self._answered, number)
-        return response
+        return reply
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("vllm", 6), ("vllm-completions", 6), ("sglang", 5)])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import Grammar, SamplingParams
+from tito_core.backend.checked import generate
 from tito_core.backend.sampling import OWNED_FIELDS
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.testing import Completion
@@ -50,7 +51,7 @@ def sent(kind: Kind, sampling: dict[str, Any]) -> dict[str, Any]:
     backend = backend_of(engine)
 
     async def run() -> None:
-        await backend.generate(request_of(**sampling))
+        await generate(backend, request_of(**sampling))
 
     try:
         asyncio.run(run())
@@ -124,7 +125,7 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
     fields = {"vllm": vllm_fields, "sglang": sglang_fields}[engine_name(kind)]
     grammar = Grammar(kind="regex", value="x")
     engine = engine_of(kind)
-    asyncio.run(backend_of(engine).generate(request_of()))
+    asyncio.run(generate(backend_of(engine), request_of()))
     (body,) = bodies(engine)
     for name in {*body, *fields(SamplingParams(seed=1, grammar=grammar))} - {"sampling_params"}:
         with pytest.raises(InvalidValueError, match=name):
@@ -225,6 +226,6 @@ def test_within_lowers_both_lengths_and_nothing_else(room: int, wanted: int, lea
 @pytest.mark.parametrize("kind", WIRES)
 async def test_a_clamped_request_never_asks_for_more_than_it_may(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=20)
-    response = await backend_of(engine).generate(request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))
+    response = await generate(backend_of(engine), request_of(max_new_tokens=100, min_new_tokens=50, ignore_eos=True))
     asked = engine.requests[0]
     assert asked.min_new_tokens <= asked.max_new_tokens == len(response.output_ids) <= 20 - len(PROMPT)

@@ -11,8 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    WIRES,
+    Kind,
+    backend_of,
+    engine_of,
+    hash_policy,
+    in_process,
+    request_of,
+)
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
+from tito_core.backend.checked import generate, score
 from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
 from tito_core.ledger.turn import Semantics
 from tito_core.testing import Completion, Fault, ScriptedRequest, always
@@ -24,7 +37,8 @@ Edit = Callable[[Any], Any]
 @given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60))
 @settings(deadline=None, max_examples=30)
 def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
-    scores = asyncio.run(backend_of(engine_of(kind)).score(ids))
+    engine = engine_of(kind)
+    scores = asyncio.run(score(backend_of(engine, http_transport=in_process(engine)), ids))
     assert scores.dtype == np.float32
     assert scores.shape == (len(ids),)
     assert np.isnan(scores[0])
@@ -36,8 +50,8 @@ def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_sampled_logprobs_are_the_scores_of_what_was_sampled(kind: Kind, temperature: float) -> None:
     backend = backend_of(engine_of(kind))
-    response = await backend.generate(request_of(max_new_tokens=50, temperature=temperature, seed=1))
-    scores = await backend.score([*PROMPT, *response.output_ids.tolist()])
+    response = await generate(backend, request_of(max_new_tokens=50, temperature=temperature, seed=1))
+    scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
     assert scores[len(PROMPT) :].tolist() == response.logprobs.tolist()
 
 
@@ -103,7 +117,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 async def test_a_score_that_is_not_of_what_was_sent_is_refused(kind: Kind, name: str) -> None:
     edit, sentence = PLANTED[name]
     with pytest.raises(ProtocolViolationError, match=sentence):
-        await backend_of(engine_of(kind, fault=always(Fault(edit=edit)))).score(PROMPT)
+        await score(backend_of(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
 
 
 # What logprobs mean.
@@ -325,8 +339,8 @@ def test_semantics_tell_truly_when_a_logprob_can_be_compared(
         backend = backend_of(engine_of(kind, **options))
         known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
         request = request_of(temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
-        response = await backend.generate(request)
-        scores = await backend.score([*PROMPT, *response.output_ids.tolist()])
+        response = await generate(backend, request)
+        scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
         same = np.allclose(scores[len(PROMPT) :], response.logprobs, atol=1e-5)
         assert same or not semantics_of(known, request.sampling).comparable_with_scoring()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,18 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS
-from support.reported import CHECKS, OUTPUT, raw, refused, reported, request
-from tito_core.backend import TokenRequest
-from tito_core.backend.answer import NOTHING, Reported
+from support.reported import OUTPUT, raw, refused, reported, request
+from tito_core.backend import EngineInfo, RawResponse, RawScores, TokenRequest
+from tito_core.backend.protocol import NOTHING
+from tito_core.backend.score_validation import validated_scores
+from tito_core.backend.validation import validated
 from tito_core.ledger.turn import Finish, VersionSpan
 
+INFO = EngineInfo("sglang", "m", None, None)
 
-def read(said: Reported, asked: TokenRequest | None = None) -> Any:
-    return CHECKS.response(said, asked or request(), latency_s=0.5, running_id="r7-retry1")
+
+def read(said: RawResponse, asked: TokenRequest | None = None) -> Any:
+    return validated(replace(said, latency_s=0.5, request_id="r7-retry1"), asked or request(), INFO)
 
 
 def test_a_right_answer_is_given_whole() -> None:
-    response = read(reported(message="said", spans=[(0, 2, "a"), (2, 3, None)]))
+    response = read(reported(message="said", versions=[(0, 2, "a"), (2, 3, None)]))
     assert response.output_ids.tolist() == list(OUTPUT)
     assert response.logprobs.tolist() == [-1.0, -2.0, -3.0]
     assert (response.output_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
@@ -54,7 +59,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": [-1e300, -1, -1]}, "Law 4: the answer: logprob -inf at output offset 0 is no log-probability."),
     ({"stop": 77}, "Law 4: stop token 77 ended the output, whose last id is 2."),
     ({"finish": "length"}, "Law 4: the output ended for length after 3 of 8 tokens."),
-    ({"spans": [(0, 2, "a")]}, "Law 10: the answer: weight-version spans end at 2, the output has 3 tokens."),
+    ({"versions": [(0, 2, "a")]}, "Law 10: the answer: weight-version spans end at 2, the output has 3 tokens."),
     ({"echoed": raw(["x"])}, "Law 4: the echo of the prompt is no list of ids: Expected `int`, got `str` - at `$[0]`."),
     (
         {"echoed": raw(None)},
@@ -84,7 +89,7 @@ def test_ids_and_logprobs_are_those_that_were_said_and_one_wrong_id_is_found_whe
     ids, logprobs = [*(token for token, _ in said), EOS], [*(logprob for _, logprob in said), -1.0]
     asked = request(max_new_tokens=64)
 
-    def of(output: list[int]) -> Reported:
+    def of(output: list[int]) -> RawResponse:
         return reported(output_ids=output, logprob_ids=output, logprobs=logprobs, completion_tokens=len(output))
 
     response = read(of(ids), asked)
@@ -100,7 +105,7 @@ def test_what_an_answer_still_may_say() -> None:
     assert read(reported(logprobs=(0.0, -9998.0, -1.0))).logprobs.tolist() == [0.0, -9998.0, -1.0]
     assert read(reported(stop="word", output_ids=[21, 22, 23], logprob_ids=[21, 22, 23])).stop == "word"
     assert read(reported(finish="length", stop=9), request(max_new_tokens=3)).stop is None
-    assert read(reported(spans=[])).versions == (VersionSpan(0, 3, None),)
+    assert read(reported(versions=[])).versions == (VersionSpan(0, 3, None),)
 
 
 def test_more_than_was_asked_for_is_refused() -> None:
@@ -160,14 +165,20 @@ SCORES: list[tuple[list[Any], str]] = [
 ]
 
 
+def scores(pairs: list[Any]) -> RawScores:
+    return RawScores(
+        logprobs=[logprob for _, logprob in pairs], token_ids=[token for token, _ in pairs], request_id="r7"
+    )
+
+
 @pytest.mark.parametrize(("scored", "sentence"), SCORES)
 def test_what_scores_may_not_say(scored: list[Any], sentence: str) -> None:
-    refused(sentence, lambda: CHECKS.scores(np.array([7, 8, 9], np.int32), scored))
+    refused(sentence, lambda: validated_scores(scores(scored), np.array([7, 8, 9], np.int32), INFO))
 
 
 @pytest.mark.parametrize("first", [7, None])
 def test_scores_begin_with_none(first: int | None) -> None:
-    scores = CHECKS.scores(np.array([7, 8, 9], np.int32), [(first, None), (8, -1.5), (9, -2.5)])
-    assert scores.dtype == np.float32
-    assert np.isnan(scores[0])
-    assert scores[1:].tolist() == [-1.5, -2.5]
+    found = validated_scores(scores([(first, None), (8, -1.5), (9, -2.5)]), np.array([7, 8, 9], np.int32), INFO)
+    assert found.dtype == np.float32
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [-1.5, -2.5]

@@ -28,13 +28,12 @@ from tito_core.backend import (
 )
 from tito_core.backend.address import Address, api_key
 from tito_core.backend.errors import OUT_OF_VOCABULARY
-from tito_core.backend.protocol import TokenResponse
+from tito_core.backend.protocol import EngineInfo, RawResponse
+from tito_core.backend.request_checks import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.retries import Retries
 from tito_core.backend.transport import EngineHttp
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.backend.unknown_names import refuse_unknown
-from tito_core.backend.validate import check_input_ids, check_sampling, clamp_new_tokens
-from tito_core.ledger.turn import Finish, VersionSpan
 
 B = "sglang"
 
@@ -137,7 +136,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     (
         {"min_new_tokens": 1, "grammar": {"kind": "regex", "value": "a"}},
         "min_new_tokens=1 and a grammar do not go together: once the grammar is complete no token is left to sample, "
-        "which kills a real SGLang server. Let the grammar say how long it is.",
+        "which kills some servers. Let the grammar say how long it is.",
     ),
     ({"temprature": 1}, "There is no sampling parameter 'temprature'; did you mean 'temperature'?"),
 ]
@@ -159,7 +158,7 @@ def test_what_one_still_can_sample_with() -> None:
 def test_a_salt_that_vllm_refuses() -> None:
     with pytest.raises(InvalidValueError) as caught:
         Wanted(cache_salt="a@")
-    assert str(caught.value) == "cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: 'a@'."
+    assert str(caught.value) == "cache_salt may not hold '@', '/', a backslash or NUL, which some servers refuse: 'a@'."
 
 
 def test_a_name_that_nobody_knows() -> None:
@@ -262,12 +261,18 @@ class Aborting:
     def __init__(self, tokens: int, message: str | None = None) -> None:
         self.tokens, self.message = tokens, message
 
-    async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
-        ids = np.full(self.tokens, 7, np.int32)
-        spans = (VersionSpan(0, self.tokens, None),)
-        shown = ids.astype(np.float32) - 8
-        return TokenResponse(
-            ids, shown, Finish.ABORT, None, 5, None, 0.1, request.request_id, spans, message=self.message
+    async def connect(self) -> EngineInfo:
+        return EngineInfo(B, "m", None, None)
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
+        return RawResponse(
+            finish="abort",
+            output_ids=[7] * self.tokens,
+            logprobs=[-1.0] * self.tokens,
+            echoed=request.input_ids,
+            prompt_tokens=len(request.input_ids),
+            completion_tokens=self.tokens,
+            message=self.message,
         )
 
 
@@ -321,12 +326,12 @@ LIKE = "give an address like 'http://localhost:8000'."
 ADDRESSES: list[tuple[Any, str]] = [
     (
         "unix://run/a.sock",
-        "'unix://run/a.sock' names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+        "'unix://run/a.sock' names no Unix socket: give its whole path, like 'unix:///run/server.sock'.",
     ),
     ("http://user:hunter2@h", f"The server address holds a user name or password; give the key as api_key: {LIKE}"),
     ("ftp://h", f"'ftp://h' is no server address: {LIKE}"),
     ("http://", f"'http://' is no server address: {LIKE}"),
-    ("http://h:65536", f"'http://h:65536' has no port between 1 and 65535: {LIKE}"),
+    ("http://h:65536", f"'http://h:65536' is no server address (Port out of range 0-65535): {LIKE}"),
     ("http://h:0", f"'http://h:0' has no port between 1 and 65535: {LIKE}"),
     ("http://h?a=1", f"'http://h?a=1' holds a query or a fragment: {LIKE}"),
     ("http://h/v1", f"'http://h/v1' ends in /v1, which is not the server's root: {LIKE}"),

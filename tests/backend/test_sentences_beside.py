@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from support.backends import PROMPT
-from support.reported import CHECKS, OUTPUT, refused, request
-from tito_core.backend.beside import Beside, BesideChecks
+from support.reported import OUTPUT, READER, refused, request
+from tito_core.backend import RawResponse
+from tito_core.backend.column_validation import ColumnValidation
 
+NAMES = {"top": "top_logprobs", "prompt": "prompt_logprobs", "experts": "routed_experts", "mask": "sampling_mask"}
 TOP = [(21, -1.0), (30, -1.5)], [(22, -2.0), (30, -0.5)], [(2, -3.0), (31, -0.1)]
 FLAT = list(range(7 * 2 * 2))
 
@@ -35,7 +37,8 @@ def columns(wanted: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> 
         said["top"] = lambda: rows
     asked = request(wanted, delta_start=delta_start, top_k=top_k)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
-    return BesideChecks(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(Beside(**said))
+    raw = RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, **{NAMES[name]: said[name] for name in said})
+    return ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(raw)
 
 
 ALL = {"top_logprobs": 2, "prompt_logprobs": True, "routed_experts": (2, 2), "sampling_mask": True}
@@ -192,7 +195,9 @@ def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() ->
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     for rows in (7, 5):
         text = packed(range(rows * 4))
-        found = BesideChecks(CHECKS, asked, np.array(OUTPUT, np.int32), logprobs).columns(Beside(experts=text))
+        found = ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(
+            RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, routed_experts=text)
+        )
         column = found["routed_experts"]
         assert (column.start, column.shape) == (2, (5, 4))
         assert column.values.ravel().tolist() == list(range(rows * 4))[-20:]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-import httpx
 import pytest
 
 from tito_core.backend import (
@@ -22,7 +21,7 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.carrier import OverHttpx
+from tito_core.backend.carrier import Reply
 from tito_core.backend.connection_errors import error_from_failure
 from tito_core.backend.decoded import decoded
 from tito_core.backend.http_errors import error_from_status
@@ -156,15 +155,18 @@ KEY: Any = SimpleNamespace(ssl=True, host="h", port=1)
 
 
 FAILURES: list[tuple[Exception, bool, str, str]] = [
-    (httpx.ReadError("cut"), True, "closed", BROKE.format("closed", "cut")),
-    (httpx.ReadError(""), True, "closed", BROKE.format("closed", "ReadError")),
+    (aiohttp.ClientPayloadError("cut"), True, "closed", BROKE.format("closed", "cut")),
+    (aiohttp.ClientPayloadError(), True, "closed", BROKE.format("closed", "ClientPayloadError")),
     (aiohttp.ServerDisconnectedError("gone"), True, "closed", BROKE.format("closed", "in or before its head")),
     (ConnectionResetError(104, "reset"), True, "reset", BROKE.format("reset", "[Errno 104] reset")),
     (OSError("pipe"), True, "closed", BROKE.format("closed", "pipe")),
-    (httpx.ConnectError("no"), False, "closed", NOBODY.format("no")),
-    (httpx.ConnectTimeout("slow"), False, "never-opened", LATE),
+    (
+        aiohttp.ClientConnectorError(KEY, OSError(5, "no")),
+        False,
+        "closed",
+        NOBODY.format("no"),
+    ),
     (aiohttp.ConnectionTimeoutError("slow"), False, "never-opened", LATE),
-    (httpx.PoolTimeout("busy"), False, "never-opened", LATE),
     (
         aiohttp.ClientConnectorError(KEY, OSError(111, "Connection refused")),
         False,
@@ -183,8 +185,8 @@ def test_a_connection_that_failed(failure: Exception, sent: bool, reason: str, s
     assert error.reason == reason
 
 
-@pytest.mark.parametrize("kind", [httpx.ReadTimeout, httpx.WriteTimeout])
-def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[httpx.TimeoutException]) -> None:
+@pytest.mark.parametrize("kind", [aiohttp.SocketTimeoutError, TimeoutError])
+def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[Exception]) -> None:
     error = error_from_failure(B, kind("slow"), url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), error.backend, error.request_id) == (EngineTimeoutError, B, "r")
     assert "http_transport" in str(error)
@@ -195,9 +197,6 @@ def test_what_speaks_no_http() -> None:
     error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), error.backend, error.request_id, error.sent) == (ProtocolViolationError, B, "r", False)
     assert str(error) == "What answers at u speaks no HTTP (Bad status line). Are host and port sglang's?"
-    wrapped = httpx.ReadError("outer")
-    wrapped.__cause__ = failure
-    assert str(error_from_failure(B, wrapped, url="u", connect_timeout_s=2.5, request_id="r")) == str(error)
 
 
 PROXY = "Is this a sglang server, and no proxy's page?"
@@ -233,8 +232,14 @@ async def streamed(body: bytes, content_type: str = "text/event-stream") -> Back
     assert streaming is not None
     hide, size = (lambda text: text.replace("key", "<API key>")), AnswerSize(LIMIT, LIMIT)
     reader = StreamReader(streaming, B, "http://h/generate", "r", hide, size)
-    answer = httpx.Response(200, headers={"content-type": content_type}, content=body)
-    reply = await OverHttpx(httpx.MockTransport(lambda _: answer), 1.0).send("POST", "http://h/generate", {}, b"")
+
+    async def raw() -> AsyncIterator[bytes]:
+        yield body
+
+    async def aclose() -> None:
+        pass
+
+    reply = Reply(200, {"content-type": content_type}, raw(), aclose)
     with pytest.raises(BackendError) as caught:
         await reader(reply)
     assert (caught.value.backend, caught.value.request_id) == (B, "r")

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of, request_of
+from support.backends import (
+    KINDS,
+    Kind,
+    Waits,
+    answering,
+    backend_of,
+    engine_of,
+    http_response,
+    over_sockets,
+    request_of,
+)
 from tito_core.backend import (
     BadRequestError,
     ContextLengthError,
@@ -18,26 +27,27 @@ from tito_core.backend import (
     ProtocolViolationError,
     create_backend,
 )
+from tito_core.backend.checked import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
-from tito_core.testing import Fault, InProcessTransport, always
+from tito_core.testing import Fault, always
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_answer_that_does_not_come_in_time(kind: Kind) -> None:
-    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.05)
+    backend = backend_of(engine_of(kind, fault=always(Fault(hang=True))), timeout_s=0.5)
     with pytest.raises(EngineTimeoutError) as caught:
-        await backend.generate(request_of())
+        await generate(backend, request_of())
     path = {"vllm": "/inference/v1/generate", "sglang": "/generate"}[kind]
     assert str(caught.value) == (
-        f"{kind} at http://scripted{path} did not answer within 0.05 s. The request was given up and the server told "
+        f"{kind} at http://scripted{path} did not answer within 0.5 s. The request was given up and the server told "
         "to abort it; raise timeout_s if answers take longer."
     )
     assert (caught.value.backend, caught.value.request_id) == (kind, "r")
 
 
 def serving(models: list[dict[str, Any]], **options: Any) -> Any:
-    return answering("vllm", lambda _: httpx.Response(200, json={"data": models, "version": "1"}), **options)
+    return answering("vllm", lambda _: http_response(200, json={"data": models, "version": "1"}), **options)
 
 
 MODELS: list[tuple[list[dict[str, Any]], dict[str, Any], str]] = [
@@ -67,7 +77,7 @@ async def test_a_text_of_another_prompt_is_not_sent() -> None:
     engine = engine_of("vllm")
     other = request_of((1, 2, 3))
     with pytest.raises(BadRequestError) as caught:
-        await backend_of(engine).generate(replace(request_of(), text=IdText.of(other.input_ids)))
+        await generate(backend_of(engine), replace(request_of(), text=IdText.of(other.input_ids)))
     assert str(caught.value) == (
         "Law 4: the text that was kept of a prompt, of 3 ids, is not that of its 5 ids, so it was not sent. Leave "
         "`text` out of the request and it is written anew."
@@ -76,12 +86,8 @@ async def test_a_text_of_another_prompt_is_not_sent() -> None:
 
 
 def several(*engines: Any) -> Any:
-    class Routed(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await InProcessTransport(engines[int(request.url.host[1:])]).handle_async_request(request)
-
-    addresses = [f"http://s{n}" for n in range(len(engines))]
-    return create_backend("vllm", addresses, http_transport=Routed, sleep=Waits())
+    addresses = [f"http://server{n}" for n in range(len(engines))]
+    return create_backend("vllm", addresses, http_transport=over_sockets(engines), sleep=Waits())
 
 
 async def test_servers_that_are_not_alike() -> None:
@@ -90,7 +96,7 @@ async def test_servers_that_are_not_alike() -> None:
         await backend.connect()
     assert str(caught.value) == (
         "The vllm servers are not alike, so a rollout cannot move from one to another: model is 'scripted' at "
-        "http://s0 and 'other' at http://s2. Start them alike, or leave one out of base_url."
+        "http://server0 and 'other' at http://server2. Start them alike, or leave one out of base_url."
     )
     assert caught.value.backend == "vllm"
 
@@ -127,14 +133,14 @@ async def test_what_cannot_be_scored_is_told_of_its_own_backend(kind: Kind) -> N
     engine = engine_of(kind, max_model_len=8)
     backend = backend_of(engine)
     most = (await backend.connect()).max_model_len or 0
-    assert len(await backend.score([5] * (most - 1))) == most - 1
+    assert len(await score(backend, [5] * (most - 1))) == most - 1
     for bad, error in (([5] * most, ContextLengthError), ([], BadRequestError)):
         with pytest.raises(error) as caught:
-            await backend.score(bad)
+            await score(backend, bad)
         assert caught.value.backend == kind
     other = backend_of(engine_of(kind, fault=always(Fault(edit=lambda answer: _scored_wrongly(answer)))))
     with pytest.raises(ProtocolViolationError) as broken:
-        await other.score([5, 6])
+        await score(other, [5, 6])
     assert (broken.value.backend, len(broken.value.request_id or "")) == (kind, 32)
 
 

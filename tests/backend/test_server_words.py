@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, request_of
+from support.backends import KINDS, WIRES, Kind, answering, backend_of, engine_of, http_response, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AuthenticationError, BackendError, BadRequestError, ProtocolViolationError
+from tito_core.backend.checked import generate
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.transport import EngineHttp, HttpRequest
 from tito_core.testing import Fault, always
@@ -42,7 +42,7 @@ async def test_a_content_type_does_not_bring_the_key_into_an_error(kind: Kind, s
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type=f"text/{KEY}", body=b"x"))), api_key=KEY)
     backend._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError) as caught:
-        await backend.generate(request_of(), (lambda _: None) if streams else None)
+        await generate(backend, request_of(), (lambda _: None) if streams else None)
     assert KEY not in str(caught.value)
     assert "<API key>" in str(caught.value)
 
@@ -73,7 +73,7 @@ async def test_a_closed_endpoint_may_be_a_restart() -> None:
     restarted = backend_of(engine_of("vllm", scale_out=False))
     restarted._info = await open_to_all.connect()
     with pytest.raises(AuthenticationError, match="restarted without this endpoint: connect again"):
-        await restarted.generate(request_of())
+        await generate(restarted, request_of())
 
 
 @pytest.mark.parametrize("count", [-1, 2**63, 2**70])
@@ -88,13 +88,13 @@ async def test_cached_tokens_that_are_no_count_are_a_violation(kind: Kind, count
     backend = backend_of(engine_of(kind, fault=always(Fault(edit=edit))))
     backend._info = await backend_of(engine_of(kind)).connect()
     with pytest.raises(ProtocolViolationError):
-        await backend.generate(request_of())
+        await generate(backend, request_of())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_of_many_served_models_an_error_lists_a_few(kind: Kind) -> None:
     served = {"data": [{"id": f"model-{n}-{'x' * 500}"} for n in range(1000)]}
-    backend = answering(kind, lambda request: httpx.Response(200, json=served), model="other")
+    backend = answering(kind, lambda request: http_response(200, json=served), model="other")
     with pytest.raises(BadRequestError, match=r"'other'.*and 995 more") as caught:
         await backend.connect()
     assert len(str(caught.value)) < 1000

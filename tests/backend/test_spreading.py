@@ -17,14 +17,15 @@ from tito_core.backend import (
     BadRequestError,
     EngineConnectionError,
     EngineInfo,
+    RawResponse,
+    RawScores,
     ThrottledError,
-    TokenResponse,
     create_backend,
 )
 from tito_core.backend import replicas as module
+from tito_core.backend.checked import score
 from tito_core.backend.replicas import OUT_S, Replicas, replicas_of
 from tito_core.backend.retries import Retries
-from tito_core.ledger.turn import Finish, VersionSpan
 
 INFO = EngineInfo("fake", "m", 100, "1", "w1")
 
@@ -48,16 +49,23 @@ class Member:
         await self._done("connect")
         return self.info
 
-    async def generate(self, request: Any, on_chunk: Any = None) -> TokenResponse:
+    async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
         self.watchers.append(on_chunk)
         await self._done("generate", request.request_id)
-        ids, logprobs = np.array([7], np.int32), np.array([-1.0], np.float32)
-        spans = (VersionSpan(0, 1, None),)
-        return TokenResponse(ids, logprobs, Finish.LENGTH, None, 5, None, 0.1, request.request_id, spans)
+        return RawResponse(
+            finish="stop",
+            stop=7,
+            output_ids=[7],
+            logprobs=[-1.0],
+            echoed=request.input_ids,
+            prompt_tokens=len(request.input_ids),
+            completion_tokens=1,
+            request_id=request.request_id,
+        )
 
     async def score(self, token_ids: Any) -> Any:
         await self._done("score", list(token_ids))
-        return np.zeros(len(token_ids), np.float32)
+        return RawScores(logprobs=[None, *[0.0] * (len(token_ids) - 1)])
 
     async def tokenize(self, text: str) -> Any:
         await self._done("tokenize", text)
@@ -92,8 +100,9 @@ def spread(*members: Member, attempts: int = 4) -> Replicas:
     return replicas_of(members, addresses, Retries(attempts, Waits()))  # type: ignore[arg-type]
 
 
-async def ask(backend: Replicas, request_id: str, session: str | None = None, on_chunk: Any = None) -> TokenResponse:
-    return await backend.generate(replace(request_of(request_id=request_id), session_id=session), on_chunk)
+async def ask(backend: Replicas, request_id: str, session: str | None = None, on_chunk: Any = None) -> RawResponse:
+    request = replace(request_of(request_id=request_id), session_id=session)
+    return await (backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk))
 
 
 def generated(member: Member) -> list[str]:
@@ -225,7 +234,7 @@ async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_hold
 
 async def test_a_backend_that_cannot_stream_is_asked_without_a_watcher() -> None:
     class Old(Member):
-        async def generate(self, request: Any) -> TokenResponse:  # type: ignore[override]
+        async def generate(self, request: Any) -> RawResponse:  # type: ignore[override]
             return await super().generate(request)
 
     assert (await ask(spread(Old(), Old()), "r")).request_id == "r"
@@ -279,7 +288,7 @@ async def test_scores_that_run_at_once_count_as_two() -> None:
     members = [Member(act=gate.wait), Member(act=gate.wait)]
     backend = spread(*members)
     backend._info = INFO
-    tasks = [asyncio.ensure_future(backend.score([n, n])) for n in range(4)]
+    tasks = [asyncio.ensure_future(score(backend, [n, n])) for n in range(4)]
     for _ in range(3):
         await asyncio.sleep(0)
     assert [sorted(len(member.running) for member in backend._members)] == [[2, 2]]

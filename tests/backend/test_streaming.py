@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,13 +18,17 @@ from support.backends import (
     PROMPT,
     WIRES,
     Kind,
+    Received,
     Waits,
     answering,
     backend_of,
     bodies,
     engine_of,
     hash_policy,
+    http_response,
+    in_process,
     request_of,
+    soon,
 )
 from tito_core.backend import (
     BackendError,
@@ -39,8 +42,9 @@ from tito_core.backend import (
     TokenChunk,
     TokenResponse,
 )
+from tito_core.backend.checked import generate
 from tito_core.ledger.turn import Finish
-from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, always, first
+from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 
 OUTPUT = (21, 22, 23, 24, EOS)
 Events = list[dict[str, Any]]
@@ -60,7 +64,7 @@ def facts(response: TokenResponse) -> Any:
 
 def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
     engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
-    return asyncio.run(backend_of(engine, **options).generate(request_of(), Shown()))
+    return asyncio.run(generate(backend_of(engine, **options), request_of(), Shown()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -74,9 +78,10 @@ def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], tempe
     async def both() -> None:
         answers = []
         for shown in (Shown(), None):
-            backend = backend_of(engine_of(kind, hash_policy()))
+            engine = engine_of(kind, hash_policy())
+            backend = backend_of(engine, http_transport=in_process(engine))
             asked = request_of(prompt, temperature=temperature, max_new_tokens=limit, seed=7)
-            answers.append(await backend.generate(asked, shown))
+            answers.append(await generate(backend, asked, shown))
             assert shown is None or shown == answers[0].output_ids.tolist()
         assert facts(answers[0]) == facts(answers[1])
         assert answers[0].output_ids.dtype == np.int32
@@ -94,7 +99,7 @@ def test_every_end_is_told(kind: Kind, tokens: int, finish: Any) -> None:
             ask(kind, None, said)
         return
     assert facts(ask(kind, None, said)) == facts(
-        asyncio.run(backend_of(engine_of(kind, lambda _: said)).generate(request_of()))
+        asyncio.run(generate(backend_of(engine_of(kind, lambda _: said)), request_of()))
     )
 
 
@@ -169,7 +174,7 @@ def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_i
     async def broken(at: int, cut: str) -> None:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, Fault(**{cut: at})))
         shown, waits = Shown(), Waits()
-        asked = backend_of(engine, sleep=waits).generate(request_of(), shown)
+        asked = generate(backend_of(engine, sleep=waits), request_of(), shown)
         [outcome] = await asyncio.gather(asked, return_exceptions=True)
         if isinstance(outcome, TokenResponse):
             assert outcome.output_ids.tolist() == list(OUTPUT) == shown
@@ -221,7 +226,7 @@ def test_a_failing_server_is_asked_again_only_if_nothing_was_shown(kind: Kind, a
     async def asked() -> int:
         engine = engine_of(kind, lambda _: Completion(OUTPUT), fault=first(1, failing({"code": 500}, after)))
         try:
-            await backend_of(engine).generate(request_of(), Shown())
+            await generate(backend_of(engine), request_of(), Shown())
         except ServerError:
             assert after
         return len(engine.requests)
@@ -244,8 +249,8 @@ def test_what_is_no_stream_is_refused(kind: Kind) -> None:
 async def test_the_server_is_asked_to_stream_only_when_someone_watches(kind: Kind) -> None:
     engine = engine_of(kind)
     backend = backend_of(engine)
-    await backend.generate(request_of(), Shown())
-    await backend.generate(request_of())
+    await generate(backend, request_of(), Shown())
+    await generate(backend, request_of())
     watched, plain = bodies(engine)
     assert (watched["stream"], plain["stream"]) == (True, False)
     if kind != "sglang":
@@ -260,8 +265,8 @@ async def test_a_long_prompt_is_not_echoed_with_every_token() -> None:
     engine = engine_of("sglang", max_model_len=40000)
     prompt = [11] * 32000
     shown = Shown()
-    response = await backend_of(engine).generate(
-        request_of(prompt, max_new_tokens=300, ignore_eos=True, stop_token_ids=()), shown
+    response = await generate(
+        backend_of(engine), request_of(prompt, max_new_tokens=300, ignore_eos=True, stop_token_ids=()), shown
     )
     assert shown == response.output_ids.tolist()
     assert len(engine.exchanges[-1].response.content) < 12 * (32000 + 300 * 1100)
@@ -274,18 +279,14 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
         backend = BACKENDS[kind](server.base_url)
         shown = Shown()
         asked = request_of(max_new_tokens=600, stop_token_ids=())
-        task = asyncio.create_task(backend.generate(asked, shown))
+        task = asyncio.create_task(generate(backend, asked, shown))
         while len(shown) < 2:
             await asyncio.sleep(0.01)
         assert not task.done()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(200):
-            if not engine.running:
-                break
-            await asyncio.sleep(0.01)
-        assert engine.running == 0
+        assert await soon(lambda: not engine.running)
         await backend.aclose()
 
 
@@ -296,7 +297,7 @@ async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None
         backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
         shown = Shown()
         with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
-            await backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown)
+            await generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), shown)
         assert len(shown)
         while engine.running:
             await asyncio.sleep(0.01)
@@ -309,7 +310,7 @@ async def test_an_abort_in_mid_stream_gives_what_there_was(kind: Kind) -> None:
     async with ScriptedServer(engine) as server:
         backend = BACKENDS[kind](server.base_url)
         shown = Shown()
-        task = asyncio.create_task(backend.generate(request_of(max_new_tokens=600, stop_token_ids=()), shown))
+        task = asyncio.create_task(generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), shown))
         while len(shown) < 3:
             await asyncio.sleep(0.01)
         engine.state.abort(lambda _: True)
@@ -328,15 +329,15 @@ async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        await backend_of(engine).generate(request_of(), watcher)
+        await generate(backend_of(engine), request_of(), watcher)
     assert any("abort" in exchange.path for exchange in engine.exchanges)
 
 
 def test_a_refused_request_that_would_stream_is_refused_as_ever() -> None:
-    async def handler(request: httpx.Request) -> httpx.Response:
+    async def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(400, json={"error": {"message": "no"}})
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(400, json={"error": {"message": "no"}})
 
     with pytest.raises(BadRequestError, match="answered 400: no"):
-        asyncio.run(answering("vllm", handler).generate(request_of(PROMPT), Shown()))
+        asyncio.run(generate(answering("vllm", handler), request_of(PROMPT), Shown()))

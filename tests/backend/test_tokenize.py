@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import KINDS, Kind, Waits, answering, backend_of, engine_of
+from support.backends import (
+    KINDS,
+    NO_ANSWER,
+    Kind,
+    Received,
+    Waits,
+    answering,
+    backend_of,
+    engine_of,
+    http_response,
+    over_sockets,
+)
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
 from tito_core.backend.http_backend import HttpBackend
-from tito_core.testing import InProcessTransport, ScriptedEngine
+from tito_core.testing import ScriptedEngine, WireResponse
 
 BOS = 1
 
@@ -22,19 +31,16 @@ def encode(text: str, special: bool) -> list[int]:
     return [BOS] * special + [10 + ord(letter) % 900 for letter in text]
 
 
-def answers(kind: Kind, *said: httpx.Response | Exception) -> tuple[HttpBackend, list[httpx.Request], Waits]:
+def answers(kind: Kind, *said: WireResponse) -> tuple[HttpBackend, list[Received], Waits]:
     """A backend whose server says these things at `/tokenize`, one after the other; the last one again and again."""
     left, asked, waits = list(said), [], Waits()
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path != "/tokenize":
+    def answer(request: Received) -> WireResponse:
+        if request.path != "/tokenize":
             models = {"data": [{"id": "m", "max_model_len": 100}]}
-            return httpx.Response(200, json=models) if request.url.path == "/v1/models" else httpx.Response(404)
+            return http_response(200, json=models) if request.path == "/v1/models" else http_response(404)
         asked.append(request)
-        reply = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
+        return left.pop(0) if len(left) > 1 else left[0]
 
     return answering(kind, answer, sleep=waits), asked, waits
 
@@ -64,25 +70,25 @@ async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kin
 @pytest.mark.parametrize(
     "said",
     [
-        *(httpx.Response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 500, 501)),
-        httpx.Response(200, text="<html>", headers={"content-type": "text/html"}),
-        httpx.Response(200, json={"ids": [1]}),
-        httpx.Response(200, json={"tokens": [[1, 2]]}),
-        httpx.Response(200, json={"tokens": [-1]}),
-        httpx.Response(200, json={"tokens": [2**31]}),
+        *(http_response(status, json={"error": "no"}) for status in (400, 401, 403, 404, 405, 422, 500, 501)),
+        http_response(200, text="<html>", headers={"content-type": "text/html"}),
+        http_response(200, json={"ids": [1]}),
+        http_response(200, json={"tokens": [[1, 2]]}),
+        http_response(200, json={"tokens": [-1]}),
+        http_response(200, json={"tokens": [2**31]}),
     ],
-    ids=lambda said: f"{said.status_code} {said.text[:20]}",
+    ids=lambda said: f"{said.status} {said.content.decode()[:20]}",
 )
-async def test_any_refusal_is_none_and_is_asked_once(kind: Kind, said: httpx.Response) -> None:
+async def test_any_refusal_is_none_and_is_asked_once(kind: Kind, said: WireResponse) -> None:
     backend, asked, _ = answers(kind, said)
     assert await backend.tokenize("x") is None
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("passing", [httpx.Response(503), httpx.Response(502), httpx.ReadError("reset")], ids=str)
+@pytest.mark.parametrize("passing", [http_response(503), http_response(502), NO_ANSWER], ids=["503", "502", "reset"])
 async def test_what_may_pass_is_asked_again(kind: Kind, passing: Any) -> None:
-    backend, asked, waits = answers(kind, passing, httpx.Response(200, json={"tokens": [7]}))
+    backend, asked, waits = answers(kind, passing, http_response(200, json={"tokens": [7]}))
     ids = await backend.tokenize("x")
     assert ids is not None
     assert ids.tolist() == [7]
@@ -94,9 +100,9 @@ async def test_what_may_pass_is_asked_again(kind: Kind, passing: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        (httpx.Response(503), ThrottledError),
-        (httpx.Response(504), ServerError),
-        (httpx.ConnectError("refused"), EngineConnectionError),
+        (http_response(503), ThrottledError),
+        (http_response(504), ServerError),
+        (NO_ANSWER, EngineConnectionError),
     ],
 )
 async def test_a_server_that_cannot_be_reached_is_an_error_as_ever(kind: Kind, said: Any, error: type) -> None:
@@ -105,19 +111,9 @@ async def test_a_server_that_cannot_be_reached_is_an_error_as_ever(kind: Kind, s
         await backend.tokenize("x")
 
 
-class Routed(httpx.AsyncBaseTransport):
-    """Engines by host name, without sockets."""
-
-    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
-        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self.transports[request.url.host].handle_async_request(request)
-
-
 def replicas(kind: Kind, *engines: ScriptedEngine) -> Any:
     addresses = [f"http://server{n}" for n in range(len(engines))]
-    return create_backend(kind, addresses, http_transport=lambda: Routed(engines), sleep=Waits())
+    return create_backend(kind, addresses, http_transport=over_sockets(engines), sleep=Waits())
 
 
 def others(text: str, special: bool) -> list[int]:

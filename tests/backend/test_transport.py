@@ -14,21 +14,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from support.backends import (
     BACKENDS,
     EOS,
     KINDS,
+    SOON_S,
     VOCAB,
+    Handler,
     Kind,
     Waits,
     backend_of,
     engine_name,
     engine_of,
     hash_policy,
+    http_response,
+    over_socket,
     request_of,
+    soon,
 )
 from tito_core.backend import (
     AuthenticationError,
@@ -38,11 +42,10 @@ from tito_core.backend import (
     ProtocolViolationError,
     ServerError,
 )
+from tito_core.backend.checked import generate, score
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.ledger.turn import Finish
 from tito_core.testing import Fault, ScriptedServer, always, first, scripted_server
-
-SOON_S = 5.0
 
 
 def served(kind: Kind, **options: Any) -> ScriptedServer:
@@ -63,13 +66,6 @@ def eventually(holds: Callable[[], bool]) -> bool:
     until = time.monotonic() + SOON_S
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)
-    return holds()
-
-
-async def soon(holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + SOON_S
-    while not holds() and time.monotonic() < until:
-        await asyncio.sleep(0.01)
     return holds()
 
 
@@ -113,7 +109,7 @@ def test_connections_are_closed_when_each_loop_ends(kind: Kind) -> None:
     with served(kind) as server:
         backend = backend_to(server)
         for n in range(5):
-            asyncio.run(backend.generate(request_of(request_id=f"r{n}")))
+            asyncio.run(generate(backend, request_of(request_id=f"r{n}")))
             assert eventually(lambda: connections(server) == 0)
         assert len(server.engine.requests) == 5
 
@@ -125,7 +121,7 @@ def test_an_ended_loop_is_forgotten_with_its_client() -> None:
 
         async def run() -> None:
             loops.append(weakref.ref(asyncio.get_running_loop()))
-            await backend.generate(request_of())
+            await generate(backend, request_of())
 
         for _ in range(3):
             asyncio.run(run())
@@ -137,7 +133,7 @@ def test_an_ended_loop_is_forgotten_with_its_client() -> None:
 async def test_a_backend_that_is_dropped_closes_its_connections(kind: Kind) -> None:
     async with served(kind) as server:
         backend = backend_to(server)
-        await backend.generate(request_of())
+        await generate(backend, request_of())
         assert connections(server) > 0
         del backend
         gc.collect()
@@ -153,7 +149,7 @@ def test_threads_with_loops_of_their_own_share_a_backend() -> None:
         def run(name: int) -> None:
             try:
                 for n in range(3):
-                    asyncio.run(backend.generate(request_of(request_id=f"r{name}-{n}")))
+                    asyncio.run(generate(backend, request_of(request_id=f"r{name}-{n}")))
             except BaseException as error:
                 failures.append(error)
 
@@ -171,11 +167,11 @@ async def test_aclose_closes_this_loops_connections_and_the_next_request_opens_n
     async with served("vllm") as server:
         backend = backend_to(server)
         await backend.aclose()  # nothing yet: no error
-        await backend.generate(request_of())
+        await generate(backend, request_of())
         assert connections(server) > 0
         await backend.aclose()
         assert await soon(lambda: connections(server) == 0)
-        await backend.generate(request_of())
+        await generate(backend, request_of())
         await backend.aclose()
 
 
@@ -186,7 +182,7 @@ async def test_three_hundred_requests_run_at_once(kind: Kind) -> None:
         await backend.connect()
         server.engine.state.pause()
         tasks = [
-            asyncio.create_task(backend.generate(request_of((n + 3, 5, 6), request_id=f"r{n}", seed=n)))
+            asyncio.create_task(generate(backend, request_of((n + 3, 5, 6), request_id=f"r{n}", seed=n)))
             for n in range(300)
         ]
         assert await soon(lambda: server.engine.running == 300)
@@ -201,7 +197,7 @@ async def test_one_loop_has_one_client_and_reuses_its_connections() -> None:
     async with served("vllm") as server:
         backend = backend_to(server)
         for n in range(10):
-            await backend.generate(request_of(request_id=f"r{n}"))
+            await generate(backend, request_of(request_id=f"r{n}"))
         assert 1 <= connections(server) <= 3, "connecting asks three things at once, and the ten open no more"
         await backend.aclose()
 
@@ -250,7 +246,7 @@ async def test_a_connection_that_breaks_is_named_and_leaves_nothing_running(kind
     async with served(kind, fault=always(fault)) as server:
         backend = backend_to(server, max_attempts=2)
         with pytest.raises(EngineConnectionError, match="before its answer was whole") as caught:
-            await backend.generate(request_of())
+            await generate(backend, request_of())
         assert caught.value.sent
         assert caught.value.request_id == "r"
         assert len(server.engine.requests) == 2
@@ -262,7 +258,7 @@ async def test_a_connection_that_breaks_is_named_and_leaves_nothing_running(kind
 async def test_a_broken_connection_is_tried_again_and_fine(kind: Kind) -> None:
     async with served(kind, fault=first(1, Fault(reset_after=30))) as server:
         backend = backend_to(server)
-        assert len((await backend.generate(request_of())).output_ids)
+        assert len((await generate(backend, request_of())).output_ids)
         await backend.aclose()
 
 
@@ -280,7 +276,7 @@ def test_a_server_killed_in_mid_request_is_an_error_soon(kind: Kind) -> None:
         killer.start()
         started = time.monotonic()
         with pytest.raises(EngineConnectionError):
-            asyncio.run(backend.generate(request_of()))
+            asyncio.run(generate(backend, request_of()))
         killer.join()
         assert time.monotonic() - started < 10
 
@@ -289,7 +285,7 @@ def test_a_server_killed_in_mid_request_is_an_error_soon(kind: Kind) -> None:
 async def test_cancelling_the_awaiting_task_aborts_on_the_engine(kind: Kind) -> None:
     async with served(kind, latency=60.0) as server:
         backend = backend_to(server)
-        task = asyncio.create_task(backend.generate(request_of(request_id="mine")))
+        task = asyncio.create_task(generate(backend, request_of(request_id="mine")))
         assert await soon(lambda: server.engine.running == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -309,7 +305,7 @@ async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
     async with served(kind, latency=60.0) as server:
         backend = backend_to(server)
         await backend.abort("of nobody")  # unknown ids are no error
-        task = asyncio.create_task(backend.generate(request_of(request_id="mine")))
+        task = asyncio.create_task(generate(backend, request_of(request_id="mine")))
         assert await soon(lambda: server.engine.running == 1)
         await backend.abort("mine")
         assert (await task).finish == Finish.ABORT
@@ -320,7 +316,7 @@ async def test_abort_from_another_task_ends_a_generation(kind: Kind) -> None:
 async def test_scoring_is_aborted_too_when_it_is_cancelled(kind: Kind) -> None:
     async with served(kind, latency=60.0) as server:
         backend = backend_to(server)
-        task = asyncio.create_task(backend.score([5, 6, 7]))
+        task = asyncio.create_task(score(backend, [5, 6, 7]))
         assert await soon(lambda: server.engine.running == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -340,7 +336,7 @@ async def test_a_second_cancellation_does_not_wait_for_a_hanging_abort() -> None
             await release.wait()
 
         backend.abort = hang  # type: ignore[method-assign]
-        task = asyncio.create_task(backend.generate(request_of()))
+        task = asyncio.create_task(generate(backend, request_of()))
         assert await soon(lambda: server.engine.running == 1)
         task.cancel()
         await asyncio.wait_for(asked.wait(), SOON_S)
@@ -363,7 +359,7 @@ async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> 
             await asyncio.sleep(0.2)
 
         backend.abort = hang  # type: ignore[method-assign]
-        task = asyncio.create_task(backend.generate(request_of()))
+        task = asyncio.create_task(generate(backend, request_of()))
         await asyncio.wait_for(asked.wait(), SOON_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -382,7 +378,7 @@ async def test_a_failing_abort_hides_nothing() -> None:
 
     backend.abort = fail  # type: ignore[method-assign]
     with pytest.raises(EngineTimeoutError):
-        await backend.generate(request_of())
+        await generate(backend, request_of())
 
 
 async def test_a_dropped_coroutine_is_closed_quietly() -> None:
@@ -390,7 +386,7 @@ async def test_a_dropped_coroutine_is_closed_quietly() -> None:
     engine = engine_of("vllm", fault=always(Fault(hang=True)))
     backend = backend_of(engine)
     await backend.connect()
-    running = backend.generate(request_of())
+    running = generate(backend, request_of())
     running.send(None)
     running.close()
     await asyncio.sleep(0)
@@ -401,11 +397,11 @@ async def test_an_id_past_the_vocabulary_kills_no_server(kind: Kind) -> None:
     """SGLang's size is known, so the id stays here; vLLM refuses it by itself."""
     async with served(kind) as server:
         backend = backend_to(server)
-        for lost in (backend.generate(request_of((VOCAB,))), backend.score([5, VOCAB])):
+        for lost in (generate(backend, request_of((VOCAB,))), score(backend, [5, VOCAB])):
             with pytest.raises(BadRequestError, match=r"outside the vocabulary of 1000 tokens|is out of vocabulary"):
                 await lost
         assert not server.engine.state.dead
-        await backend.generate(request_of((VOCAB - 1,)))
+        await generate(backend, request_of((VOCAB - 1,)))
         await backend.aclose()
 
 
@@ -423,7 +419,7 @@ async def test_the_key_is_sent_as_bearer_from_either_place(
         monkeypatch.setenv("TITO_API_KEY", SECRET + "\n")
     async with served(kind, api_key=SECRET) as server:
         backend = backend_to(server, api_key=SECRET if how == "argument" else None)
-        await backend.generate(request_of())
+        await generate(backend, request_of())
         assert server.engine.requests[0].headers["authorization"] == f"Bearer {SECRET}"
         assert SECRET not in repr(backend) + repr(backend.http) + repr(await backend.connect())
         await backend.aclose()
@@ -456,16 +452,16 @@ async def test_the_key_is_in_no_error_and_no_log(kind: Kind, caplog: pytest.LogC
     """Also where a server repeats it, as some do."""
     caplog.set_level(logging.DEBUG)
     replies = [
-        httpx.Response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
-        httpx.Response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
-        httpx.Response(200, text=f"<html>{SECRET}</html>"),
-        httpx.Response(200, text=f'{{"data": "{SECRET}"}}'),
+        http_response(401, json={"error": f"Incorrect API key provided: {SECRET}"}),
+        http_response(500, text=f"header Authorization: Bearer {SECRET} was no good"),
+        http_response(200, text=f"<html>{SECRET}</html>"),
+        http_response(200, text=f'{{"data": "{SECRET}"}}'),
     ]
     for reply in replies:
         backend = BACKENDS[kind](
             "http://scripted",
             api_key=SECRET,
-            http_transport=lambda reply=reply: httpx.MockTransport(lambda _: reply),
+            http_transport=over_socket(Handler(lambda _, reply=reply: reply)),
             sleep=Waits(),
         )
         with pytest.raises((AuthenticationError, ServerError, ProtocolViolationError)) as caught:
@@ -493,7 +489,7 @@ async def test_proxies_of_the_environment_are_not_used(
     monkeypatch.delenv("no_proxy", raising=False)
     async with served(kind) as server:
         backend = backend_to(server, max_attempts=1)
-        await backend.generate(request_of())
+        await generate(backend, request_of())
         await backend.aclose()
 
 
@@ -502,6 +498,6 @@ async def test_a_prompt_of_four_hundred_thousand_tokens_travels_and_comes_back(k
     prompt = [n % (VOCAB - 10) + 5 for n in range(400_000)]
     async with served(kind, max_model_len=500_000) as server:
         backend = backend_to(server)
-        response = await backend.generate(request_of(prompt))
+        response = await generate(backend, request_of(prompt))
         assert response.prompt_length == len(prompt)
         await backend.aclose()

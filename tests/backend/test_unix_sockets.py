@@ -13,6 +13,7 @@ from aiohttp import web
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, request_of
 from tito_core.backend import EngineConnectionError, create_backend
 from tito_core.backend.address import Address
+from tito_core.backend.checked import generate
 from tito_core.testing import ScriptedEngine
 
 
@@ -37,7 +38,7 @@ async def test_a_server_behind_a_socket_is_as_any_other(kind: Kind, tmp_path: Pa
     engine = engine_of(kind)
     async with listening(engine, tmp_path / "engine.sock") as url:
         backend = create_backend(kind, url)
-        response = await backend.generate(request_of())
+        response = await generate(backend, request_of())
         assert response.request_id == "r"
         await backend.abort("of nobody")
         await backend.aclose()

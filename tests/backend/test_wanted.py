@@ -25,9 +25,11 @@ from support.backends import (
     engine_name,
     engine_of,
     hash_policy,
+    in_process,
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse, Wanted
+from tito_core.backend.checked import generate
 from tito_core.ledger import Column
 from tito_core.testing import Completion, Fault, always
 from tito_core.testing.beside import routed
@@ -57,7 +59,7 @@ def ask(
     engine = engine_of(kind, fault=always(Fault(edit=edit)) if edit else None, **known)
     request = request_of(prompt, **{"top_k": 4, "seed": 1, **sampling})
     asked = replace(request, wanted=wanted or wanted_on(kind), delta_start=delta_start)
-    return asyncio.run(backend_of(engine).generate(asked)), engine
+    return asyncio.run(generate(backend_of(engine), asked)), engine
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -107,7 +109,7 @@ def test_columns_are_the_policys_own_and_only_of_the_delta(
 async def answered(kind: Kind, start: int, seed: int, wanted: Wanted) -> dict[str, tuple[Any, ...]]:
     engine = engine_of(kind, experts=(LAYERS, EXPERTS), raw_logprobs=True)
     request = replace(request_of(top_k=4, seed=seed, temperature=1.5), wanted=wanted, delta_start=start)
-    columns = (await backend_of(engine).generate(request)).columns
+    columns = (await generate(backend_of(engine, http_transport=in_process(engine)), request)).columns
     return {name: (c.start, c.dtype, c.shape, c.buffer) for name, c in columns.items()}
 
 
@@ -152,7 +154,7 @@ def test_the_prefix_cache_is_kept_up_to_the_delta_where_the_engine_can(kind: Kin
     backend = backend_of(engine)
 
     async def cached(wanted: Wanted, start: int) -> int | None:
-        return (await backend.generate(replace(request_of(prompt), wanted=wanted, delta_start=start))).cached_tokens
+        return (await generate(backend, replace(request_of(prompt), wanted=wanted, delta_start=start))).cached_tokens
 
     asyncio.run(cached(Wanted(), 0))
     whole = {"vllm": 96, "sglang": 99}[engine_name(kind)]
@@ -405,7 +407,7 @@ def test_what_is_lenient_may_be_missing(kind: Kind) -> None:
     engine = engine_of(kind)
     wanted = Wanted(top_logprobs=2, routed_experts=True, sampling_mask=True)
     request = replace(request_of(top_k=2), wanted=wanted, lenient=True)
-    columns = asyncio.run(backend_of(engine).generate(request)).columns
+    columns = asyncio.run(generate(backend_of(engine), request)).columns
     assert set(columns) == {"top_ids", "top_logprobs"} | ({"sampling_mask"} if kind == "sglang" else set())
 
 
@@ -413,7 +415,7 @@ def test_what_is_lenient_may_be_missing(kind: Kind) -> None:
 def test_a_turn_that_ends_at_once_has_columns_of_one_token(kind: Kind) -> None:
     engine = engine_of(kind, lambda _: Completion([EOS]), experts=(LAYERS, EXPERTS))
     wanted = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
-    columns = asyncio.run(backend_of(engine).generate(replace(request_of([7]), wanted=wanted))).columns
+    columns = asyncio.run(generate(backend_of(engine), replace(request_of([7]), wanted=wanted))).columns
     shapes = {name: (column.start, column.shape) for name, column in columns.items()}
     assert shapes == {
         "top_ids": (1, (1, 2)),

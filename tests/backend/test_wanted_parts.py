@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
 from tito_core.backend import TokenResponse, Wanted, aborts, generate_whole
+from tito_core.backend.checked import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish
 from tito_core.testing import Completion, ScriptedRequest
@@ -90,6 +91,6 @@ def test_what_a_stream_can_bring_is_streamed(kind: Kind) -> None:
     engine = engine_of(kind, Cut([]), experts=(LAYERS, EXPERTS))
     chunks: list[Any] = []
     asked = replace(request_of(max_new_tokens=len(WHOLE), stop_token_ids=()), wanted=wanted, delta_start=START)
-    response = asyncio.run(backend_of(engine).generate(asked, chunks.append))
+    response = asyncio.run(generate(backend_of(engine), asked, chunks.append))
     assert len(chunks) > 5
     assert facts(response.columns) == facts(ask(kind, [], wanted=wanted).columns)

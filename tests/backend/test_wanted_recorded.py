@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
 
-from support.backends import Kind, answering, request_of
-from tito_core.backend import ProtocolViolationError, TokenResponse, Wanted
-from tito_core.backend.answer import Checks
-from tito_core.backend.beside import BesideChecks
+from support.backends import Kind, Received, answering, http_response, request_of
+from tito_core.backend import ProtocolViolationError, RawResponse, TokenResponse, Wanted
+from tito_core.backend.checked import generate
+from tito_core.backend.column_validation import ColumnValidation
+from tito_core.backend.raw_values import RawReader
+from tito_core.testing import WireResponse
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
 
@@ -43,19 +44,19 @@ async def read(folder: str, name: str, wanted: Wanted, *, older: bool = False, d
     for entry in _entries(answer) if older else ():
         entry["token"] = f"token_id:{entry.pop('token_id')}"
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/server_info":
-            return httpx.Response(404)
+    def handler(request: Received) -> WireResponse:
+        if request.path == "/server_info":
+            return http_response(404)
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(200, json=answer)
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(200, json=answer)
 
     params = asked.get("sampling_params", asked)
     limit = params.get("max_tokens") or params["max_new_tokens"]
     sampling = {name: params[name] for name in ("temperature", "top_k") if name in params}
     request = request_of(ids, max_new_tokens=limit, stop_token_ids=(), **sampling)
     backend = answering(kind, handler, refuses=404 if kind == "vllm-completions" else 400)
-    return await backend.generate(replace(request, wanted=wanted, delta_start=delta_start))
+    return await generate(backend, replace(request, wanted=wanted, delta_start=delta_start))
 
 
 def _entries(answer: Any) -> list[Any]:
@@ -101,11 +102,13 @@ def test_sglangs_sampling_mask_names_the_ids_that_were_left() -> None:
     asked, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
     meta = msgspec.convert(answer["meta_info"], sglang_wire.MetaInfo)
     request = replace(request_of(asked["input_ids"], top_k=4), wanted=Wanted(sampling_mask=True))
-    said = sglang_wire.beside(meta, request)
-    assert said.mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
+    mask = sglang_wire.optional_outputs(meta, request)["sampling_mask"]
+    assert mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
     ids, logprobs = np.int32(answer["output_ids"]), np.zeros(2, np.float32)
-    column = BesideChecks(Checks("sglang", "r"), request, ids, logprobs).columns(said)["sampling_mask"]
-    assert (column.start, column.values.tolist()) == (37, said.mask)
+    column = ColumnValidation(RawReader("sglang", "r"), request, ids, logprobs).columns(
+        RawResponse(finish="stop", output_ids=ids, logprobs=logprobs, sampling_mask=mask)
+    )["sampling_mask"]
+    assert (column.start, column.values.tolist()) == (37, mask)
 
 
 async def test_sglangs_sampling_mask_of_a_greedy_token_is_itself() -> None:

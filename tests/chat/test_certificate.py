@@ -47,7 +47,6 @@ def test_a_certificate_says_all_that_was_found() -> None:
     [
         ({"tools": False}, "tools      no: the template shows none"),
         ({"content_tokens": "as-template"}, "content    as-template: content may write tokens"),
-        ({"renderer": "Own"}, "renderer   Own, equal on every probe, compared on every turn"),
         ({"thinking": Thinking.STRIPPED}, "reasoning  stripped at the next question"),
         (
             {"thinking": Thinking.STRIPPED},
@@ -70,7 +69,7 @@ def test_what_else_it_may_say(changes: dict[str, Any], line: str) -> None:
     assert line in list(replace(CERTIFICATE, **changes).lines())
 
 
-@pytest.mark.parametrize("changes", [{}, {"renderer": "Own", "thinking": Thinking.NOT_SHOWN}, {"arguments": "é\n"}])
+@pytest.mark.parametrize("changes", [{}, {"thinking": Thinking.NOT_SHOWN}, {"arguments": "é\n"}])
 def test_a_certificate_reads_back_as_it_was(changes: dict[str, Any], tmp_path: Path) -> None:
     certificate = replace(CERTIFICATE, **changes)
     read = Certificate.from_json(certificate.to_json())

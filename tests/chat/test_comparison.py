@@ -102,7 +102,7 @@ async def test_the_same_turns_are_sent_where_the_template_keeps_to_its_probes(ki
 
 
 async def test_a_long_conversation_is_not_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_core.chat.template.LONGEST", 1)
+    monkeypatch.setattr("tito_core.chat.comparison.LONGEST", 1)
     it = rollout("vllm", BEGINS, "So.")
     for question in ("!Why?", "And?"):
         await it.agent.invoke_async(question)
@@ -120,7 +120,7 @@ def fresh(ending: str = "") -> ChatTemplate:
 
 
 def fresh_of(made: ChatTemplate) -> ChatTemplate:
-    return replace(made, _comparisons=Comparisons(made._comparisons._referee))
+    return replace(made, _comparisons=Comparisons(made._comparisons._referee, made.certificate))
 
 
 def places(messages: Any) -> list[tuple[Any, int]]:

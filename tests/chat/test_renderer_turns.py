@@ -1,9 +1,8 @@
-"""What a renderer is asked for each turn, and what is said when it gives something else."""
+"""What a renderer is asked for a delta, and what is said when it gives something else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,8 @@ from support.conversations import LOOK, answer, asked, calls, results
 from support.templates import template_of
 from tito_core.chat import renderers as ours
 from tito_core.chat.messages import template_tools
-from tito_core.chat.renderers import InertTokenizer, RendererSource
+from tito_core.chat.probes import TOOLS, cases
+from tito_core.chat.renderers import SEAMS, InertTokenizer, RendererComparison
 from tito_core.chat.template import ChatTemplate, TemplateError
 
 SAME: Callable[[list[int]], Any] = list
@@ -37,25 +37,23 @@ class Beside:
         return SimpleNamespace(token_ids=ids) if self.wrapped else ids
 
 
-def beside(spoil: Callable[[list[int]], Any] = SAME, **options: bool) -> tuple[ChatTemplate, Beside, list[int]]:
-    """Give the tests' template with a renderer for the turn of ANSWERED and NEW, and that turn's delta."""
+def beside(spoil: Callable[[list[int]], Any] = SAME, **options: bool) -> tuple[RendererComparison, Beside, list[int]]:
+    """Give a renderer beside the tests' template for the turn of ANSWERED and NEW, and that turn's delta."""
     template = template_of("byte level")
     own = template.delta(answer("a"), [asked("b")], template.closer_id).ids.tolist()
     renderer = Beside(own, spoil, **options)
-    source = RendererSource("Beside", renderer, template.encoder, shared())
-    return replace(template, _renderer=source), renderer, own
+    return RendererComparison("Beside", renderer, template, shared()), renderer, own
 
 
 def refusal(spoil: Callable[[list[int]], Any]) -> str:
-    template, _, _ = beside(spoil)
-    with pytest.raises(TemplateError) as refused:
-        template.delta(answer("a"), [asked("b")], None)
-    return str(refused.value)
+    found = beside(spoil)[0].difference(answer("a"), [asked("b")])
+    assert found is not None
+    return found
 
 
 def test_a_renderer_extends_a_stand_in_turn_by_the_new_messages() -> None:
-    template, renderer, own = beside()
-    assert template.delta(answer("a" * 99), [asked("b")], template.closer_id, tool_specs=[LOOK]).ids.tolist() == own
+    comparison, renderer, _ = beside()
+    assert comparison.difference(answer("a" * 99), [asked("b")], [LOOK], [asked("c" * 99)]) is None
     [(prompt, completion, new, tools)] = renderer.asked
     assert shared().decode(prompt) == "<|im_start|>user\n.<|im_end|>\n<|im_start|>assistant\n."
     assert shared().decode(completion) == "<|im_end|>"
@@ -66,15 +64,14 @@ def test_a_renderer_extends_a_stand_in_turn_by_the_new_messages() -> None:
 
 
 def test_without_tools_a_renderer_is_given_none() -> None:
-    template, renderer, _ = beside()
+    comparison, renderer, _ = beside()
     for specs in (None, []):
-        template.delta(answer("a"), [asked("b")], None, tool_specs=specs)
+        assert comparison.difference(answer("a"), [asked("b")], specs) is None
     assert [tools for *_, tools in renderer.asked] == [None, None]
 
 
 def test_ids_may_come_in_an_object() -> None:
-    template, _, own = beside(wrapped=True)
-    assert template.delta(answer("a"), [asked("b")], template.closer_id).ids.tolist() == own
+    assert beside(wrapped=True)[0].difference(answer("a"), [asked("b")]) is None
 
 
 def test_a_renderer_that_stops_early_or_goes_on_is_told_from_the_template() -> None:
@@ -83,8 +80,7 @@ def test_a_renderer_that_stops_early_or_goes_on_is_told_from_the_template() -> N
     assert refusal(lambda own: own[:-1]) == (
         "Beside differs from the chat template at token 18 of a delta for messages with roles ['user']:\n"
         f"  template: {ids[12:]} 'sistant\\n'\n"
-        f"  renderer: {ids[12:-1]} 'sistant'\n"
-        "Leave out renderer=... to have the template's own deltas."
+        f"  renderer: {ids[12:-1]} 'sistant'"
     )
     assert refusal(lambda own: [*own, own[0]]).splitlines()[1:3] == [
         f"  template: {ids[13:]} 'istant\\n'",
@@ -111,15 +107,13 @@ def test_a_difference_is_shown_with_a_few_tokens_around_it(at: int, shown: str) 
 
 
 def test_a_turn_that_cannot_be_extended_names_the_roles_of_what_is_new() -> None:
-    template, _, _ = beside()
+    template = beside()[0].template
     message = calls(("look", {"at": "x"}))[0]
 
     def failing(bridged: Callable[[], Any]) -> str:
         renderer: Any = SimpleNamespace(bridge_to_next_turn=lambda *_, **__: bridged())
-        source = RendererSource("Failing", renderer, template.encoder, shared())
-        with pytest.raises(TemplateError) as refused:
-            replace(template, _renderer=source).delta(message, [results("y"), asked("z")], None)
-        return str(refused.value)
+        comparison = RendererComparison("Failing", renderer, template, shared())
+        return str(comparison.difference(message, [results("y"), asked("z")]))
 
     assert failing(lambda: None) == "Failing cannot extend a turn by messages with roles ['tool', 'user']."
     assert failing(lambda: {}["x"]) == "Failing fails to extend a turn: KeyError: 'x'"
@@ -131,20 +125,20 @@ def test_a_turn_that_cannot_be_extended_names_the_roles_of_what_is_new() -> None
 def test_a_renderer_gets_a_tokenizer_that_spells_no_control_token_unless_content_may(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoder = template_of("byte level").encoder
     given: list[Any] = []
 
     def make(tokenizer: Any) -> Beside:
         given.append(tokenizer)
         return Beside([])
 
-    for inert in (True, False):
-        made = RendererSource.of(make, shared(), encoder, {}, inert=inert)
-        assert (made.name, made.encoder, made.tokenizer) == ("Beside", encoder, shared())
+    for content_tokens in ("inert", "as-template"):
+        template = ChatTemplate.of(shared(), content_tokens=content_tokens)  # type: ignore[arg-type]
+        made = RendererComparison.of(make, shared(), template)
+        assert (made.name, made.template, made.tokenizer) == ("Beside", template, shared())
     assert type(given[0]) is InertTokenizer
     assert given[1] is shared()
     monkeypatch.setattr(ours, "_by_name", lambda name, tokenizer, arguments: make(tokenizer))
-    named = RendererSource.of("beside", shared(), encoder, {}, inert=True)
+    named = RendererComparison.of("beside", shared(), template_of("byte level"))
     assert named.name == f"renderers {version('renderers')}, Beside"
 
 
@@ -153,7 +147,7 @@ def test_a_renderer_that_cannot_be_made_says_why() -> None:
         raise AssertionError("no such token")
 
     with pytest.raises(TemplateError) as refused:
-        RendererSource.of(fail, shared(), template_of("byte level").encoder, {}, inert=True)
+        RendererComparison.of(fail, shared(), template_of("byte level"))
     assert str(refused.value).startswith("The renderer <function ")
     assert str(refused.value).endswith(" cannot be made for this tokenizer: no such token")
 
@@ -161,9 +155,8 @@ def test_a_renderer_that_cannot_be_made_says_why() -> None:
 def test_one_of_the_package_keeps_reasoning_and_has_the_rollouts_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(renderers, "create_renderer", lambda *given, **named: made.append((given, named)) or Beside([]))  # type: ignore[func-returns-value]
-    source = RendererSource.of(
-        "qwen3", shared(), template_of("byte level").encoder, {"enable_thinking": False}, inert=False
-    )
+    template = ChatTemplate.of(shared(), content_tokens="as-template", enable_thinking=False)
+    source = RendererComparison.of("qwen3", shared(), template)
     assert source.name.endswith(", Beside")
     [((tokenizer, config), named)] = made
     assert tokenizer is shared()
@@ -177,3 +170,37 @@ def test_an_inert_tokenizer_says_what_it_does_not_do() -> None:
         inert("a", return_offsets_mapping=True)
     assert str(refused.value) == "This tokenizer gives ids only."
     assert inert("a", return_offsets_mapping=False) == {"input_ids": shared().encode("a", add_special_tokens=False)}
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_every_probe_that_passed_is_compared_and_content_that_merges_or_spells(
+    tools: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[tuple[Any, Any, Any, Any]] = []
+
+    def difference(_: Any, answered: Any, new: Any, specs: Any = None, history: Any = None) -> str:
+        compared.append((answered, new, specs, history))
+        return "different"
+
+    monkeypatch.setattr(RendererComparison, "difference", difference)
+    probes = {case.name: case for case in cases()}
+    passed = ("question, first", "result, in mid round, with tools")
+    stand_in: Any = SimpleNamespace(
+        certificate=SimpleNamespace(passed=passed, tools=tools), encoder=SimpleNamespace(added={"<b>": 2, "<a>": 1})
+    )
+    found = list(RendererComparison("Beside", Beside([]), stand_in, shared()).differences())
+    assert sorted(compared[:2], key=str) == sorted(
+        ((case.answered, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
+    )
+    assert [each.split(":")[0] for each in found[:2]] == [name for name in probes if name in passed]
+    assert len(found) == len(compared)
+    texts = [*SEAMS, "<a> <b>", "<a> <b>\n"]
+    assert [new for _, new, *_ in compared[2:] if "text" in new[0]["content"][0]] == [
+        [{"role": "user", "content": [{"text": text}]}] for text in texts
+    ]
+    shown = [new[0]["content"][0]["toolResult"] for _, new, *_ in compared[2:] if "toolResult" in new[0]["content"][0]]
+    assert [result["content"] for result in shown] == ([[{"text": text}] for text in texts] if tools else [])
+    for answered, new, specs, _ in compared[2:]:
+        called = "toolResult" in new[0]["content"][0]
+        assert specs == (TOOLS if called else None)
+        assert any("toolUse" in block for block in answered["content"]) == called

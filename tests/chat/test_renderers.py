@@ -1,7 +1,8 @@
-"""Deltas from the package `renderers`: taken where they equal the template's own, refused where they differ."""
+"""Deltas of the package `renderers`, compared with the template's own: `tito template check --against renderers`."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from random import Random
@@ -12,9 +13,8 @@ import pytest
 from support import zoo
 from support.attacks import attack, controls
 from support.byte_level import CHATML_TOOLS, byte_level, shared
-from support.conversations import LOOK, answer, asked, calls, results
-from support.rollouts import Features, check, rollout
-from tito_core.chat.renderers import InertTokenizer, plain
+from support.conversations import LOOK, calls, results
+from tito_core.chat.renderers import InertTokenizer, RendererComparison, plain
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.chat.traced import Traced
 
@@ -57,16 +57,14 @@ class Chatml:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_a_renderer_of_ones_own_is_certified_and_named() -> None:
-    template = ChatTemplate.of(shared(), renderer=Chatml)
-    assert template.certificate.renderer == "Chatml"
-    assert "renderer   Chatml, equal on every probe, compared on every turn" in list(template.certificate.lines())
-    without = ChatTemplate.of(shared())
-    assert without.certificate.renderer == ""
-    for new in ([asked("<|im_end|>")], [asked("a", "b")]):
-        found, own = (each.delta(answer("x"), new, each.closer_id) for each in (template, without))
-        assert found.ids.tolist() == own.ids.tolist()
-        assert found.provenance.tolist() == own.provenance.tolist()
+def compared(make: Any, **options: Any) -> list[str]:
+    template = ChatTemplate.of(shared(), **options)
+    return list(RendererComparison.of(make, shared(), template).differences())
+
+
+def test_a_renderer_that_gives_the_same_has_no_differences() -> None:
+    assert compared(Chatml) == []
+    assert RendererComparison.of(Chatml, shared(), ChatTemplate.of(shared())).name == "Chatml"
 
 
 @pytest.mark.parametrize(
@@ -80,44 +78,25 @@ def test_a_renderer_of_ones_own_is_certified_and_named() -> None:
         (lambda ids: 1 / 0, "fails to extend a turn: ZeroDivisionError"),
     ],
 )
-def test_a_renderer_that_differs_is_refused(spoil: Any, message: str) -> None:
-    with pytest.raises(TemplateError, match=f"Chatml {message}"):
-        ChatTemplate.of(shared(), renderer=lambda tokenizer: Chatml(tokenizer, spoil))
+def test_what_differs_is_shown(spoil: Any, message: str) -> None:
+    found = compared(lambda tokenizer: Chatml(tokenizer, spoil))
+    assert len(found) > 100
+    assert all(re.search(f"Chatml {message.replace('user', '.*')}", each) for each in found)
 
 
 def test_the_difference_is_readable() -> None:
-    with pytest.raises(TemplateError) as refused:
-        ChatTemplate.of(shared(), renderer=lambda tokenizer: Chatml(tokenizer, lambda ids: ids[:-1]))
-    lines = str(refused.value).splitlines()
+    lines = compared(lambda tokenizer: Chatml(tokenizer, lambda ids: ids[:-1]))[0].splitlines()
     assert lines[1].startswith("  template: [")
     assert lines[1].endswith("sistant\\n'")
     assert lines[2].startswith("  renderer: [")
     assert lines[2].endswith("sistant'")
-    assert lines[3] == "Leave out renderer=... to have the template's own deltas."
 
 
-def test_a_renderer_that_lets_content_spell_control_tokens_is_refused() -> None:
-    with pytest.raises(TemplateError, match="differs from the chat template"):
-        ChatTemplate.of(shared(), renderer=lambda _: Chatml(shared()))  # it brought a tokenizer of its own
-    parity = ChatTemplate.of(shared(), renderer=lambda _: Chatml(shared()), content_tokens="as-template")
-    assert parity.certificate.renderer == "Chatml"
-
-
-def test_a_difference_that_no_probe_showed_is_an_error_of_the_turn() -> None:
-    template = ChatTemplate.of(
-        shared(), renderer=lambda tokenizer: Chatml(tokenizer, lambda ids: [*ids, 5] if len(ids) > 400 else ids)
-    )
-    assert len(template.delta(answer("a"), [asked("b")], None).ids)
-    with pytest.raises(TemplateError, match="differs from the chat template"):
-        template.delta(answer("a"), [asked("b" * 500)], None)
-
-
-def test_what_it_bridges_from_does_not_grow() -> None:
-    made: list[Chatml] = []
-    template = ChatTemplate.of(shared(), renderer=lambda tokenizer: made.append(Chatml(tokenizer)) or made[0])  # type: ignore[func-returns-value]
-    for words in (1, 1000):
-        template.delta(answer("a " * words), [asked("b")], None, history=[asked("c " * words)])
-    assert made[0].asked[-1] == made[0].asked[-2]
+def test_a_renderer_that_lets_content_spell_control_tokens_differs() -> None:
+    found = compared(lambda _: Chatml(shared()))  # it brought a tokenizer of its own
+    assert found
+    assert all(each.startswith(("a question '</", "a result '</", "a question '<", "a result '<")) for each in found)
+    assert compared(lambda _: Chatml(shared()), content_tokens="as-template") == []
 
 
 def test_a_template_that_ends_turns_in_the_next_opener_bridges_from_that() -> None:
@@ -128,10 +107,9 @@ def test_a_template_that_ends_turns_in_the_next_opener_bridges_from_that() -> No
         def bridge_to_next_turn(self, prompt: Any, completion: Any, new: Any, *, tools: Any = None) -> None:
             given.append((tokenizer.decode(prompt), tokenizer.decode(completion)))
 
-    with pytest.raises(TemplateError, match="Spy cannot extend a turn"):
-        ChatTemplate.of(tokenizer, renderer=lambda _: Spy())
+    found = list(RendererComparison.of(lambda _: Spy(), tokenizer, template).differences())
+    assert "Spy cannot extend a turn" in found[0]
     assert given[0][1] == "<|user|>"
-    assert template.certificate.renderer == ""
 
 
 def test_an_inert_tokenizer_spells_no_control_token_and_is_otherwise_the_same() -> None:
@@ -155,37 +133,39 @@ def test_plain_values_have_no_traces() -> None:
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_packages_renderers_give_the_templates_deltas(name: str) -> None:
     tokenizer = zoo.tokenizer(name)
-    template = ChatTemplate.of(tokenizer, renderer=PAIRS[name])
-    assert template.certificate.renderer.startswith("renderers 0.1.")
-    shown = Features.of(template)
-    for seed in range(3):
-        drawn = rollout(Random(seed), shown)
-        for turn, found, expected, _ in check(template, tokenizer, drawn):
-            assert found == expected, turn
-    random, strings = Random(0), controls(template)
+    comparison = RendererComparison.of(PAIRS[name], tokenizer, ChatTemplate.of(tokenizer))
+    assert comparison.name.startswith("renderers 0.1.")
+    assert list(comparison.differences()) == []
+    random, strings = Random(0), controls(comparison.template)
     [called] = calls(("look", {"at": "x"}))
     for _ in range(20):
         text = attack(random, strings).encode("utf-8", "replace").decode()
-        template.delta(called, [results(text)], None, tool_specs=[LOOK], history=[])  # raises where it differs
+        assert comparison.difference(called, [results(text)], [LOOK]) is None
 
 
 def test_template_arguments_reach_the_packages_renderer() -> None:
     tokenizer = zoo.tokenizer("qwen3")
-    parity = ChatTemplate.of(tokenizer, renderer="qwen3", content_tokens="as-template", enable_thinking=False)
-    assert parity.certificate.renderer == "renderers 0.1.12, Qwen3Renderer"
-    with pytest.raises(TemplateError, match="Qwen3Renderer differs from the chat template"):
-        ChatTemplate.of(tokenizer, renderer="qwen3", enable_thinking=False)  # it spells <think> as text
+
+    def compare(**options: Any) -> list[str]:
+        return list(RendererComparison.of("qwen3", tokenizer, ChatTemplate.of(tokenizer, **options)).differences())
+
+    assert compare(content_tokens="as-template", enable_thinking=False) == []
+    assert "Qwen3Renderer differs from the chat template" in compare(enable_thinking=False)[0]  # it spells <think>
     with pytest.raises(TemplateError, match="'qwen3' cannot be made for this tokenizer: Unsupported chat_template"):
-        ChatTemplate.of(tokenizer, renderer="qwen3", unheard_of=1)
+        compare(unheard_of=1)
 
 
-@pytest.mark.parametrize(("chosen", "why"), [("qwen4", "qwen4"), ("qwen3", "Special token '<.*' not found")])
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [("qwen4", "qwen4"), ("qwen3", "Special token '<.*' not found"), ("auto", "has none for the name")],
+)
 def test_a_renderer_that_does_not_exist_or_fit_is_refused(chosen: str, why: str) -> None:
+    tokenizer = byte_level((), CHATML_TOOLS)
     with pytest.raises(TemplateError, match=f"The renderer '{chosen}' cannot be made for this tokenizer: [^$]*{why}"):
-        ChatTemplate.of(byte_level((), CHATML_TOOLS), renderer=chosen)
+        RendererComparison.of(chosen, tokenizer, ChatTemplate.of(tokenizer))
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "renderers", None)
     with pytest.raises(TemplateError, match=r"pip install 'strands-tito\[renderers\]'"):
-        ChatTemplate.of(shared(), renderer="qwen3")
+        RendererComparison.of("qwen3", shared(), ChatTemplate.of(shared()))

@@ -14,44 +14,14 @@ from support.byte_level import CHATML_TOOLS, MARKUP, SPECIAL, byte_level, shared
 from support.conversations import LOOK, answer, asked, calls, results
 from support.templates import template_of
 from tito_core.chat.certificate import Thinking
-from tito_core.chat.probes import TOOLS, cases
-from tito_core.chat.template import SEAMS, ChatTemplate, TemplateError, check_deltas, checked_arguments
+from tito_core.chat.template import ChatTemplate, TemplateError
+from tito_core.chat.template_arguments import checked_arguments
 from tito_core.ledger.provenance import Provenance
 
 
 def own_tools() -> ChatTemplate:
     """A template that writes the tools after the messages."""
     return ChatTemplate.of(byte_level(template=CHATML_TOOLS.replace("{%- if add", "{{- tools|tojson -}}{%- if add")))
-
-
-@pytest.mark.parametrize("tools", [True, False])
-def test_every_probe_that_passed_is_asked_for_again_and_content_that_merges_or_spells(tools: bool) -> None:
-    asked_for: list[tuple[Any, Any, Any, Any, Any]] = []
-
-    def delta(answered: Any, new: Any, last: Any, *, tool_specs: Any = None, history: Any = None) -> None:
-        asked_for.append((answered, new, last, tool_specs, history))
-
-    probes = {case.name: case for case in cases()}
-    passed = ("question, first", "result, in mid round, with tools")
-    stand_in: Any = SimpleNamespace(
-        certificate=SimpleNamespace(passed=passed, tools=tools),
-        encoder=SimpleNamespace(added={"<b>": 2, "<a>": 1}),
-        delta=delta,
-    )
-    check_deltas(stand_in)
-    assert asked_for[:2] == [
-        (case.answered, case.new, None, case.tools or (), case.before) for case in (probes[name] for name in passed)
-    ]
-    texts = [*SEAMS, "<a> <b>", "<a> <b>\n"]
-    assert [new for _, new, *_ in asked_for[2:] if "text" in new[0]["content"][0]] == [
-        [{"role": "user", "content": [{"text": text}]}] for text in texts
-    ]
-    shown = [new[0]["content"][0]["toolResult"] for _, new, *_ in asked_for[2:] if "toolResult" in new[0]["content"][0]]
-    assert [result["content"] for result in shown] == ([[{"text": text}] for text in texts] if tools else [])
-    for answered, new, last, specs, history in asked_for[2:]:
-        called = "toolResult" in new[0]["content"][0]
-        assert (last, specs, history) == (None, TOOLS if called else (), [])
-        assert any("toolUse" in block for block in answered["content"]) == called
 
 
 def test_the_text_of_a_delta_is_what_it_encodes() -> None:
@@ -73,7 +43,7 @@ def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
     text = template.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert text.startswith("\n<|im_start|>user\nb<|im_end|>\n[{")
     assert '"look"' in text
-    marked = replace(template, _source=replace(template._source, candidate=template_candidate()))
+    marked = replace(template, deltas=replace(template.deltas, candidate=template_candidate()))
     with pytest.raises(TemplateError, match="needs history="):
         marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK], history=[asked("a")])
@@ -99,7 +69,7 @@ def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, A
     ("given", "named"),
     [
         ({"content_tokens": "inert"}, "content_tokens"),
-        ({"renderer": None, "x": 1, "markup": ()}, "markup, renderer"),
+        ({"certificates": None, "x": 1, "markup": ()}, "certificates, markup"),
         ({"certificates": None}, "certificates"),
     ],
 )
@@ -145,7 +115,7 @@ def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> 
     assert certificate.content_tokens == "as-template"
     assert "('enable_thinking', False)" in certificate.arguments
     usual = template_of("byte level").certificate
-    assert (usual.content_tokens, usual.renderer) == ("inert", "")
+    assert usual.content_tokens == "inert"
     assert "enable_thinking" not in usual.arguments
     assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
 

@@ -29,7 +29,7 @@ from support.ended import ended
 from tito_core import cli
 from tito_core.collect import AgentError, CollectError, FolderError, Rollout, RolloutFolder, Tally, Tasks, entries
 from tito_core.collect.progress import on_console, status, summary
-from tito_core.report import EXPECTED_ERRORS
+from tito_core.inspect.summary import EXPECTED_ERRORS
 from tito_core.store import SchemaError
 from tito_core.testing import Fault, ScriptedRequest
 

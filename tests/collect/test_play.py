@@ -22,10 +22,10 @@ from tito_core import Policy
 from tito_core.collect import AgentError, Ended, InProcess, Rollout, Tasks, collect, collected, entries
 from tito_core.collect.agent import AgentCode
 from tito_core.hooks import LoopLimiter
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import check_ledger
 from tito_core.store import LedgerFile, to_record
 from tito_core.testing import Completion, Fault, always, every
-from tito_core.verify import rescore
 
 RUN = "0d3e2a44-9d63-4f10-8a53-0f8f8d1f8a10"
 CALL = call("multiply", '{"a": 25, "b": 17}')

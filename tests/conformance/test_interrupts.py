@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from conformance.defects import all_defects
+from conformance.defects.defect import Defect
 from support.conformance_command import served
 from support.interrupted import WITHIN_S, Ended, run
 from support.scripted import tokenizer
-from tito_conformance.defect import Defect
-from tito_conformance.defects import all_defects
 from tito_core.testing import ScriptedServer
 
 INTERRUPTS = int(os.environ.get("TITO_INTERRUPTS", "4"))

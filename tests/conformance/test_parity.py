@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from conformance.defects.answers import ANSWERS
+from conformance.defects.column_views import EXPERTS
+from conformance.defects.defect import SOUND, Defect
+from conformance.defects.scripted_policy import ConformancePolicy
 from support.scripted import tokenizer
 from tito_conformance import suite
-from tito_conformance.answer_defects import ANSWERS
-from tito_conformance.column_views import EXPERTS
-from tito_conformance.defect import SOUND, Defect
 from tito_conformance.findings import rows
 from tito_conformance.laws import OF_ONE
 from tito_conformance.profiles import PROFILES, Profile
-from tito_conformance.scripted_policy import ConformancePolicy
 from tito_conformance.target import Target
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 

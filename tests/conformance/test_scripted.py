@@ -8,23 +8,23 @@ from unittest import mock
 
 import pytest
 
+from conformance.defects import all_defects
+from conformance.defects.answer_views import View
+from conformance.defects.column_views import EXPERTS
+from conformance.defects.defect import SERVERS, SOUND, Defect, planted
+from conformance.defects.parity import PARITY
+from conformance.defects.trial import tried
 from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
-from tito_conformance.answer_views import View
 from tito_conformance.closing import UNSPELLED
-from tito_conformance.column_views import EXPERTS
-from tito_conformance.defect import SERVERS, SOUND, Defect, planted
-from tito_conformance.defects import all_defects
 from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
-from tito_conformance.parity_defects import PARITY
 from tito_conformance.profiles import PROFILES
 from tito_conformance.target import Target
-from tito_conformance.trial import tried
-from tito_core import turns
 from tito_core.chat.ending import Opened
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 from tito_core.testing.moves import Ask, Cut, StopAt
+from tito_core.turn import request
 
 
 def end() -> int:
@@ -190,7 +190,7 @@ def test_reasoning_that_was_cut_off_is_closed_though_the_template_later_strips_i
 
 @pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 5), (Opened.REASONING, 13)])
 def test_reasoning_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
-    with mock.patch.object(turns, "opened", return_value=says):
+    with mock.patch.object(request, "opened", return_value=says):
         outcome = suite.replay(thinking(), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
     assert outcome.broken is not None
     assert outcome.broken.check.name == "rendering"
@@ -209,7 +209,7 @@ def test_a_call_that_was_cut_off_is_closed_where_its_tags_are_tokens(tokens: int
 
 @pytest.mark.parametrize(("says", "tokens"), [(Opened.MESSAGE, 8), (Opened.CALL, 2)])
 def test_a_call_that_is_closed_wrongly_is_noticed(says: Opened, tokens: int) -> None:
-    with mock.patch.object(turns, "opened", return_value=says):
+    with mock.patch.object(request, "opened", return_value=says):
         outcome = suite.replay(thinking(CALLING), PROFILES["quick"], [Cut(tokens=tokens), Ask(text="Ho")])
     assert outcome.broken is not None
     assert outcome.broken.check.name == "rendering"

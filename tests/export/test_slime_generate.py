@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.scripted import backend_of, engine_of, policy_of, tokenizer
 from support.slime_facts import PARAMETERS, Recorded, arguments
 from tito_core import Policy
 from tito_core.export import BranchedRolloutError, LogprobMismatchError
-from tito_core.export.slime_generate import generate, generate_with
+from tito_core.export.slime_generate import _server, generate, generate_with
 from tito_core.testing import Fault
 
 
@@ -196,3 +197,24 @@ async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollo
         await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
     (done,) = await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
     assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("more", "server"),
+    [
+        ({}, ("sglang", "http://router:1")),
+        ({"tito_backend": "vllm"}, ("vllm", "http://router:1")),
+        ({"tito_base_url": "http://other:2"}, ("sglang", "http://other:2")),
+    ],
+)
+def test_the_server_is_slimes_router_unless_the_configuration_names_another(
+    more: dict[str, str], server: tuple[str, str]
+) -> None:
+    assert _server(arguments("http://router:1", "unused", **more)) == server
+
+
+def test_without_a_router_the_configuration_names_backend_and_address() -> None:
+    with pytest.raises(ValueError, match="tito_backend and tito_base_url"):
+        _server(Namespace(tito_base_url="http://other:2"))
+    named = Namespace(tito_backend="vllm", tito_base_url="http://other:2")
+    assert _server(named) == ("vllm", "http://other:2")

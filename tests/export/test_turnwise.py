@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from support.rollout_forests import HOT, chain, rollouts
 from support.trainer_packages import run
 from tito_core.export import LogprobMismatchError
-from tito_core.export.spans import emit_spans
 from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Ledger
+from tito_vllm.spans import emit_spans
 
 
 @given(rollouts(), st.booleans())

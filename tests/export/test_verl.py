@@ -13,6 +13,7 @@ from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
 from tito_core.backend import SamplingParams
+from tito_core.backend.checked import generate, score
 from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar
@@ -73,7 +74,7 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
     ids: list[int], reason: str, finish: Finish, stop: int | None
 ) -> None:
     client = Client(Answer(ids, [-1.0] * len(ids) if ids else None, reason))
-    response = await VerlBackend(client, CONFIG).generate(request())
+    response = await generate(VerlBackend(client, CONFIG), request())
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == [-1.0] * len(ids)
     assert (response.finish, response.stop) == (finish, stop)
@@ -93,7 +94,7 @@ async def test_how_an_answer_ended_is_read_off_its_tokens(
 )
 async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, said: str) -> None:
     with pytest.raises(ProtocolViolationError, match=said):
-        await VerlBackend(Client(answer), CONFIG).generate(request())
+        await generate(VerlBackend(Client(answer), CONFIG), request())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ async def test_an_answer_that_breaks_a_law_does_not_come_in(answer: Answer, said
 )
 async def test_weights_that_changed_in_mid_answer_are_unknown(fields: dict[str, Any], version: str | None) -> None:
     client = Client(Answer([5, STOP], [-1.0, -2.0], extra_fields=fields))
-    response = await VerlBackend(client, CONFIG).generate(request())
+    response = await generate(VerlBackend(client, CONFIG), request())
     assert response.versions == (VersionSpan(0, 2, version),)
 
 
@@ -120,6 +121,8 @@ async def test_weights_that_changed_in_mid_answer_are_unknown(fields: dict[str, 
         ({"logprobs_mode": None}, 0.7, (None, None)),
         ({"logprobs_mode": None}, 1.0, (None, 1.0)),
         ({"name": "sglang", "logprobs_mode": None}, 0.7, (True, 0.7)),
+        ({"name": "sglang", "logprobs_mode": "raw_logprobs"}, 0.7, (True, 0.7)),
+        ({"name": "another"}, 0.7, (True, 0.7)),
     ],
 )
 async def test_semantics_are_the_configurations(
@@ -154,7 +157,7 @@ def test_parameters_are_verls_and_a_grammar_is_refused() -> None:
 async def test_what_the_client_cannot_do_is_said() -> None:
     backend = VerlBackend(Client(Answer([], [])), CONFIG)
     with pytest.raises(UnsupportedByServerError, match="cannot score"):
-        await backend.score([1, 2])
+        await score(backend, [1, 2])
     await backend.abort("request")
     await backend.aclose()
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import numpy as np
 from strands.types.exceptions import ContextWindowOverflowException, ModelThrottledException
 
@@ -26,9 +27,11 @@ from support.scripted import Says, engine_of, policy_of
 from tito_conformance.wire_reading import Heard, generations
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
+from tito_core.backend.carrier import Reply
+from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.invariants import check_ledger
-from tito_core.testing import InProcessTransport, ScriptedEngine
+from tito_core.testing import InProcessTransport, ScriptedEngine, find_wire
 
 REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, ModelThrottledException)
 WIRES = (("vllm", True), ("vllm", False), ("sglang", True))
@@ -51,7 +54,7 @@ class Exchanged:
     whole: bool = True
 
 
-class Changing(httpx.AsyncBaseTransport):
+class Changing:
     """Carries requests to an engine, and changes the answers that `change` is armed for.
 
     Attributes:
@@ -65,22 +68,31 @@ class Changing(httpx.AsyncBaseTransport):
         self.armed = False
         self.changed: list[Exchanged] = []
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.AsyncBaseTransport`."""
-        response = await self._inner.handle_async_request(request)
-        path = request.url.path
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+        """See `Carrier`."""
+        reply = await self._inner.send(method, url, headers, body)
+        path = urlsplit(url).path
         if not self.armed or "abort" in path:
-            return response
-        body, headers, status = await response.aread(), dict(response.headers), response.status_code
-        body = changed_answer(body, self._random)
+            return reply
+        sent = body if isinstance(body, bytes) else b"".join(body)
+        asked = {name.lower(): value for name, value in headers.items()}
+        got, status, told = await reply.whole(1 << 30), reply.status, dict(reply.headers)
+        got = changed_answer(got, self._random)
         if self._random.random() < 0.05:
-            headers["content-type"] = self._random.choice(TYPES)
+            told["content-type"] = self._random.choice(TYPES)
         if self._random.random() < 0.05:
             status = self._random.choice((201, 204, 302, 400, 401, 404, 413, 429, 500, 503))
-            headers |= self._random.choice(HEADERS)
-        headers.pop("content-length", None)
-        self.changed.append(Exchanged(path, dict(request.headers), await request.aread(), status, bytearray(body)))
-        return httpx.Response(status, headers=headers, content=body)
+            told |= self._random.choice(HEADERS)
+        told.pop("content-length", None)
+        self.changed.append(Exchanged(path, asked, sent, status, bytearray(got)))
+        return Reply(status, told, _whole(got), reply.aclose)
+
+    async def aclose(self) -> None:
+        """See `Carrier`."""
+
+
+async def _whole(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 def changed_answer(body: bytes, random: Random) -> bytes:
@@ -259,7 +271,7 @@ def _read(exchanged: Exchanged, kind: str) -> Heard:
             body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         else:
             body = json.dumps(_without_extras(text))
-        [heard] = generations(kind, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
+        [heard] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
     except Exception as error:
         raise Finding(f"a turn is committed whose answer cannot be read: {type(error).__name__}") from error
     return heard

@@ -14,6 +14,7 @@ from support.reference import reference
 from tito_conformance.agents import listen
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
+from tito_core.backend.checked import score
 from tito_core.engine.spec import EngineSpec, find
 from tito_core.ledger import check_ledger
 
@@ -62,7 +63,7 @@ async def test_top_and_prompt_logprobs_are_what_the_engine_and_transformers_comp
     trajectory = model.trajectory
     ids, provenance = trajectory.token_ids, trajectory.provenance
     computed = reference("qwen3-tiny", [ids.tolist()])["logprobs_0"]
-    scores = await served.policy.backend.score(ids.tolist())
+    scores = await score(served.policy.backend, ids.tolist())
     prompt = trajectory.column("prompt_logprobs", np.nan)
     of_prompt = np.isfinite(prompt)
     assert of_prompt.tolist() == [place > 0 and kind < 3 for place, kind in enumerate(provenance.tolist())]

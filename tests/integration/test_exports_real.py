@@ -21,17 +21,18 @@ from strands.types.exceptions import MaxTokensReachedException
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
+from tito_core.backend.checked import score
 from tito_core.export import TrainingSample, samples_of
 from tito_core.export.batch import padded
 from tito_core.export.flat import flat_of
 from tito_core.export.packing import packed
 from tito_core.export.parquet import read_parquet, write_parquet
 from tito_core.export.slime import fields_of
-from tito_core.export.spans import emit_spans
 from tito_core.export.trl import columns_of
 from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
+from tito_vllm.spans import emit_spans
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 ROLLOUTS, PAD = 12, 0
@@ -92,7 +93,7 @@ async def test_each_trained_token_is_scored_by_the_engine_as_recorded(
 ) -> None:
     worst = 0.0
     for sample in samples:
-        scores = await served.policy.backend.score(sample.token_ids.tolist())
+        scores = await score(served.policy.backend, sample.token_ids.tolist())
         trained = sample.loss_mask.astype(bool)
         worst = max(worst, float(np.abs(scores - sample.logprobs)[trained].max()))
     tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -17,8 +17,8 @@ from support.real import Served
 from tito_core import Policy, TITOModel, engine
 from tito_core.engine import install
 from tito_core.engine.spec import find
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import Provenance, VocabularyCheck, check_ledger
-from tito_core.verify import rescore
 
 pytestmark = pytest.mark.engine
 KINDS = ("vllm", "sglang")

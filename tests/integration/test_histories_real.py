@@ -17,9 +17,9 @@ from strands.types.exceptions import MaxTokensReachedException
 from calculator import calculator
 from support.real import Served
 from tito_core import TITOModel, store
-from tito_core.branching import HistoryChangedError
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import Ledger, Provenance, Reason, check_ledger
-from tito_core.verify import rescore
+from tito_core.turn.branches import HistoryChangedError
 
 pytestmark = pytest.mark.engine
 

@@ -21,9 +21,10 @@ from strands.types.exceptions import ContextWindowOverflowException, MaxTokensRe
 from calculator import calculator, evaluate, make_agent
 from support.real import Served
 from support.scripted import tokenizer
+from tito_core.backend.checked import score
 from tito_core.dropin.late_model import LateModel
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import check_ledger
-from tito_core.verify import rescore
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel, VLLMTokenRecorder
 
@@ -157,7 +158,7 @@ async def test_what_the_lists_say_of_prompts_is_what_the_engine_says(served: Ser
     if served.kind == "vllm":
         assert np.isnan(told).tolist() == [not mask for mask in model.rollout.loss_mask]
         return
-    whole = await served.policy.backend.score(model.rollout.token_ids)
+    whole = await score(served.policy.backend, model.rollout.token_ids)
     assert np.isnan(told).sum() == 1
     assert np.nanmax(np.abs(told - whole)) <= 1e-3
     assert isinstance(model, SGLangModel)

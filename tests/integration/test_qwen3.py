@@ -10,8 +10,8 @@ from strands import Agent, tool
 
 from support.real import Served
 from tito_conformance.agents import listen
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import Provenance, check_ledger
-from tito_core.verify import rescore
 
 pytestmark = pytest.mark.engine
 

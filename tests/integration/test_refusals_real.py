@@ -21,6 +21,7 @@ from tito_core.backend import (
     ThrottledError,
     TokenRequest,
 )
+from tito_core.backend.checked import generate
 from tito_core.backend.http_backend import HttpBackend
 
 pytestmark = pytest.mark.engine
@@ -62,7 +63,7 @@ def unclamped(policy: Policy) -> HttpBackend:
 
 async def lives(locked: Locked) -> None:
     policy = await asyncio.to_thread(locked.connect, KEY)
-    response = await policy.backend.generate(asked(8, max_new_tokens=4, temperature=0.0))
+    response = await generate(policy.backend, asked(8, max_new_tokens=4, temperature=0.0))
     assert len(response.output_ids) == len(response.logprobs) >= 1
     await policy.backend.aclose()
 
@@ -86,7 +87,7 @@ async def test_what_does_not_fit_the_context_is_an_overflow_here_and_in_the_serv
             pass
     assert len(model.ledger) == 0
     with pytest.raises(ContextLengthError) as refused:
-        await unclamped(policy).generate(asked(length + 100, max_new_tokens=4))
+        await generate(unclamped(policy), asked(length + 100, max_new_tokens=4))
     assert refused.value.status == 400
     assert refused.value.body
     assert str(length + 100) in refused.value.body
@@ -97,7 +98,7 @@ async def test_what_does_not_fit_the_context_is_an_overflow_here_and_in_the_serv
 async def test_another_400_is_no_overflow_and_is_not_sent_again(locked: Locked) -> None:
     policy = await asyncio.to_thread(locked.connect, KEY)
     with pytest.raises(BadRequestError) as refused:
-        await policy.backend.generate(asked(8, max_new_tokens=4, grammar={"kind": "regex", "value": "("}))
+        await generate(policy.backend, asked(8, max_new_tokens=4, grammar={"kind": "regex", "value": "("}))
     assert refused.value.status == 400
     assert refused.value.body
     await policy.backend.aclose()
@@ -107,7 +108,7 @@ async def test_another_400_is_no_overflow_and_is_not_sent_again(locked: Locked) 
 async def test_a_full_queue_is_throttling_and_passes_with_retries(locked: Locked) -> None:
     async def crowd(policy: Policy, tokens: int) -> list[object]:
         wanted = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
-        sent = (policy.backend.generate(asked(8 + number, **wanted)) for number in range(8))
+        sent = (generate(policy.backend, asked(8 + number, **wanted)) for number in range(8))
         return list(await asyncio.gather(*sent, return_exceptions=True))
 
     once = await asyncio.to_thread(locked.connect, KEY, max_attempts=1)

@@ -14,9 +14,10 @@ from calculator import QUESTIONS, make_agent
 from support.real import Served
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError
+from tito_core.backend.checked import generate
 from tito_core.backend.protocol import TokenRequest
+from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.verify import Rescored, merge, rescore
 
 pytestmark = pytest.mark.engine
 
@@ -90,7 +91,7 @@ async def test_an_id_outside_the_vocabulary_never_leaves_and_the_server_lives(se
     model = served.model(temperature=0.0, max_new_tokens=4)
     request = TokenRequest(np.array([1, 10**7], np.int32), served.policy.sampling(model._settings.sampling), "bad")
     with pytest.raises(BadRequestError, match="vocabulary"):
-        await served.policy.backend.generate(request)
+        await generate(served.policy.backend, request)
     assert len(await roll_out(model, "Hi?")) >= 1
 
 

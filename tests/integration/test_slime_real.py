@@ -18,6 +18,7 @@ from support.real import Served
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
 from support.trainer_packages import run
+from tito_core.backend.checked import score
 from tito_core.export import samples_of
 from tito_core.export.slime import STATUS, fields_of
 from tito_core.export.slime_generate import generate
@@ -54,7 +55,7 @@ async def expect_the_ledgers(served: Served, samples: list[Any], ledger: Any, ex
         assert sample.response == tokenizer().decode(sample.tokens[start:], skip_special_tokens=False)
         assert sample.status.name == STATUS[ours.termination]
         mask = np.array(sample.loss_mask, bool)
-        scores = (await served.policy.backend.score(sample.tokens))[start:]
+        scores = (await score(served.policy.backend, sample.tokens))[start:]
         assert np.abs(np.array(sample.rollout_log_probs) - scores)[mask].max(initial=0) <= 1e-4
         assert not np.array(sample.rollout_log_probs)[~mask].any()
         trained += int(mask.sum())

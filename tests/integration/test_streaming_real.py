@@ -16,6 +16,7 @@ from strands import Agent
 from support.histories import add
 from support.real import Served, mid_answer
 from tito_core.backend import SamplingParams, TokenRequest
+from tito_core.backend.checked import generate
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.turn import Finish
 
@@ -80,7 +81,7 @@ async def test_the_first_text_comes_long_before_the_last(served: Served) -> None
         times.append(time.monotonic() - started)
         shown.extend(chunk.output_ids.tolist())
 
-    response = await served.policy.backend.generate(request, watch)
+    response = await generate(served.policy.backend, request, watch)
     assert shown == response.output_ids.tolist()
     assert len(times) > 50
     assert times[0] < 0.3 * times[-1]
@@ -90,7 +91,7 @@ async def test_cancelling_in_mid_stream_frees_the_server(served: Served) -> None
     prompt = served.policy.template.first_prompt([{"role": "user", "content": [{"text": QUESTION}]}], None, None).ids
     request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-cancelled")
     began = asyncio.Event()
-    task = asyncio.create_task(served.policy.backend.generate(request, lambda _: began.set()))
+    task = asyncio.create_task(generate(served.policy.backend, request, lambda _: began.set()))
     await asyncio.wait_for(began.wait(), 60)
     await until_running(served, 1)
     task.cancel()
@@ -126,7 +127,7 @@ async def test_an_abort_in_mid_stream_gives_what_was_shown(served: Served) -> No
     request = TokenRequest(prompt, SamplingParams(max_new_tokens=1500, ignore_eos=True), "streamed-aborted")
     shown: list[int] = []
     task = asyncio.create_task(
-        served.policy.backend.generate(request, lambda chunk: shown.extend(chunk.output_ids.tolist()))
+        generate(served.policy.backend, request, lambda chunk: shown.extend(chunk.output_ids.tolist()))
     )
     while len(shown) < 5:
         await asyncio.sleep(0.01)

@@ -28,6 +28,7 @@ from tito_core.backend import (
     create_backend,
     generate_whole,
 )
+from tito_core.backend.checked import generate, score
 from tito_core.engine import install, models
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -71,21 +72,21 @@ def asking(tokens: int) -> TokenRequest:
 async def test_weights_change_between_and_within_generations(server: Server, tmp_path: Path) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300)
     assert isinstance(backend, EngineAdmin)
-    first = await backend.generate(asking(32))
+    first = await generate(backend, asking(32))
     assert first.versions == (VersionSpan(0, 32, "default"),)
     sequence = [*PROMPT.tolist(), *first.output_ids.tolist()]
-    old = await backend.score(sequence)
+    old = await score(backend, sequence)
 
     await backend.load_weights(str(other_weights(server.weights, tmp_path / "new")), "step-1")
     assert await backend.weight_version() == "step-1"
-    assert np.nanmax(np.abs(await backend.score(sequence) - old)) > 0.1, "the new weights say something else"
-    after = await backend.generate(asking(32))
+    assert np.nanmax(np.abs(await score(backend, sequence) - old)) > 0.1, "the new weights say something else"
+    after = await generate(backend, asking(32))
     assert after.versions == (VersionSpan(0, 32, "step-1"),)
-    scored = (await backend.score([*PROMPT.tolist(), *after.output_ids.tolist()]))[len(PROMPT) :]
+    scored = (await score(backend, [*PROMPT.tolist(), *after.output_ids.tolist()]))[len(PROMPT) :]
     assert np.max(np.abs(scored - after.logprobs)) < 1e-4, "no key or value of the older weights was used again"
 
     for number in range(2, 2 + TRIES):
-        running = asyncio.create_task(backend.generate(asking(1500)))
+        running = asyncio.create_task(generate(backend, asking(1500)))
         await asyncio.sleep(2.0)
         await backend.load_weights(str(server.weights), f"step-{number}")
         spans = (await running).versions
@@ -121,7 +122,7 @@ async def test_an_aborted_generation_goes_on_from_new_weights_as_one_completion(
         VersionSpan(second.start, 1500, "resumed"),
     )
     # The new weights scored the whole of it: what they sampled agrees, and what the older ones did differs.
-    scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
+    scored = (await score(backend, [*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
     apart = np.abs(scored - response.logprobs)
     assert np.max(apart[second.start :]) < 1e-4
     assert np.max(apart[: first.stop]) > 0.1
@@ -142,7 +143,7 @@ async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
                 break
     assert response.finish == Finish.ABORT
     assert 0 < len(response.output_ids) == len(response.logprobs) < 1500
-    scored = (await backend.score([*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
+    scored = (await score(backend, [*PROMPT.tolist(), *response.output_ids.tolist()]))[len(PROMPT) :]
     assert np.max(np.abs(scored - response.logprobs)) < 1e-4
 
 
@@ -150,7 +151,7 @@ async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_
     backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
     with pytest.raises(WeightsNotLoadedError, match="left paused"):
         await backend.load_weights("/no/such/folder", "step-3")
-    waiting = asyncio.create_task(backend.generate(asking(4)))
+    waiting = asyncio.create_task(generate(backend, asking(4)))
     await asyncio.sleep(1.0)
     if server.kind == "vllm":  # whose engine has died of it, as it says, or hangs up, now or when it is to go on
         with contextlib.suppress(ServerError, EngineConnectionError):

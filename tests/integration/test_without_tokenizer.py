@@ -13,8 +13,8 @@ import pytest
 from support.calculating import QUESTION, make_agent
 from support.real import Served, policy_at, serve
 from tito_core.backend import BadRequestError
+from tito_core.inspect.verify import rescore
 from tito_core.ledger import LawViolationError, VocabularyCheck, check_ledger
-from tito_core.verify import rescore
 
 pytestmark = [pytest.mark.engine, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
 NATS = 1e-3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,7 +169,7 @@ class Forests(RuleBasedStateMachine):
 
     def _come_back(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
         """The process ends, and another one goes on with what it finds."""
-        way = dice.pick(["file", "record", "bytes"])
+        way = dice.pick(["file", "record", "bytes", "pickle", "deepcopy"])
         if way == "file" and not oracle.turns and not oracle.annotations:
             return  # nobody wrote anything yet
         if way == "file":
@@ -177,6 +179,10 @@ class Forests(RuleBasedStateMachine):
             record = store.to_record(ledger)
             expect_plain(record)
             ledger = store.from_record(record)
+        elif way == "pickle":
+            ledger = pickle.loads(pickle.dumps(ledger))
+        elif way == "deepcopy":
+            ledger = copy.deepcopy(ledger)
         else:
             ledger = store.from_record(msgspec.msgpack.decode(store.encode(ledger)))
         self.ledgers[which] = self.file.attach(ledger)
@@ -195,10 +201,10 @@ class Forests(RuleBasedStateMachine):
             assert store.encode(again) == store.encode(ledger)
             check_ledger(again)
             expect_equal((ledger, again)[self.whole], oracle)  # now the one, now the other: both have the same record
-            for copy in (ledger, again):
+            for each in (ledger, again):
                 for said in oracle.turns[-2:]:
                     if said.history is not None:
-                        expect_walk(copy, oracle, said.history)
+                        expect_walk(each, oracle, said.history)
 
 
 def expect_plain(value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from support.drafts import make_draft
 from tito_core.ledger import Draft, Ledger, Sampling
@@ -30,13 +30,3 @@ def test_what_came_first_with_any_turn_is_shared_after_a_restart() -> None:
             assert turn.draft.sampling is again[first].draft.sampling
             assert turn.draft.engine.server is again[server].draft.engine.server
             assert (turn.draft.sampling.first, turn.draft.engine.server.first) == (first, server)
-
-
-def test_a_draft_in_its_place_is_the_draft_but_for_what_the_ledger_puts_there() -> None:
-    ledger = Ledger()
-    draft = drawn(ledger, temperature=0.5, backend="a")
-    given = {field.name: object() for field in fields(Draft)}
-    full = Draft(**{**given, "columns": draft.columns})  # type: ignore[arg-type]  # each field told from the others
-    placed = full.placed(draft.sampling, draft.engine, 7)
-    expected = replace(full, sampling=draft.sampling, engine=draft.engine, call_ids=7)
-    assert [getattr(placed, f.name) for f in fields(Draft)] == [getattr(expected, f.name) for f in fields(Draft)]

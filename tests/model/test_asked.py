@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tito_core.asked import Asked, UnsupportedToolChoiceError
 from tito_core.backend import Grammar, SamplingParams
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.turn.constraints import OutputConstraint, UnsupportedToolChoiceError
 
 
 class Shape(BaseModel):
@@ -35,29 +35,29 @@ BASE = SamplingParams(temperature=0.5, min_new_tokens=3, ignore_eos=True)
 TOOLS: Any = {"look": {"type": "object"}}
 
 
-def sampled(asked: Asked, parser: Any) -> SamplingParams:
+def sampled(asked: OutputConstraint, parser: Any) -> SamplingParams:
     return asked.sampling(BASE, parser, TOOLS, [1, 2])
 
 
 @pytest.mark.parametrize(("choice", "name"), [({"any": {}}, None), ({"tool": {"name": "look"}}, "look")])
 def test_a_forced_call_is_a_grammar_that_may_end(choice: Any, name: str | None) -> None:
     parser = Parser()
-    found = sampled(Asked(choice), parser)
+    found = sampled(OutputConstraint(choice), parser)
     grammar = Grammar(kind="structural_tag", value="{}", avoided_ids=(3, 4))
     assert found == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
     assert parser.asked == [(TOOLS, name, [1, 2])]
 
 
 def test_nothing_is_forced_that_was_not_asked_for() -> None:
-    for asked in (Asked(), Asked({"auto": {}})):
+    for asked in (OutputConstraint(), OutputConstraint({"auto": {}})):
         assert sampled(asked, Parser()) is BASE
 
 
 def test_a_shape_is_forced_where_a_call_cannot_be() -> None:
     for asked, parser in (
-        (Asked(None, Shape), Parser()),
-        (Asked({"auto": {}}, Shape), Parser()),
-        (Asked({"tool": {"name": "Shape"}}, Shape), Parser("no grammar")),
+        (OutputConstraint(None, Shape), Parser()),
+        (OutputConstraint({"auto": {}}, Shape), Parser()),
+        (OutputConstraint({"tool": {"name": "Shape"}}, Shape), Parser("no grammar")),
     ):
         grammar = sampled(asked, parser).grammar
         assert grammar is not None
@@ -67,5 +67,5 @@ def test_a_shape_is_forced_where_a_call_cannot_be() -> None:
 
 def test_a_call_that_cannot_be_forced() -> None:
     with pytest.raises(UnsupportedToolChoiceError) as caught:
-        sampled(Asked({"any": {}}), Parser("This format has no grammar."))
+        sampled(OutputConstraint({"any": {}}), Parser("This format has no grammar."))
     assert str(caught.value) == "tool_choice: This format has no grammar."

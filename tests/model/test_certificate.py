@@ -94,7 +94,7 @@ def test_a_foreign_parser_may_say_its_own() -> None:
     assert control_strings(object()) == frozenset()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates", "renderer"])
+@pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates"])
 def test_template_arguments_cannot_be_taken_for_others(name: str) -> None:
     with pytest.raises(ValueError, match=f"template_arguments has {name}, which is no argument of a chat template"):
         connected(template_arguments={name: "as-template"})

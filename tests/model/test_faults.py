@@ -24,9 +24,9 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.ledger import Ledger
-from tito_core.recording import TurnNotStoredError
 from tito_core.store import LedgerFile
 from tito_core.testing import THROTTLED, Fault, ScriptedServer, always, at
+from tito_core.turn.commit import TurnNotStoredError
 
 HELLO: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
 

@@ -13,10 +13,10 @@ from strands.types.exceptions import StructuredOutputException
 
 from support.byte_level import byte_level
 from support.scripted import BACKENDS, Says, call, model_of, tokenizer
-from tito_core.asked import Asked, UnsupportedToolChoiceError
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.ledger import Provenance, check_ledger
 from tito_core.parsing import get_tool_parser
+from tito_core.turn.constraints import OutputConstraint, UnsupportedToolChoiceError
 
 ANY: Any = {"any": {}}
 MODELS = ("smollm2", "qwen3-tiny")
@@ -183,7 +183,7 @@ async def test_a_call_is_forced_after_the_reasoning_that_the_prompt_opened() -> 
     assert opened["elements"][-1] == plain
     closing = {"type": "token", "token": added.convert_tokens_to_ids("</think>")}
     assert opened["elements"][1] == closing
-    shape = Asked(None, Sum)
+    shape = OutputConstraint(None, Sum)
     answer = shape.sampling(SamplingParams(), parser, {}, tail).grammar
     assert answer is not None
     elements = json.loads(answer.value)["format"]["elements"]

@@ -15,16 +15,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_core import cancelling
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams
+from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams, aborts
 from tito_core.backend.protocol import TokenChunk, TokenResponse
-from tito_core.generating import CancelledBySignal, streamed, whole
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
+from tito_core.turn import generate
+from tito_core.turn.generate import CancelledBySignal, streamed, whole
 
 
 def ids(*values: int) -> Any:
     return np.array(values, np.int32)
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a backend here gives is checked by nobody: it is a `TokenResponse` already."""
+
+    async def generate(backend: Any, request: Any, on_chunk: Any = None) -> TokenResponse:
+        response: TokenResponse = await (
+            backend.generate(request) if on_chunk is None else backend.generate(request, on_chunk)
+        )
+        return response
+
+    monkeypatch.setattr(aborts, "generate", generate)
 
 
 class Engine:
@@ -62,7 +75,7 @@ REQUEST: Any = SimpleNamespace(sampling=SamplingParams(max_new_tokens=1), reques
 
 async def answer(engine: Any, request: Any, cancel: threading.Event | None, chosen: Settings) -> AsyncIterator[Any]:
     """Give what comes, as a turn asks for it."""
-    if not chosen.streams:
+    if not chosen.stream:
         yield await whole(engine, request, cancel, chosen)
         return
     async for came in streamed(engine, request, cancel, chosen):
@@ -156,7 +169,7 @@ async def watched(signal: threading.Event, over: asyncio.Event) -> bool:
     """Wait until it is over, and tell whether the signal ended that."""
     try:
         async with asyncio.timeout(None) as limit:
-            with cancelling.Watched(limit, signal):
+            with generate.Watched(limit, signal):
                 await over.wait()
     except TimeoutError:
         assert limit.expired()
@@ -165,13 +178,13 @@ async def watched(signal: threading.Event, over: asyncio.Event) -> bool:
 
 
 async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    monkeypatch.setattr(generate, "CANCEL_POLL_S", 0.001)
     loop = asyncio.get_running_loop()
     signals = [threading.Event() for _ in range(3)]
     overs = [asyncio.Event() for _ in signals]
     waits = [asyncio.ensure_future(watched(*each)) for each in zip(signals, overs, strict=True)]
     await asyncio.sleep(0.02)
-    assert len(cancelling._waiting[loop]) == 3
+    assert len(generate._waiting[loop]) == 3
     signals[1].set()
     assert await waits[1]
     assert [wait.done() for wait in waits] == [False, True, False]
@@ -181,17 +194,17 @@ async def test_signals_are_looked_at_only_while_somebody_waits(monkeypatch: pyte
     await asyncio.wait([waits[2]])
     assert waits[2].cancelled()
     await asyncio.sleep(0.02)
-    assert loop not in cancelling._waiting
+    assert loop not in generate._waiting
 
 
 async def test_a_signal_that_is_set_while_the_time_is_up_ends_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    monkeypatch.setattr(generate, "CANCEL_POLL_S", 0.001)
     signal = threading.Event()
     seen: list[str] = []
 
     async def work() -> None:
         async with asyncio.timeout(0.01) as limit:
-            with cancelling.Watched(limit, signal):
+            with generate.Watched(limit, signal):
                 try:
                     await asyncio.sleep(5)
                 except asyncio.CancelledError:
@@ -207,11 +220,11 @@ async def test_a_signal_that_is_set_while_the_time_is_up_ends_nothing_twice(monk
 
 
 async def test_an_answer_that_comes_although_it_was_cancelled_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancelling, "CANCEL_POLL_S", 0.001)
+    monkeypatch.setattr(generate, "CANCEL_POLL_S", 0.001)
     signal = threading.Event()
     signal.set()
     async with asyncio.timeout(None) as limit:
-        with cancelling.Watched(limit, signal):
+        with generate.Watched(limit, signal):
             try:
                 await asyncio.sleep(5)
             except asyncio.CancelledError:
@@ -227,7 +240,7 @@ async def test_an_answer_that_comes_although_it_was_cancelled_is_an_answer(monke
 @pytest.mark.parametrize("first", ["task", "signal", "time"])
 async def test_a_signal_leaves_a_turn_alone_that_is_already_being_given_up(first: str, stream: bool) -> None:
     engine, signal = Engine(), threading.Event()
-    engine.abort_s = 4 * cancelling.CANCEL_POLL_S
+    engine.abort_s = 4 * generate.CANCEL_POLL_S
     chosen = Settings.of(stream=stream)
 
     async def turn() -> list[Any]:
@@ -254,7 +267,7 @@ async def test_a_signal_that_came_too_early_is_seen_again() -> None:
     async def work() -> None:
         nonlocal rounds
         async with asyncio.timeout(None) as limit:
-            with cancelling.Watched(limit, signal):
+            with generate.Watched(limit, signal):
                 while True:
                     rounds += 1
                     try:
@@ -266,7 +279,7 @@ async def test_a_signal_that_came_too_early_is_seen_again() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(work(), 5)
     assert rounds > 1
-    assert not cancelling.cancelling()
+    assert not generate.cancelling()
 
 
 @pytest.mark.parametrize("by", ["signal", "time"])
@@ -345,7 +358,7 @@ def test_an_ended_loop_is_forgotten() -> None:
     loop.run_until_complete(wait())
     loop.close()
     asyncio.run(wait())
-    assert loop not in cancelling._waiting
+    assert loop not in generate._waiting
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from support.drafts import make_draft
-from tito_core.history import find_place, opening_of, remember
 from tito_core.ledger import Ledger
+from tito_core.turn.parent import find_parent, opening_of, remember
 
 ROUNDS = 400
 
@@ -32,13 +32,13 @@ def test_each_of_eight_hundred_messages_is_compared_once() -> None:
     opening = opening_of("Be brief.", None, "template")
     for number in range(ROUNDS):
         messages.append(message("user", f"question {number}"))
-        place = find_place(ledger, opening, messages, state)
+        place = find_parent(ledger, opening, messages, state)
         answer = message("assistant", f"answer {number}")
         draft = make_draft(place.parent, ledger.path_length(place.parent), [100], [200], branch=place.branch)
         remember(state, ledger, ledger.commit(draft, place.walk, answer).index)
         messages.append(answer)
     shown = [Counted(each) for each in (*messages, message("user", "last"))]
     Counted.compared = 0
-    place = find_place(ledger, opening, shown, state)  # type: ignore[arg-type]
+    place = find_parent(ledger, opening, shown, state)  # type: ignore[arg-type]
     assert (place.parent, place.answered, place.branch) == (ROUNDS - 1, 2 * ROUNDS, None)
     assert Counted.compared == 2 * ROUNDS

@@ -11,7 +11,7 @@ from strands.hooks import AfterModelCallEvent
 from support.conversations import answer, asked
 from support.histories import Watched, watched
 from support.scripted import BACKENDS
-from tito_core.branching import HistoryChangedError
+from tito_core.turn.branches import HistoryChangedError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

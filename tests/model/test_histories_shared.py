@@ -12,7 +12,7 @@ from strands.multiagent import GraphBuilder, Swarm
 from support.conversations import asked
 from support.histories import watched
 from support.scripted import BACKENDS, END, call, ids_of, tokenizer
-from tito_core.settings import SeveralTrajectoriesError
+from tito_core.model import SeveralTrajectoriesError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, END, Says, ids_of, model_of
-from tito_core.branching import HistoryChangedError
-from tito_core.history import find_place, opening_of
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.ledger.branch import OF_ONE_AGENT, Reason
 from tito_core.store import from_json, to_json
+from tito_core.turn.branches import HistoryChangedError
+from tito_core.turn.parent import find_parent, opening_of
 
 QUESTIONS = ("A?", "B?", "C?")
 SYSTEMS = ("Be brief.", "Be long.")
@@ -131,15 +131,15 @@ class World:
         """Check that `history="error"` would raise for just the agent's own changes."""
         ledger, template = self.model.ledger, self.model.policy.template.fingerprint
         arguments = (ledger, opening_of(life.system, None, template), life.messages, state)
-        place = find_place(*arguments)
+        place = find_parent(*arguments)
         assert place.parent == parent
         if place.branch is not None and place.branch.reason in OF_ONE_AGENT:
             with pytest.raises(HistoryChangedError, match="Law 8") as caught:
-                find_place(*arguments, may_branch=False)
+                find_parent(*arguments, may_branch=False)
             named = place.branch.reason == Reason.OPENING or f"message {place.branch.message} (" in str(caught.value)
             assert named or "was not sampled here" in str(caught.value)
         else:
-            find_place(*arguments, may_branch=False)
+            find_parent(*arguments, may_branch=False)
 
     def check_branch(self, life: Life, is_agents: bool, own: int | None, parent: int | None, branch: Any) -> None:
         """Check whether the turn is a branch, whose it is, and where it left."""
@@ -301,5 +301,5 @@ def _check_that_digests_find_the_same(world: World, ledger: Ledger) -> None:
         if life.messages:
             own = life.state["tito"]["turn"] if life.state else None
             opening = opening_of(life.system, None, template)
-            place = find_place(ledger, opening, copy.deepcopy(life.messages), life.state)
+            place = find_parent(ledger, opening, copy.deepcopy(life.messages), life.state)
             assert place.parent == world.parent(life, own)

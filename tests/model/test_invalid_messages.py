@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from support.conversations import LOOK, answer, asked, calls, results
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.asked import UnsupportedToolChoiceError
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.rendering import TemplateError
+from tito_core.turn.constraints import UnsupportedToolChoiceError
 
 NAN = float("nan")
 DEEP: Any = 1

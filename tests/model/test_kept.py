@@ -14,9 +14,9 @@ from support.drafts import make_draft
 from tito_core.backend import EngineInfo, SamplingParams
 from tito_core.backend.id_text import IdText
 from tito_core.ledger import Branch, LawViolationError, Ledger, Reason
-from tito_core.prompts import KEPT, Prompts
-from tito_core.terms import KEPT as TERMS_KEPT
-from tito_core.terms import Terms
+from tito_core.turn.prompt_cache import KEPT, PromptCache
+from tito_core.turn.sampling_cache import KEPT as SAMPLING_KEPT
+from tito_core.turn.sampling_cache import SamplingCache
 
 
 def ids(*values: int) -> Any:
@@ -24,7 +24,7 @@ def ids(*values: int) -> Any:
 
 
 def test_parameters_get_the_policys_stops_once() -> None:
-    terms = Terms()
+    terms = SamplingCache()
     given = SamplingParams(stop_token_ids=(5, 2))
     stopped = terms.stopped(given, (2, 9))
     assert stopped == given.model_copy(update={"stop_token_ids": (2, 5, 9)})
@@ -34,7 +34,7 @@ def test_parameters_get_the_policys_stops_once() -> None:
 
 
 def test_what_is_recorded_of_parameters_is_of_them_and_of_their_server() -> None:
-    terms = Terms()
+    terms = SamplingCache()
     info = EngineInfo("fake", "m", 100, "1", processed_logprobs=False)
     sampling = SamplingParams(max_new_tokens=3, temperature=0.5, stop=("x",))
     recorded = terms.recorded(sampling, "fake", info)
@@ -50,13 +50,18 @@ def test_what_is_recorded_of_parameters_is_of_them_and_of_their_server() -> None
 
 
 def test_no_more_parameters_are_remembered_than_so_many() -> None:
-    terms = Terms()
-    held = [SamplingParams(seed=number) for number in range(TERMS_KEPT + 1)]
+    terms = SamplingCache()
+    held = [SamplingParams(seed=number) for number in range(SAMPLING_KEPT + 1)]
     for given in held[:-1]:
         terms.stopped(given, (1,))
-    assert len(terms._stopped) == TERMS_KEPT
+    assert len(terms._stopped) == SAMPLING_KEPT
     terms.stopped(held[-1], (1,))
     assert len(terms._stopped) == 1
+
+
+def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:
+    text = prompts.answered(ledger, ledger[turn].draft, prompt, output)
+    prompts.keep(ledger, turn, ledger[turn].parent, text)
 
 
 def text_of(text: IdText) -> list[int]:
@@ -65,18 +70,18 @@ def text_of(text: IdText) -> list[int]:
 
 
 def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
-    prompts, ledger = Prompts(), Ledger()
+    prompts, ledger = PromptCache(), Ledger()
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.commit(make_draft(0, 3, [102], [201]))
     assert text_of(prompts.text(ledger, None, ids(9))) == [9]
     written = prompts.text(ledger, 0, ids(9))
     assert text_of(written) == [100, 101, 200, 9], "written anew where it was not kept"
-    prompts.keep(ledger, 0, IdText.of(ids(100, 101)), ids(200))
+    keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
     kept = prompts._kept[ledger][0]
     assert text_of(kept) == [100, 101, 200]
     taken = prompts.text(ledger, 0, ids(102))
     assert taken._parts[:-1] == kept._parts, "and not where it was"
-    prompts.keep(ledger, 1, taken, ids(201))
+    keep(prompts, ledger, 1, taken, ids(201))
     assert text_of(prompts.text(ledger, 1, ids())) == [100, 101, 200, 102, 201]
     assert list(prompts._kept[ledger]) == [1], "no turn goes on from the first any more, most likely"
 
@@ -94,41 +99,41 @@ def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
 def test_a_turn_that_holds_other_tokens_than_were_sent_is_told_at_once(
     prompt: tuple[int, ...], output: tuple[int, ...], parent_is_kept: bool
 ) -> None:
-    prompts, ledger = Prompts(), Ledger()
+    prompts, ledger = PromptCache(), Ledger()
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.commit(make_draft(0, 3, [102], [201]))
     if parent_is_kept:
-        prompts.keep(ledger, 0, IdText.of(ids(100, 101)), ids(200))
-    with pytest.raises(LawViolationError, match=r"^Law 4: turn 1 does not hold the tokens that were sent"):
-        prompts.keep(ledger, 1, IdText.of(ids(*prompt)), ids(*output))
+        keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
+    with pytest.raises(LawViolationError, match=r"^Law 4: .* does not hold the tokens that were sent"):
+        keep(prompts, ledger, 1, IdText.of(ids(*prompt)), ids(*output))
     assert 1 not in prompts._kept.get(ledger, {})
 
 
 def test_of_many_paths_the_latest_are_kept() -> None:
-    prompts, ledger = Prompts(), Ledger()
+    prompts, ledger = PromptCache(), Ledger()
     for number in range(KEPT + 2):
         branch = None if number == 0 else Branch(Reason.SEPARATE)
         ledger.commit(make_draft(None, 0, [100], [200], branch=branch))
-        prompts.keep(ledger, number, IdText.of(ids(100)), ids(200))
+        keep(prompts, ledger, number, IdText.of(ids(100)), ids(200))
         assert len(prompts._kept[ledger]) == min(number + 1, KEPT)
     assert list(prompts._kept[ledger]) == list(range(2, KEPT + 2))
 
 
 def test_another_thread_may_keep_a_text_at_any_moment_while_the_oldest_one_is_dropped() -> None:
     """An error here would come after the turn's commit. A profiler is called before each function in C."""
-    prompts, ledger = Prompts(), Ledger()
+    prompts, ledger = PromptCache(), Ledger()
     for number in range(KEPT + 2):
         ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE) if number else None))
-        prompts.keep(ledger, number, IdText.of(ids(100)), ids(200))
+        keep(prompts, ledger, number, IdText.of(ids(100)), ids(200))
     others = iter(range(1000, 2000))
 
     def meanwhile(frame: FrameType, event: str, called: object) -> None:
-        if event == "c_call" and frame.f_code is Prompts.keep.__code__:
+        if event == "c_call" and frame.f_code is PromptCache.keep.__code__:
             prompts._kept[ledger][next(others)] = IdText()
 
     sys.setprofile(meanwhile)
     try:
-        prompts.keep(ledger, 0, IdText.of(ids(100)), ids(200))
+        keep(prompts, ledger, 0, IdText.of(ids(100)), ids(200))
     finally:
         sys.setprofile(None)
     assert next(others) > 1000

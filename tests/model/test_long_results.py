@@ -14,10 +14,13 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from support.conversations import asked, calls, results
 from support.scripted import BACKENDS, Says, model_of, policy_of
-from tito_core import turns
-from tito_core.backend import ContextLengthError, SamplingParams
+from tito_core.backend import ContextLengthError, EngineInfo
 from tito_core.chat.words import LONG_TEXT
 from tito_core.ledger import Ledger
+from tito_core.settings import Settings
+from tito_core.turn import request
+from tito_core.turn.inputs import TurnInput
+from tito_core.turn.parent import match_parent
 
 MEGABYTES = 15_000_000
 LINE = "Zeile 17: größer als 日本, 🎉\n"
@@ -31,6 +34,12 @@ class Refusing:
     """A backend that is never given a request to the end."""
 
     name = "vllm"
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+
+    async def connect(self) -> EngineInfo:
+        return self.info
 
     async def generate(self, request: Any, on_chunk: Any = None) -> Any:
         raise ContextLengthError("Too long.", backend=self.name)
@@ -56,6 +65,11 @@ async def longest_lag(work: Any) -> float:
     return max(lags)
 
 
+def prepared(policy: Any, messages: Any, chosen: Settings) -> Any:
+    ledger, asked = Ledger(), TurnInput(messages)
+    return request.prepare(policy, ledger, asked, chosen, match_parent(policy, ledger, asked, chosen))
+
+
 async def streamed(model: Any, messages: Any) -> None:
     async for _ in model.stream(messages):
         pass
@@ -64,15 +78,14 @@ async def streamed(model: Any, messages: Any) -> None:
 def synchronous_cost(model: Any, messages: Any) -> float:
     """Return the seconds that the event loop would stand still if the turn were prepared on it."""
     began = time.perf_counter()
-    turns.prepare(
-        model.policy, Ledger(), messages, None, None, None, SamplingParams(), context_limit=None, may_branch=True
-    )
+    prepared(model.policy, messages, Settings())
     return time.perf_counter() - began
 
 
 async def test_the_event_loop_goes_on_while_a_long_result_is_encoded() -> None:
     model = model_of("vllm", Says("?"))
-    policy = replace(model.policy, backend=Refusing(), info=replace(model.policy.info, max_model_len=None))
+    info = replace(model.policy.info, max_model_len=None)
+    policy = replace(model.policy, backend=Refusing(info), info=info)
     model = policy.model()
     messages = result_of(MEGABYTES // 12)
     alone = synchronous_cost(model, messages)
@@ -109,10 +122,10 @@ async def test_a_long_result_becomes_the_tokens_that_it_becomes_in_one_piece(kin
         model = model_of(kind, Says("Done."), max_model_len=200_000)
         messages = result_of(3 * LONG_TEXT, line)
         await streamed(model, messages)
-        [request] = model.scripted.requests
+        [sent] = model.scripted.requests
         rendering, backend = model.policy.template.rendering, model.policy.tokenizer.backend_tokenizer
         whole = backend.encode(str(rendering.of_messages(messages)), add_special_tokens=False)
-        assert list(request.prompt_ids) == whole.ids
+        assert list(sent.prompt_ids) == whole.ids
 
 
 async def test_a_history_that_changes_while_it_is_encoded_does_not_change_the_turn(
@@ -121,14 +134,14 @@ async def test_a_history_that_changes_while_it_is_encoded_does_not_change_the_tu
     model = model_of("vllm", Says("Done."), max_model_len=200_000)
     messages = result_of(2 * LONG_TEXT)
     expected = list(model.policy.template.first_prompt(messages, None, None).ids)
-    prepare = turns.prepare
+    prepare = request.prepare
 
     def later(*arguments: Any, **options: Any) -> Any:
         messages[2]["content"][0]["toolResult"]["content"][0]["text"] = "gone"  # as the agent's loop may
         messages.append(asked("And now?"))
         return prepare(*arguments, **options)
 
-    monkeypatch.setattr(turns, "prepare", later)
+    monkeypatch.setattr(request, "prepare", later)
     await streamed(model, messages)
     assert list(model.scripted.requests[0].prompt_ids) == expected
     assert model.ledger.path_ids(None, model.ledger[0].draft.prompt_ids).tolist() == expected
@@ -167,10 +180,10 @@ def test_nothing_that_fits_is_refused_before_it_is_encoded(line: str, spare: int
     messages[2]["content"][0]["toolResult"]["content"][0]["text"] += "." * LONG_TEXT
     length = len(policy.template.first_prompt(messages, None, None).ids)
     limit = max(1, length + spare)
-    bounds: Any = {"context_limit": None, "max_total_tokens": limit} if total else {"context_limit": limit}
+    bounds = Settings.of(max_total_tokens=limit) if total else Settings.of(context_window_limit=limit)
 
     def prepare() -> Any:
-        return turns.prepare(policy, Ledger(), messages, None, None, None, SamplingParams(), may_branch=True, **bounds)
+        return prepared(policy, messages, bounds)
 
     if length < limit:
         assert len(prepare().request.input_ids) == length

@@ -12,11 +12,13 @@ from strands.types.exceptions import StructuredOutputException
 
 from support.drafts import make_draft
 from support.scripted import Says, model_of, policy_of
-from tito_core import Policy, TITOModel, branching
+from tito_core import Policy, TITOModel
 from tito_core.backend import EngineInfo, SamplingParams, Wanted
-from tito_core.branching import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
 from tito_core.ledger import Branch, Ledger, Reason
-from tito_core.settings import Settings, SeveralTrajectoriesError
+from tito_core.model import SeveralTrajectoriesError
+from tito_core.settings import Settings
+from tito_core.turn import branches
+from tito_core.turn.branches import HistoryChangedError, _changed_parts, _excerpt, _what_changed, refuse
 
 
 @pytest.fixture
@@ -42,11 +44,6 @@ def test_what_is_not_said_is_the_default(connected: list[dict[str, Any]]) -> Non
         {
             **NEEDED,
             "base_url": "",
-            "parser": "auto",
-            "template_arguments": None,
-            "content_tokens": "inert",
-            "renderer": None,
-            "store": None,
         }
     ]
     assert model._settings == Settings.of().at(model.policy.info)
@@ -73,7 +70,6 @@ def test_what_is_said_goes_where_it_belongs(connected: list[dict[str, Any]]) -> 
         "parser": "hermes",
         "template_arguments": {"a": 1},
         "content_tokens": "as-template",
-        "renderer": "qwen3",
         "store": "s",
         "timeout_s": 3.0,
     }
@@ -203,7 +199,7 @@ def test_what_changed_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _what_changed(situation, Branch(Reason.EDIT, 0)) == "the history changed"
     assert _what_changed(situation, Branch(Reason.OPENING, 0, detail="tools")) == "the tools changed"
     gone = SimpleNamespace(at=1, before=["opening", {"role": "user", "content": [{"text": "a"}]}], now=["opening"])
-    monkeypatch.setattr(branching, "_change", lambda _: gone)
+    monkeypatch.setattr(branches, "_change", lambda _: gone)
     assert _what_changed(situation, Branch(Reason.REWIND, 0, 2)) == "message 2 (user) is gone: 'a'"
     assert _what_changed(situation, Branch(Reason.RETRY, 0, 2)) == "message 2 (user) is asked for again: 'a'"
     with pytest.raises(HistoryChangedError) as caught:

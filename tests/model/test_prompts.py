@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.scripted import BACKENDS, Says, model_of
-from tito_core.prompts import KEPT, Prompts
+from tito_core.turn.prompt_cache import KEPT, PromptCache
 
 FIELD = {"vllm": "prompt", "sglang": "input_ids"}
 
@@ -46,7 +46,7 @@ async def test_each_body_holds_the_ids_of_its_path_also_on_branches(kind: str) -
 
 async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
     model = model_of("vllm", Says(*["Yes."] * (KEPT + 9)))
-    prompts = Prompts()
+    prompts = PromptCache()
     model.policy = replace(model.policy, prompts=prompts)  # other tests share a policy
     for number in range(KEPT + 8):
         await ask(model, [], f"Is {number} a number?")

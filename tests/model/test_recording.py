@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from support.drafts import make_draft
-from tito_core import recording
 from tito_core.ledger import Ledger
-from tito_core.recording import Recording, TurnNotStoredError
 from tito_core.store import LedgerFile
+from tito_core.turn.commit import Recording, TurnNotStoredError
 
 
 class Owner:
@@ -106,4 +105,4 @@ def test_a_turn_that_cannot_be_stored_is_nowhere(stored: bool, tmp_path: Path, m
             "device), so the ledger does not have it either, and nothing before it is lost. Make room, or mend the "
             "file's place, and ask again.",
         )
-    assert issubclass(recording.TurnNotStoredError, OSError)
+    assert issubclass(TurnNotStoredError, OSError)

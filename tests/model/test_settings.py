@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core import budget, malformed, settings
+from tito_core import settings
 from tito_core.backend import Capabilities, EngineInfo, SamplingParams, UnsupportedByServerError, Wanted
 from tito_core.backend.aborts import MAX_RESUMES, Aborts
-from tito_core.budget import TotalTokensReachedError, left_of
 from tito_core.chat.messages import MALFORMED_CALL
-from tito_core.malformed import MalformedCallError
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
-from tito_core.settings import Settings
+from tito_core.settings import RolloutOptions, Settings
+from tito_core.turn.inputs import refuse_reserved_name, system_text
+from tito_core.turn.limits import TotalTokensReachedError, left_of
+from tito_core.turn.malformed import MalformedCallError, malformed_of
 
 INFO = EngineInfo("sglang", "m", 100, "1")
 
@@ -30,11 +32,50 @@ def said(kind: type[Exception], sentence: str, act: Callable[[], Any]) -> None:
 
 
 def test_what_is_chosen_where_nothing_is() -> None:
-    assert Settings.of() == Settings(
-        SamplingParams(), None, True, "feedback", True, Aborts("resume", MAX_RESUMES), None, None, False, Wanted(), True
+    assert (
+        Settings.of()
+        == Settings()
+        == Settings(
+            sampling=SamplingParams(),
+            context_window_limit=None,
+            history="fork",
+            malformed_calls="feedback",
+            thinking="keep",
+            on_abort="resume",
+            max_resumes=MAX_RESUMES,
+            turn_timeout_s=None,
+            max_total_tokens=None,
+            stream=False,
+            wanted=Wanted(),
+            verify_echo="always",
+            reports_ids=False,
+            runs_calls=True,
+        )
     )
-    assert Settings.of() == Settings(SamplingParams(), None, True)
-    assert not Settings.of().reports_ids
+    assert Settings().aborts == Aborts("resume", MAX_RESUMES)
+
+
+def test_every_option_is_declared_documented_and_checked() -> None:
+    declared = {each.name for each in fields(Settings)} - {"reports_ids", "runs_calls", "aborts"}
+    assert declared == RolloutOptions.__annotations__.keys() == settings._CHECKS.keys()
+    documented = re.findall(r"^        (\w+): ", RolloutOptions.__doc__ or "", re.MULTILINE)
+    assert documented == list(RolloutOptions.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"histry": "fork"}, "There is no setting of a rollout named 'histry'; did you mean 'history'?"),
+        ({"seed": 3}, "seed is a sampling parameter: give it as sampling={'seed': ...}."),
+        (
+            {"temprature": 3},
+            "There is no setting of a rollout named 'temprature'; did you mean the sampling parameter in "
+            "sampling={'temperature': ...}?",
+        ),
+    ],
+)
+def test_a_name_that_is_not_declared_is_refused_with_the_nearest(wrong: dict[str, Any], sentence: str) -> None:
+    said(ValueError, sentence, lambda: Settings.of(**wrong))
 
 
 def test_what_is_chosen_otherwise() -> None:
@@ -53,10 +94,20 @@ def test_what_is_chosen_otherwise() -> None:
         verify_echo="first",
     )
     assert chosen == Settings(
-        *(SamplingParams(temperature=0.5), 50, False, "raise", False, Aborts("discard", 2), 1.5, 70, True),
-        *(Wanted(top_logprobs=2), False),
+        sampling=SamplingParams(temperature=0.5),
+        context_window_limit=50,
+        history="error",
+        malformed_calls="raise",
+        thinking="as-template",
+        on_abort="discard",
+        max_resumes=2,
+        turn_timeout_s=1.5,
+        max_total_tokens=70,
+        stream=True,
+        wanted=Wanted(top_logprobs=2),
+        verify_echo="first",
     )
-    assert chosen.streams is True
+    assert chosen.stream is True
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -69,11 +120,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for bad in (0, -1.5, float("inf"), float("nan"), "5")
     ),
     *(
-        ({"max_total_tokens": bad}, f"max_total_tokens must be a number of tokens, at least 1, or None, not {bad!r}.")
-        for bad in (0, -1, 1.5, True, "5")
-    ),
-    *(
-        ({"context_window_limit": bad}, f"context_window_limit must be a number of tokens, at least 1, not {bad!r}.")
+        (
+            {"context_window_limit": bad},
+            f"context_window_limit must be a number of tokens, at least 1, or None, not {bad!r}.",
+        )
         for bad in (0, -1, 1.5, True, "5")
     ),
 ]
@@ -86,14 +136,15 @@ def test_what_cannot_be_chosen(given_choice: dict[str, Any], sentence: str) -> N
 
 def test_the_least_that_still_can_be_chosen() -> None:
     chosen = Settings.of(max_total_tokens=1, context_window_limit=1, turn_timeout_s=1, malformed_calls="end_turn")
-    assert (chosen.max_total_tokens, chosen.context_limit, chosen.turn_timeout_s) == (1, 1, 1)
+    assert (chosen.max_total_tokens, chosen.context_window_limit, chosen.turn_timeout_s) == (1, 1, 1)
     assert chosen.malformed_calls == "end_turn"
-    assert [malformed.checked(word) for word in ("feedback", "end_turn", "raise")] == ["feedback", "end_turn", "raise"]
+    for word in ("feedback", "end_turn", "raise"):
+        assert Settings.of(malformed_calls=word).malformed_calls == word  # type: ignore[arg-type]
 
 
 @given(wanted=st.none() | st.integers(1, 9), served=st.none() | st.integers(1, 9))
 def test_the_context_is_what_is_wanted_and_at_most_what_is_served(wanted: int | None, served: int | None) -> None:
-    found = Settings.of(context_window_limit=wanted).at(replace(INFO, max_model_len=served)).context_limit
+    found = Settings.of(context_window_limit=wanted).at(replace(INFO, max_model_len=served)).context_window_limit
     assert found == min((limit for limit in (wanted, served) if limit is not None), default=None)
 
 
@@ -119,7 +170,7 @@ def test_the_configuration_that_strands_reads() -> None:
 def test_changes() -> None:
     chosen = Settings.of(sampling={"temperature": 0.5, "seed": 3}, history="error", context_window_limit=50)
     changed = chosen.changed(INFO, {"temperature": 0.25, "context_window_limit": 200})
-    assert changed == replace(chosen, sampling=SamplingParams(temperature=0.25, seed=3), context_limit=100)
+    assert changed == replace(chosen, sampling=SamplingParams(temperature=0.25, seed=3), context_window_limit=100)
     assert chosen.changed(INFO, {"sampling": {"top_p": 0.5}}).sampling == SamplingParams(top_p=0.5)
     both = chosen.changed(INFO, {"sampling": SamplingParams(top_p=0.5), "seed": 9})
     assert both == replace(chosen, sampling=SamplingParams(top_p=0.5, seed=9))
@@ -134,20 +185,20 @@ def test_changes() -> None:
 
 def test_a_system_prompt_in_blocks() -> None:
     blocks: Any = [{"text": "a"}, {"cachePoint": {"type": "default"}}, {"text": "b"}]
-    assert settings.system_text(None, blocks) == "a\nb"
-    assert settings.system_text("own", blocks) == "own"
-    assert settings.system_text("", blocks) == ""
-    assert [settings.system_text(None, empty) for empty in (None, [], blocks[1:2], [{"text": ""}])] == [None] * 4
+    assert system_text(None, blocks) == "a\nb"
+    assert system_text("own", blocks) == "own"
+    assert system_text("", blocks) == ""
+    assert [system_text(None, empty) for empty in (None, [], blocks[1:2], [{"text": ""}])] == [None] * 4
 
 
 def test_a_tool_of_the_reserved_name() -> None:
     specs: Any = [{"name": "look"}, {"name": MALFORMED_CALL}]
-    settings.refuse_reserved_name(None)
-    settings.refuse_reserved_name(specs[:1])
+    refuse_reserved_name(None)
+    refuse_reserved_name(specs[:1])
     said(
         ValueError,
         f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it.",
-        lambda: settings.refuse_reserved_name(specs),
+        lambda: refuse_reserved_name(specs),
     )
 
 
@@ -161,7 +212,7 @@ def test_what_a_bound_leaves(bound: int | None, prompt: int, wanted: int) -> Non
         said(TotalTokensReachedError, sentence, lambda: left_of(bound, prompt, wanted))
     else:
         assert left_of(bound, prompt, wanted) == (wanted if bound is None else min(wanted, bound - prompt))
-    assert issubclass(budget.TotalTokensReachedError, MaxTokensReachedException)
+    assert issubclass(TotalTokensReachedError, MaxTokensReachedException)
 
 
 def call_of(status: CallStatus, name: str | None = "look", raw: str = "<raw>") -> ParsedCall:
@@ -185,4 +236,4 @@ def test_the_error_of_a_malformed_call() -> None:
 
 def test_which_calls_are_malformed() -> None:
     calls = tuple(map(call_of, CallStatus))
-    assert malformed.malformed_of(ParsedTurn("", "", calls)) == (calls[list(CallStatus).index(CallStatus.MALFORMED)],)
+    assert malformed_of(ParsedTurn("", "", calls)) == (calls[list(CallStatus).index(CallStatus.MALFORMED)],)

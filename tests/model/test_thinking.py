@@ -13,8 +13,8 @@ from strands.hooks import AfterModelCallEvent
 from support.histories import Watched, add, watched
 from support.scripted import BACKENDS, policy_of, tokenizer
 from tito_core import TITOModel, store
-from tito_core.branching import HistoryChangedError
 from tito_core.ledger import Provenance
+from tito_core.turn.branches import HistoryChangedError
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 NAME = "qwen3-tiny"

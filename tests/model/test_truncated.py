@@ -15,9 +15,9 @@ from support.drafts import make_draft
 from support.histories import Watched, add, watched
 from support.scripted import BACKENDS, END, ids_of, policy_of, tokenizer
 from tito_core.chat.ending import Opened
-from tito_core.history import stopped_in_reasoning
 from tito_core.ledger import CallRecord, Finish, Provenance, check_ledger
-from tito_core.turns import opened
+from tito_core.turn.parent import stopped_in_reasoning
+from tito_core.turn.request import opened
 
 NAME = "qwen3-tiny"
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

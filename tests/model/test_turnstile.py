@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scripted import BACKENDS, Says, model_of
-from tito_core import turns, turnstile
-from tito_core.turnstile import LONGEST_S, ROUND, in_turn
+from tito_core.turn import fairness, request, run
+from tito_core.turn.fairness import LONGEST_S, ROUND, yield_to_loop
 
 TASKS = 15 * ROUND
 
@@ -43,7 +43,7 @@ async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
     rounds = Rounds()
 
     async def one(number: int) -> None:
-        await in_turn()
+        await yield_to_loop()
         went.append(number)
         rounds.note()
 
@@ -53,12 +53,12 @@ async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
     assert len(rounds.done) == TASKS // ROUND
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not turnstile._rounds
+    assert not fairness._rounds
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, ROUND)), max_size=30))
 def test_rounds_that_take_long_do_fewer_pieces_and_short_ones_more_again(rounds: list[tuple[float, int]]) -> None:
-    present, now = turnstile._Round(5.0), 5.0
+    present, now = fairness._Round(5.0), 5.0
     for took, gone in rounds:
         before = present.most
         now += took
@@ -82,7 +82,7 @@ async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(loop, "time", lambda: now[0])
 
     async def one() -> None:
-        await in_turn()
+        await yield_to_loop()
         rounds.note()
         now[0] += 10 * LONGEST_S
 
@@ -93,16 +93,16 @@ async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_who_is_alone_does_not_wait() -> None:
-    one = in_turn()
+    one = yield_to_loop()
     with pytest.raises(StopIteration):
         one.send(None)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not turnstile._rounds
+    assert not fairness._rounds
 
 
 async def test_who_is_cancelled_holds_nobody_up() -> None:
-    tasks = [asyncio.ensure_future(in_turn()) for _ in range(4 * ROUND)]
+    tasks = [asyncio.ensure_future(yield_to_loop()) for _ in range(4 * ROUND)]
     await asyncio.sleep(0)
     for task in tasks[ROUND : 3 * ROUND]:
         task.cancel()
@@ -113,10 +113,10 @@ async def test_who_is_cancelled_holds_nobody_up() -> None:
 
 def test_a_loop_that_ends_in_between_is_forgotten() -> None:
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(in_turn())
+    loop.run_until_complete(yield_to_loop())
     loop.close()
-    asyncio.run(in_turn())
-    assert loop not in turnstile._rounds
+    asyncio.run(yield_to_loop())
+    assert loop not in fairness._rounds
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -130,8 +130,8 @@ async def test_turns_of_many_rollouts_are_done_a_few_at_a_time(kind: str, monkey
 
         return do
 
-    monkeypatch.setattr(turns, "prepare", noted(turns.prepare))
-    monkeypatch.setattr(turns, "read", noted(turns.read))
+    monkeypatch.setattr(request, "prepare", noted(request.prepare))
+    monkeypatch.setattr(run, "read", noted(run.read))
     models = [model_of(kind, Says("Yes.")) for _ in range(TASKS)]
 
     async def ask(model: Any) -> None:

@@ -16,8 +16,8 @@ from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece, PreviewError
-from tito_core.showing import Showing
-from tito_core.view import assistant_message, delta_of, events, sampled_arguments, stop_reason, with_ids
+from tito_core.turn.events import StreamedEvents, delta_of, events, stop_reason, with_ids
+from tito_core.turn.read import assistant_message, sampled_arguments
 
 
 def response(**changes: Any) -> TokenResponse:
@@ -187,8 +187,8 @@ def chunk(*ids: int) -> TokenChunk:
 def shown_and_then_whole(cuts: list[list[Piece]], message: Any) -> list[Any]:
     """All events of an answer of which a preview showed a beginning."""
     parser: Any = Shows(*cuts)
-    showing = Showing(parser, [1, 2])
-    found = [event for number in range(len(cuts)) for event in showing.events(chunk(number))]
+    showing = StreamedEvents(parser, [1, 2])
+    found = [event for number in range(len(cuts)) for event in showing.of(chunk(number))]
     assert parser.tails == [[1, 2]]
     assert parser.fed == [[number] for number in range(len(cuts))]
     return [*found, *events(message, "end_turn", response(), {}, showing.blocks)]
@@ -235,8 +235,8 @@ def test_a_parser_without_a_preview_shows_nothing() -> None:
         pass
 
     parser: Any = Plain()
-    showing = Showing(parser, [])
-    assert list(showing.events(chunk(1))) == []
+    showing = StreamedEvents(parser, [])
+    assert list(showing.of(chunk(1))) == []
     assert showing.blocks == []
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import Waits
+from support.backends import Waits, over_sockets
 from support.byte_level import MARKUP, SPECIAL, byte_level
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
 from tito_core import Policy, store
@@ -20,7 +19,7 @@ from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
-from tito_core.testing import InProcessTransport, ScriptedEngine
+from tito_core.testing import ScriptedEngine
 from tito_core.vocabulary import ORDINARY
 
 Encode = Callable[[str, bool], Sequence[int]]
@@ -183,20 +182,10 @@ def test_a_server_that_reads_control_tokens_as_text_is_checked_on_text(
     refusal(kind, lambda text, special: [token + 1 for token in as_text(text, special)])
 
 
-class Routed(httpx.AsyncBaseTransport):
-    """Engines by host name, without sockets."""
-
-    def __init__(self, engines: Sequence[ScriptedEngine]) -> None:
-        self.transports = {f"server{n}": InProcessTransport(engine) for n, engine in enumerate(engines)}
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self.transports[request.url.host].handle_async_request(request)
-
-
 def replicas(kind: str, encodings: Sequence[Encode | None]) -> Any:
     engines = [served(kind, encode) for encode in encodings]
     addresses = [f"http://server{n}" for n in range(len(engines))]
-    return create_backend(kind, addresses, http_transport=lambda: Routed(engines), sleep=Waits())
+    return create_backend(kind, addresses, http_transport=over_sockets(engines), sleep=Waits())
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from support.scripted import Says, model_of
-from tito_core.asked import UnsupportedToolChoiceError
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.message_check import InvalidMessageError
 from tito_core.chat.messages import UnsupportedContentError
+from tito_core.turn.constraints import UnsupportedToolChoiceError
 
 REFUSED = (InvalidMessageError, InvalidValueError, UnsupportedContentError, UnsupportedToolChoiceError)
 
@@ -98,12 +98,12 @@ async def test_a_wrong_value_is_refused_before_anything_is_sent(asked: dict[str,
 
 
 async def test_an_error_that_no_value_explains_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tito_core import turns
+    from tito_core.turn import request
 
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("a defect of ours")
 
-    monkeypatch.setattr(turns, "prepare", broken)
+    monkeypatch.setattr(request, "prepare", broken)
     with pytest.raises(KeyError, match="a defect of ours"):
         async for _ in model_of("vllm", Says("Hi.")).stream(HELLO):  # type: ignore[arg-type]
             pass

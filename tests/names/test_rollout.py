@@ -22,7 +22,7 @@ from support.names import named
 from support.scripted import BACKENDS, Says, call
 from tito_core.dropin.rollout import Rollout, Token, decode_routed_experts
 from tito_core.ledger import Trajectory
-from tito_core.settings import SeveralTrajectoriesError
+from tito_core.model import SeveralTrajectoriesError
 
 by_kind = pytest.mark.parametrize("kind", BACKENDS)
 ANSWERS = (call("add", '{"a": 2, "b": 3}'), call("add", '{"a": 2,}'), "It is 5.", "", "on and " * 40 + "on...")

@@ -26,6 +26,7 @@ from tito_sglang import (
     get_client_from_slime_args,
     get_tokenizer,
 )
+from tito_sglang.client import slime_connections
 
 STATUSES: list[tuple[int, type[BackendError], type[BackendError]]] = [
     (400, SGLangHTTPError, BackendError),
@@ -128,7 +129,7 @@ def test_clients_and_tokenizers_are_shared_and_slimes_arguments_read() -> None:
     )
     client = get_client_from_slime_args(args)
     assert client is get_client_from_slime_args(args)
-    assert (client.base_url, client._max_connections) == ("http://10.0.0.1:9000", 1024)
+    assert (client.base_url, slime_connections(args)) == ("http://10.0.0.1:9000", 1024)
     assert SGLangClient.from_slime_args(args, timeout=None).base_url == client.base_url
 
 

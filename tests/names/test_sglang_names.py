@@ -50,7 +50,7 @@ def test_every_name_is_there_and_importing_the_package_needs_nothing_heavy() -> 
     assert ToolLimiter is LoopLimiter
     with pytest.raises(AttributeError, match="has no attribute 'SGLangModle'"):
         _ = tito_sglang.SGLangModle
-    modules = ("client", "exceptions", "limiter", "rollout", "sglang", "token", "tool_limiter", "tool_parsers", "utils")
+    modules = ("client", "exceptions", "limiter", "rollout", "sglang", "tool_limiter", "tool_parsers", "utils")
     for module in modules:
         assert importlib.import_module(f"tito_sglang.{module}").__name__ == f"tito_sglang.{module}"
 

@@ -121,6 +121,7 @@ NEVER = [
     ("hermes", f'<tool_call>\n{CALL[:-1]}, "to": "a1"}}\n</tool_call>'),
     ("hermes", f'<tool_call>\n{CALL[:-1]}, "type": "thought"}}\n</tool_call>'),
     ("xlam", f"```json\n[{CALL}\n```"),
+    ("xlam", f"```json\n[{CALL}]"),
     ("xlam", f"So: ```json\n[{CALL}]\n``` and more"),
     ("gpt_oss", harmony("commentary to=nobody json")),
     ("gpt_oss", harmony("analysis to=functions.look code", "look('x')")),

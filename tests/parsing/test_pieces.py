@@ -28,7 +28,7 @@ from tito_core.parsing.detection import _TABLE, template_text
 from tito_core.parsing.formats.deepseek import DeepSeekCalls
 from tito_core.parsing.formats.dsml import DsmlCalls
 from tito_core.parsing.formats.glm import GlmCalls
-from tito_core.parsing.formats.phi4_mini import Phi4MiniCalls
+from tito_core.parsing.formats.json_array import BareArray
 from tito_core.parsing.formats.python_literals import Calls, _number
 from tito_core.parsing.formats.pythonic import PythonicCalls
 from tito_core.parsing.markup import DecodedIds, Markup
@@ -74,7 +74,7 @@ def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None
     assert reasoning == [THINK, THINK, THINK, BRACKET_THINK, None]
 
 
-@pytest.mark.parametrize("calls", [Phi4MiniCalls(), CallFormat()])
+@pytest.mark.parametrize("calls", [BareArray("functools", r"\["), CallFormat()])
 def test_a_format_without_tags_is_asked_for_none(calls: Any) -> None:
     said = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
     with pytest.raises(AssertionError, match=r"^<x> opens no call\.$"):

@@ -13,7 +13,8 @@ from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 from tito_core.parsing.formats.gpt_oss import HarmonyParser
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.turn import TurnParser
-from tito_core.view import _expect_begun, assistant_message
+from tito_core.turn.events import _expect_begun
+from tito_core.turn.read import assistant_message
 
 PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
 SAID = ("Hm.", "\n", " ", "\n\n", "é漢🙂", "<", "<to", "a <b> c", "{", "[x", "f", "function", "thought\n", "th", "</")

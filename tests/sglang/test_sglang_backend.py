@@ -6,14 +6,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import EOS, PROMPT, Waits, answering, backend_of, engine_of, request_of
+from support.backends import (
+    EOS,
+    PROMPT,
+    Handler,
+    Received,
+    Waits,
+    answering,
+    backend_of,
+    engine_of,
+    http_response,
+    over_socket,
+    request_of,
+)
 from tito_core.backend import BackendError, ProtocolViolationError
+from tito_core.backend.checked import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion
+from tito_core.testing import Completion, WireResponse
 from tito_sglang import wire
 from tito_sglang.backend import SGLangBackend
 
@@ -33,21 +45,21 @@ def replaying(answer: Any, *, echo: list[int] | None = None) -> Any:
         "/v1/loads": recorded("info_v1_loads", WIRE / "sglang-0.5.23-more"),
     }
 
-    def handler(request: httpx.Request) -> httpx.Response:
-        if request.method == "GET" and request.url.path not in told:
-            return httpx.Response(404, json={"detail": "Not Found"})
+    def handler(request: Received) -> WireResponse:
+        if request.method == "GET" and request.path not in told:
+            return http_response(404, json={"detail": "Not Found"})
         if request.method == "GET":
-            return httpx.Response(200, json=told[request.url.path]["response_json"])
+            return http_response(200, json=told[request.path]["response_json"])
         if echo is not None:
             answer["prompt_token_ids"] = echo
-        return httpx.Response(200, json=answer)
+        return http_response(200, json=answer)
 
     return answering("sglang", handler)
 
 
 async def test_the_whole_body_is_as_it_should_be() -> None:
     engine = engine_of("sglang", lambda _: Completion([5, EOS]))
-    await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
     (asked,) = engine.requests
     assert dict(asked.body) == {
         "input_ids": list(PROMPT),
@@ -111,11 +123,11 @@ async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | 
     answer, asked = record["response_json"], record["request"]["json"]
     if "output_token_logprobs" not in answer["meta_info"]:
         with pytest.raises(ProtocolViolationError, match="no logprobs"):
-            await replaying(answer, echo=asked["input_ids"]).generate(request_of(asked["input_ids"]))
+            await generate(replaying(answer, echo=asked["input_ids"]), request_of(asked["input_ids"]))
         return
     limit = asked["sampling_params"]["max_new_tokens"]
     backend = replaying(answer, echo=asked["input_ids"])
-    response = await backend.generate(request_of(asked["input_ids"], max_new_tokens=limit, stop_token_ids=()))
+    response = await generate(backend, request_of(asked["input_ids"], max_new_tokens=limit, stop_token_ids=()))
     logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
     assert response.output_ids.tolist() == answer["output_ids"]
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
@@ -132,19 +144,19 @@ async def test_the_recorded_echo_is_read() -> None:
     entries = [[-1.0, token, None] for token in answer["output_ids"]]
     answer["meta_info"]["output_token_logprobs"] = entries
     request = request_of(record["request"]["json"]["input_ids"], max_new_tokens=2)
-    assert (await replaying(answer).generate(request)).output_ids.tolist() == answer["output_ids"]
+    assert (await generate(replaying(answer), request)).output_ids.tolist() == answer["output_ids"]
 
 
 async def test_a_recorded_answer_without_an_echo_is_refused() -> None:
     record = recorded("gen_length")
     with pytest.raises(ProtocolViolationError, match="did not echo the prompt ids"):
-        await replaying(record["response_json"]).generate(request_of(record["request"]["json"]["input_ids"]))
+        await generate(replaying(record["response_json"]), request_of(record["request"]["json"]["input_ids"]))
 
 
 async def test_recorded_scores_are_read() -> None:
     record = recorded("gen_score_only_max0")
     ids = record["request"]["json"]["input_ids"]
-    scores = await replaying(record["response_json"]).score(ids)
+    scores = await score(replaying(record["response_json"]), ids)
     entries = record["response_json"]["meta_info"]["input_token_logprobs"]
     assert np.isnan(scores[0])
     assert scores[1:].tolist() == np.array([entry[0] for entry in entries[1:]], np.float32).tolist()
@@ -157,7 +169,7 @@ async def test_recorded_scores_are_read() -> None:
 async def test_an_aborted_answer_gives_what_there_was(name: str, tokens: int, message: str) -> None:
     record = recorded(name)
     ids = record["request"]["json"]["input_ids"]
-    response = await replaying(record["response_json"], echo=ids).generate(request_of(ids, max_new_tokens=1500))
+    response = await generate(replaying(record["response_json"], echo=ids), request_of(ids, max_new_tokens=1500))
     assert (response.finish, response.message) == (Finish.ABORT, message)
     assert len(response.output_ids) == len(response.logprobs) == tokens
     assert response.versions == (VersionSpan(0, tokens, "default"),)
@@ -169,12 +181,12 @@ async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> N
     record = json.loads(path.read_text())
     body, text = record.get("response_json"), record.get("response_text")
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        return httpx.Response(200, text=text) if body is None else httpx.Response(200, json=body)
+            return http_response(200, json={"data": [{"id": "m"}]})
+        return http_response(200, text=text) if body is None else http_response(200, json=body)
 
-    asked = answering("sglang", handler).generate(request_of((1, 2, 3)))
+    asked = generate(answering("sglang", handler), request_of((1, 2, 3)))
     if path.stem == "q_waiting_aborted":  # which says nothing of its prompt, and gives nothing of an answer
         assert not len((await asked).output_ids)
         return
@@ -191,7 +203,7 @@ async def test_abort_is_by_rid() -> None:
 
 async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None:
     engine = engine_of("sglang")
-    await backend_of(engine).score(PROMPT)
+    await score(backend_of(engine), PROMPT)
     (asked,) = engine.requests
     assert asked.body["logprob_start_len"] == 0
     assert asked.body["sampling_params"]["max_new_tokens"] == 0
@@ -207,12 +219,12 @@ async def test_scoring_generates_nothing_and_asks_from_the_first_token() -> None
     ],
 )
 async def test_the_vocabulary_is_what_the_server_says_or_unknown(status: int, body: Any, size: int | None) -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        return httpx.Response(status, json=body)
+            return http_response(200, json={"data": [{"id": "m"}]})
+        return http_response(status, json=body)
 
-    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler))
+    backend = SGLangBackend("http://scripted", http_transport=over_socket(Handler(handler)))
     assert (await backend.connect()).vocab_size == size
 
 
@@ -226,14 +238,14 @@ async def test_asking_for_the_vocabulary_kills_nothing_and_leaves_nothing_runnin
 async def test_a_busy_server_is_asked_for_its_vocabulary_again() -> None:
     busy = [True]
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return http_response(200, json={"data": [{"id": "m"}]})
         if busy.pop() if busy else False:
-            return httpx.Response(503, json=recorded("q_overflow")["response_json"])
-        return httpx.Response(400, json=recorded("err_logit_bias_oov")["response_json"])
+            return http_response(503, json=recorded("q_overflow")["response_json"])
+        return http_response(400, json=recorded("err_logit_bias_oov")["response_json"])
 
     waits = Waits()
-    backend = SGLangBackend("http://scripted", http_transport=lambda: httpx.MockTransport(handler), sleep=waits)
+    backend = SGLangBackend("http://scripted", http_transport=over_socket(Handler(handler)), sleep=waits)
     assert (await backend.connect()).vocab_size == 151936
     assert len(waits.seconds) == 1

@@ -6,15 +6,16 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.backends import answering, request_of
+from support.backends import Received, answering, http_response, request_of
 from tito_core.backend import SamplingParams, Wanted
+from tito_core.backend.checked import score
 from tito_core.backend.streaming import StreamError
+from tito_core.testing import WireResponse
 from tito_sglang import stream, wire
 
 LIMIT = 1 << 20
@@ -141,28 +142,27 @@ def test_what_is_said_beside() -> None:
         routed_experts="e",
     )
     request = request_of()
-    said = wire.beside(meta, replace(request, wanted=Wanted(prompt_logprobs=True)))
-    assert said.prompt == [(13, -1.0), (14, -2.0)], "the first one has none"
-    assert said.top is not None
-    assert said.top() == [[(5, -1.0)]]
-    assert (said.experts, said.mask) == ("e", [[5]])
-    assert wire.beside(meta, request).prompt is None
-    nothing = wire.beside(wire.MetaInfo("r", None, 1), replace(request, wanted=Wanted(prompt_logprobs=True)))
-    assert (nothing.prompt, nothing.top) == (None, None)
+    said = wire.optional_outputs(meta, replace(request, wanted=Wanted(prompt_logprobs=True)))
+    assert said["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
+    assert said["top_logprobs"]() == [[(5, -1.0)]]
+    assert (said["routed_experts"], said["sampling_mask"]) == ("e", [[5]])
+    assert wire.optional_outputs(meta, request)["prompt_logprobs"] is None
+    nothing = wire.optional_outputs(wire.MetaInfo("r", None, 1), replace(request, wanted=Wanted(prompt_logprobs=True)))
+    assert (nothing["prompt_logprobs"], nothing["top_logprobs"]) == (None, None)
 
 
 async def test_scoring_samples_nothing() -> None:
     asked: list[Any] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
+            return http_response(200, json={"data": [{"id": "m"}]})
         asked.append(json.loads(request.content))
         entries = [[None, 11, None], [-1.0, 12, None]]
         meta = {"id": "r", "finish_reason": None, "completion_tokens": 0, "input_token_logprobs": entries}
-        return httpx.Response(200, json={"output_ids": [], "meta_info": meta})
+        return http_response(200, json={"output_ids": [], "meta_info": meta})
 
-    assert (await answering("sglang", handler).score([11, 12]))[1] == -1.0
+    assert (await score(answering("sglang", handler), [11, 12]))[1] == -1.0
     name = asked[-1].pop("rid")
     assert len(name) == 32
     assert asked[-1] == {

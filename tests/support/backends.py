@@ -1,20 +1,35 @@
-"""Either backend on a scripted engine, in process, with waits that take no time."""
+"""Either backend on a scripted engine behind a real socket, over the pool that users have; waits take no time."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
-import httpx
+import msgspec
 import numpy as np
 
 from tito_core.backend import SamplingParams, TokenRequest
+from tito_core.backend.carrier import Reply
 from tito_core.backend.http_backend import HttpBackend
-from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine, scripted_engine
+from tito_core.backend.id_text import Pieces
+from tito_core.backend.pool import Pool
+from tito_core.testing import (
+    HashPolicy,
+    InProcessTransport,
+    ScriptedEngine,
+    ScriptedServer,
+    WireResponse,
+    scripted_engine,
+)
 from tito_core.testing.script import Script
+from tito_core.testing.wire import JSON_HEADERS
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 from tito_vllm.wire import TOO_MANY_LOGPROBS
@@ -25,6 +40,7 @@ WIRES: tuple[Kind, ...] = (*KINDS, "vllm-completions")
 """The wires: vLLM's is another one where `/inference/v1/generate` is closed."""
 BACKENDS: dict[str, type[HttpBackend]] = {"vllm": VLLMBackend, "vllm-completions": VLLMBackend, "sglang": SGLangBackend}
 VOCAB, EOS = 1000, 2
+SOON_S = 5.0
 PROMPT = (11, 12, 13, 14, 15)
 
 
@@ -51,27 +67,130 @@ def engine_name(kind: str) -> Literal["vllm", "sglang"]:
     return "sglang" if kind == "sglang" else "vllm"
 
 
+class OverSockets:
+    """aiohttp's pool, as users have it, to engines that listen on loopback, each in a thread of its own.
+
+    Args:
+        engines: By the host name of an address. One under "" is behind every name.
+    """
+
+    _open: ClassVar[set[OverSockets]] = set()  # a test's error holds its backend in a cycle: nothing may warn of that
+
+    def __init__(self, engines: Mapping[str, Any]) -> None:
+        self._servers = {name: ScriptedServer(engine) for name, engine in engines.items()}
+        self._died: set[ScriptedServer] = set()
+        self._pool = Pool()
+        self._open.add(self)
+
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+        where = urlsplit(url)
+        server = self._servers.get(where.hostname or "") or self._servers[""]
+        if server in self._died and not server.engine.state.dead:  # a test brought it back to life
+            self._died.discard(server)
+            server.__exit__(None, None, None)
+            server.__enter__()
+        if not server.port:
+            server.__enter__()
+        rest = url.removeprefix(f"{where.scheme}://{where.netloc}")
+        try:
+            return await self._pool.send(method, server.base_url + rest, headers, body)
+        finally:
+            if server.engine.state.dead:
+                self._died.add(server)
+
+    async def aclose(self) -> None:
+        for server in self._servers.values():  # first, and at once: a loop that ends may cancel what awaits
+            if server.port:
+                server.__exit__(None, None, None)
+        self._open.discard(self)
+        await self._pool.aclose()
+
+
+def over_socket(engine: Any) -> Callable[[], OverSockets]:
+    """The `http_transport` of a backend whose only server is an engine behind a socket."""
+    return lambda: OverSockets({"": engine})
+
+
+def over_sockets(engines: Sequence[Any]) -> Callable[[], OverSockets]:
+    """The `http_transport` of replicas at http://server0, http://server1, ..."""
+    return lambda: OverSockets({f"server{n}": engine for n, engine in enumerate(engines)})
+
+
+def in_process(engine: Any) -> Callable[[], InProcessTransport]:
+    """The same without sockets, for thousands of cases."""
+    return lambda: InProcessTransport(engine)
+
+
 def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
     cls = BACKENDS[engine.wire.name]
-    options = {"sleep": Waits(), "http_transport": lambda: InProcessTransport(engine), **options}
+    options = {"sleep": Waits(), "http_transport": over_socket(engine), **options}
     return cls("http://scripted", **options)
 
 
+@dataclass
+class Received:
+    """One request, as a server has it: header names are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class Handler:
+    """What serves requests in the place of an engine: a function from one to a response."""
+
+    def __init__(self, respond: Callable[[Received], Any]) -> None:
+        self.state = SimpleNamespace(dead=False)
+        self._respond = respond
+
+    async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
+        response = self._respond(Received(method, path, headers, body))
+        found: WireResponse = await response if inspect.isawaitable(response) else response
+        return found
+
+
+NO_ANSWER = WireResponse(500, reset_after=0)
+"""The server resets the connection instead of an answer."""
+
+
+def http_response(
+    status: int = 200,
+    *,
+    json: Any = None,
+    text: str = "",
+    content: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+) -> WireResponse:
+    """A response with a body of one kind; JSON and text name theirs."""
+    if json is not None:
+        return WireResponse(status, {**JSON_HEADERS, **(headers or {})}, msgspec.json.encode(json))
+    kind = {"content-type": "text/plain; charset=utf-8"} if text else {}
+    return WireResponse(status, {**kind, **(headers or {})}, text.encode() or content)
+
+
 def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options: Any) -> HttpBackend:
-    """A backend whose server is a function from an httpx request to a response, and refuses the probe so.
+    """A backend whose server is a function from a request to a response, and refuses the probe so.
 
     SGLang's then does not tell its vocabulary, and vLLM's has no `/inference/v1/generate` unless it refuses with 400.
     """
     refused = refuses or (400 if kind == "sglang" else 404)
 
-    async def answer(request: httpx.Request) -> httpx.Response:
+    def respond(request: Received) -> Any:
         if request.method == "POST" and is_probe(json.loads(request.content)):
-            return httpx.Response(refused)
-        response = handler(request)
-        return await response if inspect.isawaitable(response) else response
+            return http_response(refused)
+        return handler(request)
 
-    options = {"sleep": Waits(), "http_transport": lambda: httpx.MockTransport(answer), **options}
+    options = {"sleep": Waits(), "http_transport": over_socket(Handler(respond)), **options}
     return BACKENDS[kind]("http://scripted", **options)
+
+
+async def soon(holds: Callable[[], bool]) -> bool:
+    """Wait until a server has seen what its client did: it runs in a thread of its own."""
+    until = time.monotonic() + SOON_S
+    while not holds() and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+    return holds()
 
 
 def request_of(ids: Sequence[int] = PROMPT, request_id: str = "r", **sampling: Any) -> TokenRequest:

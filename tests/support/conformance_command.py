@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from conformance.defects.defect import Defect
+from conformance.defects.scripted_policy import ConformancePolicy
 from support.scripted import tokenizer
-from tito_conformance.defect import Defect
-from tito_conformance.scripted_policy import ConformancePolicy
 from tito_core.testing import ScriptedServer, scripted_server
 
 

@@ -26,7 +26,6 @@ def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
         assert turn.draft.sampling is ledger[oracle.sampling_of(turn.index)].draft.sampling
         assert turn.draft.engine.server.first == oracle.server_of(turn.index)
         assert turn.draft.engine.server is ledger[oracle.server_of(turn.index)].draft.engine.server
-        assert turn.draft.parse_status == oracle.parse_status(turn.index)
         assert [above.index for above in ledger.path(turn.index)] == oracle.path(turn.index)
         assert turn.path_length == ledger.path_length(turn.index) == oracle.length(turn.index)
         assert ledger.extended(turn.index) == (turn.index not in oracle.leaves())

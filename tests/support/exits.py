@@ -7,6 +7,7 @@ import sys
 import threading
 
 from support.backends import BACKENDS, request_of
+from tito_core.backend.checked import generate
 
 KIND, URL, WAY = sys.argv[1:]
 BACKEND = BACKENDS[KIND](URL)
@@ -15,7 +16,7 @@ BACKEND = BACKENDS[KIND](URL)
 async def working() -> asyncio.Task[object]:
     """Start a generation and wait until the engine is at work on it: it says so on its path for health."""
     await BACKEND.connect()
-    task: asyncio.Task[object] = asyncio.ensure_future(BACKEND.generate(request_of(request_id="left")))
+    task: asyncio.Task[object] = asyncio.ensure_future(generate(BACKEND, request_of(request_id="left")))
     print("asked", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     return task

@@ -10,14 +10,15 @@ import numpy as np
 from support import peers
 from support.drafts import make_draft
 from support.rollouts import Rollout, Turn, expected
-from tito_core.backend.sampling import SamplingParams
 from tito_core.chat.ending import Opened
 from tito_core.chat.template import ChatTemplate
-from tito_core.history import as_shown
 from tito_core.ledger import CallRecord, Finish, Ledger
 from tito_core.ledger.histories import extended
-from tito_core.policy import Policy
-from tito_core.turns import Prepared, prepare
+from tito_core.model import Policy
+from tito_core.settings import Settings
+from tito_core.turn.inputs import TurnInput
+from tito_core.turn.parent import as_shown, match_parent
+from tito_core.turn.request import Prepared, prepare
 
 
 def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> int:
@@ -34,17 +35,8 @@ def broken_prefixes(template: ChatTemplate, tokenizer: Any, drawn: Rollout) -> i
     for turn in [*drawn.turns, None]:
         last = drawn.turns[-1]
         history = [*last.before, last.answered, *last.new] if turn is None else turn.before
-        prepared = prepare(
-            policy,
-            ledger,
-            history,
-            drawn.system,
-            drawn.tools,
-            state,
-            SamplingParams(),
-            context_limit=None,
-            may_branch=True,
-        )
+        asked, settings = TurnInput(history, drawn.system, drawn.tools, model_state=state), Settings()
+        prepared = prepare(policy, ledger, asked, settings, match_parent(policy, ledger, asked, settings))
         sent = prepared.request.input_ids.tolist()
         broken += sent[: len(before)] != before
         if turn is not None:
@@ -59,7 +51,7 @@ def _said(template: ChatTemplate, tokenizer: Any, drawn: Rollout, turn: Turn) ->
 
 
 def _commit(ledger: Ledger, prepared: Prepared, turn: Turn, completion: list[int], state: dict[str, Any]) -> None:
-    place = prepared.place
+    place = prepared.match
     calls = (CallRecord("look", "truncated", 0, 1),) if turn.opened == Opened.CALL else ()
     draft = make_draft(
         place.parent,

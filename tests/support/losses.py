@@ -18,7 +18,7 @@ from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
 from tito_core import TITOModel, store
 from tito_core.backend import Backend
 from tito_core.backend.http_backend import HttpBackend
-from tito_core.backend.protocol import EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, RawResponse, TokenRequest
 from tito_core.ledger import Ledger
 from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile
@@ -60,7 +60,7 @@ class Stepped:
     async def connect(self) -> EngineInfo:
         return await self.inner.connect()
 
-    async def generate(self, request: TokenRequest) -> TokenResponse:
+    async def generate(self, request: TokenRequest) -> RawResponse:
         at, self.at = self.at, None  # only the generation that it was set for
         return await Steps(self.inner.generate(request), at, self.act)
 

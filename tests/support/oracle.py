@@ -105,14 +105,6 @@ class Oracle:
         wanted = self.turns[turn].texts[name]
         return next(i for i, said in enumerate(self.turns) if said.texts[name] == wanted)
 
-    def parse_status(self, turn: int) -> str:
-        statuses = [status for _, status, _, _, _ in self.turns[turn].calls]
-        if "malformed" in statuses:
-            return "malformed"
-        if "truncated" in statuses:
-            return "truncated"
-        return "ok" if self.turns[turn].reasoning_closed else "unclosed reasoning"
-
     def ending_in(self, history: list[Any]) -> list[int]:
         """List the turns whose history and answer are these messages."""
         wanted = text_of(history)

@@ -13,6 +13,7 @@ import numpy as np
 from support.scripted import tokenizer
 from tito_core import Policy, TITOModel, engine
 from tito_core.backend import Backend, SamplingParams, TokenRequest
+from tito_core.backend.checked import generate
 from tito_core.engine.spec import EngineSpec, find
 from tito_core.store import LedgerFile
 
@@ -37,7 +38,7 @@ async def mid_answer(backend: Backend, tokens: int = 32) -> None:
     """
     prompt = np.arange(1000, 1008, dtype=np.int32)
     asked = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-    await backend.generate(TokenRequest(prompt, asked, uuid.uuid4().hex))
+    await generate(backend, TokenRequest(prompt, asked, uuid.uuid4().hex))
 
 
 async def policy_at(kind: str, url: str, name: str = "smollm2") -> Policy:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from support.backends import EOS, PROMPT
-from tito_core.backend import ProtocolViolationError, SamplingParams, TokenRequest, Wanted
-from tito_core.backend.answer import Checks, Reported
+from tito_core.backend import ProtocolViolationError, RawResponse, SamplingParams, TokenRequest, Wanted
 from tito_core.backend.id_text import IdText
+from tito_core.backend.raw_values import RawReader
 
-CHECKS = Checks("sglang", "r7")
+READER = RawReader("sglang", "r7")
 OUTPUT = (21, 22, EOS)
 
 
@@ -22,7 +22,7 @@ def raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def reported(**changes: Any) -> Reported:
+def reported(**changes: Any) -> RawResponse:
     given = {
         "finish": "stop",
         "stop": EOS,
@@ -34,7 +34,7 @@ def reported(**changes: Any) -> Reported:
         "completion_tokens": 3,
         "cached_tokens": 4,
     }
-    return Reported(**{**given, **changes})
+    return RawResponse(**{**given, **changes})
 
 
 def request(

@@ -8,10 +8,14 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal
+from urllib.error import URLError
+from urllib.request import ProxyHandler, Request, build_opener
 
-import httpx
+import aiohttp
 import pytest
 
+from support.client import Client, Got, lines
+from tito_core.backend.pool import Pool
 from tito_core.testing import (
     THROTTLED,
     UNAVAILABLE,
@@ -32,24 +36,22 @@ from tito_core.testing import (
 )
 
 Kind = Literal["vllm", "sglang"]
-Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[httpx.AsyncClient]]
+Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[Client]]
 PATHS = {"vllm": "/v1/completions", "sglang": "/generate"}
 TEN = from_function(lambda prompt: [5, 6, 7, 8, 9, 10, 11, 12, 13, 2])
 
 
 @asynccontextmanager
-async def over_socket(engine: ScriptedEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        ScriptedServer(engine) as server,
-        httpx.AsyncClient(base_url=server.base_url, timeout=5, trust_env=False, verify=False) as client,
-    ):
-        yield client
+async def over_socket(engine: ScriptedEngine) -> AsyncIterator[Client]:
+    async with ScriptedServer(engine) as server:
+        pool = Pool()
+        yield Client(pool, server.base_url)
+        await pool.aclose()
 
 
 @asynccontextmanager
-async def in_process(engine: ScriptedEngine) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=InProcessTransport(engine), base_url="http://scripted", timeout=5) as client:
-        yield client
+async def in_process(engine: ScriptedEngine) -> AsyncIterator[Client]:
+    yield Client(InProcessTransport(engine), "http://scripted")
 
 
 @pytest.fixture(params=[over_socket, in_process], ids=["socket", "in-process"])
@@ -81,23 +83,23 @@ def fields(kind: Kind, **extra: Any) -> dict[str, Any]:
     return {"input_ids": [1, 3], "sampling_params": {"max_new_tokens": 10}, "return_logprob": True, **extra}
 
 
-def output_ids(kind: Kind, response: httpx.Response) -> list[int]:
+def output_ids(kind: Kind, response: Got) -> list[int]:
     value = response.json()
     found: list[int] = value["choices"][0]["token_ids"] if kind == "vllm" else value["output_ids"]
     return found
 
 
-def finish(kind: Kind, response: httpx.Response) -> str:
+def finish(kind: Kind, response: Got) -> str:
     value = response.json()
     return str(value["choices"][0]["finish_reason"] if kind == "vllm" else value["meta_info"]["finish_reason"]["type"])
 
 
-async def abort(kind: Kind, client: httpx.AsyncClient, request_id: str) -> None:
+async def abort(kind: Kind, client: Client, request_id: str) -> None:
     if kind == "vllm":
         answer = await client.post("/inference/v1/abort_requests", json={"request_ids": [request_id]})
     else:
         answer = await client.post("/abort_request", json={"rid": request_id})
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.status, answer.content) == (200, b"")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -110,7 +112,7 @@ async def test_status_faults_and_policies(kind: Kind, connect: Connect) -> None:
     engine = made(kind, fault=at({0: THROTTLED, 1: UNAVAILABLE, 2: Fault(status=307, headers={"location": "/x"})}))
     async with connect(engine) as client:
         answers = [await client.post(PATHS[kind], json=fields(kind)) for _ in range(4)]
-    assert [answer.status_code for answer in answers] == [429, 503, 307, 200]
+    assert [answer.status for answer in answers] == [429, 503, 307, 200]
     assert answers[0].headers["retry-after"] == "0"
     assert answers[0].json() == {"error": "busy"}
     assert answers[1].content == b"no upstream"
@@ -128,10 +130,10 @@ async def test_cut_connections(kind: Kind, connect: Connect, fault: Fault) -> No
     script = Replay([[5, 2], [6, 2]])
     engine = made(kind, script, fault=first(1, fault))
     async with connect(engine) as client:
-        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+        with pytest.raises(aiohttp.ClientError):
             await client.post(PATHS[kind], json=fields(kind))
         assert script.remaining == (2 if fault.unanswered else 1)
-        assert (await client.post(PATHS[kind], json=fields(kind))).status_code == 200
+        assert (await client.post(PATHS[kind], json=fields(kind))).status == 200
     assert engine.running == 0
 
 
@@ -140,10 +142,10 @@ async def test_a_cut_body_arrives_up_to_the_cut(kind: Kind, connect: Connect) ->
         connect(made(kind, fault=always(Fault(close_after=20)))) as client,
         client.stream("POST", PATHS[kind], json=fields(kind)) as response,
     ):
-        assert response.status_code == 200
-        pieces = response.aiter_raw()
+        assert response.status == 200
+        pieces = response.pieces()
         assert len(await anext(pieces)) == 20
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises(aiohttp.ClientPayloadError):
             await anext(pieces)
 
 
@@ -152,7 +154,7 @@ async def test_spoiled_bodies(kind: Kind, connect: Connect) -> None:
     engine = made(kind, fault=at({0: html, 1: Fault(content_type="text/plain"), 2: Fault(drip=(50, 0.001))}))
     async with connect(engine) as client:
         answers = [await client.post(PATHS[kind], json=fields(kind)) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert [answer.status for answer in answers] == [200, 200, 200]
     assert answers[0].text == "<html>502</html>"
     assert [answer.headers["content-type"] for answer in answers] == ["text/html", "text/plain", "application/json"]
     assert output_ids(kind, answers[1]) == output_ids(kind, answers[2]) == [5, 6, 7, 8, 9, 10, 11, 12, 13, 2]
@@ -216,8 +218,8 @@ async def test_latency_can_be_aborted_too(kind: Kind, connect: Connect) -> None:
 async def test_a_client_that_goes_away_is_noticed(kind: Kind, connect: Connect, how: Fault) -> None:
     engine = made(kind, fault=always(how))
     async with connect(engine) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post(PATHS[kind], json=fields(kind), timeout=0.1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.post(PATHS[kind], json=fields(kind)), 0.1)
         await until(lambda: engine.running == 0)
         asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
         await until(lambda: engine.running == 1)
@@ -232,7 +234,7 @@ async def test_a_stream_comes_token_by_token_and_an_abort_ends_it(kind: Kind, co
     async with connect(engine) as client:
         events = []
         async with client.stream("POST", PATHS[kind], json=fields(kind, stream=True)) as response:
-            async for line in response.aiter_lines():
+            async for line in lines(response):
                 if line.startswith("data: {"):
                     events.append(json.loads(line.removeprefix("data: ")))
                 if len(events) == 3:
@@ -250,8 +252,8 @@ async def test_a_stream_comes_token_by_token_and_an_abort_ends_it(kind: Kind, co
 async def test_leaving_a_stream_is_noticed(kind: Kind, connect: Connect) -> None:
     engine = made(kind, latency=20.0)
     async with connect(engine) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post(PATHS[kind], json=fields(kind, stream=True), timeout=0.1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.post(PATHS[kind], json=fields(kind, stream=True)), 0.1)
         await until(lambda: engine.running == 0)
     assert engine.disconnected == [engine.requests[0].server_id]
 
@@ -260,13 +262,13 @@ async def test_a_paused_server_makes_requests_wait(kind: Kind, connect: Connect)
     engine = made(kind)
     pause, resume = ("/pause?mode=keep", "/resume") if kind == "vllm" else ("/pause_generation", "/continue_generation")
     async with connect(engine) as client:
-        assert (await client.post(pause, json={"mode": "keep" if kind == "vllm" else "in_place"})).status_code == 200
+        assert (await client.post(pause, json={"mode": "keep" if kind == "vllm" else "in_place"})).status == 200
         asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
         await until(lambda: engine.running == 1)
         await asyncio.sleep(0.03)
         assert not asked.done()
-        assert (await client.get("/health")).status_code == 200
-        assert (await client.post(resume)).status_code == 200
+        assert (await client.get("/health")).status == 200
+        assert (await client.post(resume)).status == 200
         assert len(output_ids(kind, await asked)) == 10
 
 
@@ -292,7 +294,7 @@ async def test_a_stream_tells_at_its_end_which_weights_sampled_what(kind: Kind, 
     body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
     events: list[Any] = []
     async with connect(engine) as client, client.stream("POST", path, json={**body, "stream": True}) as response:
-        async for line in response.aiter_lines():
+        async for line in lines(response):
             if line.startswith("data: {"):
                 events.append(json.loads(line.removeprefix("data: ")))
             if len(events) == 4 and engine.state.weight_version == "default":
@@ -314,9 +316,9 @@ async def test_only_so_many_run_at_once(kind: Kind, connect: Connect) -> None:
         asked = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
         await until(lambda: engine.running == 2)
         third = await client.post(PATHS[kind], json=fields(kind))
-        statuses = {(await one).status_code for one in asked}
+        statuses = {(await one).status for one in asked}
     assert statuses == {200}
-    assert third.status_code == (200 if kind == "vllm" else 503)
+    assert third.status == (200 if kind == "vllm" else 503)
     if kind == "sglang":
         full = {"object": "error", "message": "The request queue is full.", "type": "503", "param": None, "code": 503}
         assert third.json() == full
@@ -329,8 +331,8 @@ async def test_the_api_key(kind: Kind, connect: Connect) -> None:
             ({"Authorization": "Bearer no"}, 401),
             ({"Authorization": "Bearer secret"}, 200),
         ):
-            assert (await client.post(PATHS[kind], json=fields(kind), headers=headers)).status_code == status
-        assert (await client.get("/health")).status_code == 200
+            assert (await client.post(PATHS[kind], json=fields(kind), headers=headers)).status == status
+        assert (await client.get("/health")).status == 200
 
 
 async def test_an_id_outside_the_vocabulary(connect: Connect) -> None:
@@ -341,12 +343,12 @@ async def test_an_id_outside_the_vocabulary(connect: Connect) -> None:
     async with connect(engine) as client:
         waiting = asyncio.create_task(client.post("/generate", json=fields("sglang")))
         await until(lambda: engine.running == 1)
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+        with pytest.raises(aiohttp.ClientError):
             await client.post("/generate", json=fields("sglang", input_ids=[1, 1000]))
         assert engine.state.dead
-        with pytest.raises(httpx.ConnectError):
+        with pytest.raises(aiohttp.ClientConnectorError):
             await client.get("/health")
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+        with pytest.raises(aiohttp.ClientError):
             await waiting
 
 
@@ -354,7 +356,7 @@ async def test_big_bodies_and_many_at_once(kind: Kind, connect: Connect) -> None
     engine = made(kind, latency=0.01, max_model_len=400_000)
     prompt = "prompt" if kind == "vllm" else "input_ids"
     async with connect(engine) as client:
-        assert (await client.post(PATHS[kind], json=fields(kind, **{prompt: [999] * 300_000}))).status_code == 200
+        assert (await client.post(PATHS[kind], json=fields(kind, **{prompt: [999] * 300_000}))).status == 200
         answers = await asyncio.gather(*(client.post(PATHS[kind], json=fields(kind)) for _ in range(50)))
     assert {len(output_ids(kind, answer)) for answer in answers} == {10}
     assert engine.peak > 1
@@ -380,26 +382,31 @@ async def test_a_record_of_every_exchange(kind: Kind, connect: Connect) -> None:
 async def test_nothing_is_kept_without_record(kind: Kind) -> None:
     engine = made(kind, record=False)
     async with in_process(engine) as client:
-        assert (await client.post(PATHS[kind], json=fields(kind))).status_code == 200
+        assert (await client.post(PATHS[kind], json=fields(kind))).status == 200
     assert (engine.requests, engine.exchanges) == ([], [])
+
+
+def posted(url: str, body: Any, timeout: float = 5.0) -> int:
+    asked = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(asked, timeout=timeout) as answer:
+        return int(answer.status)
 
 
 def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
     threads = threading.active_count()
     with scripted_server(kind, HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=at({1: Fault(hang=True)})) as server:
-        with httpx.Client(base_url=server.base_url, trust_env=False) as client:
-            assert client.post(PATHS[kind], json=fields(kind)).status_code == 200
-            with pytest.raises(httpx.ReadTimeout):
-                client.post(PATHS[kind], json=fields(kind), timeout=0.05)
+        assert posted(server.base_url + PATHS[kind], fields(kind)) == 200
+        with pytest.raises(TimeoutError):
+            posted(server.base_url + PATHS[kind], fields(kind), timeout=0.05)
         assert len(server.engine.requests) == 2
     assert threading.active_count() == threads
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{server.base_url}/health", trust_env=False)
+    with pytest.raises(URLError, match="refused"):
+        posted(f"{server.base_url}/health", {})
 
 
 def test_clear_refusals() -> None:
-    with pytest.raises(ValueError, match="no scripted engine 'tgi'; choose one of vllm, sglang"):
-        scripted_engine("tgi", TEN)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no wire 'tgi'\. Installed wires: sglang, vllm"):
+        scripted_engine("tgi", TEN)
     with pytest.raises(RuntimeError, match="enter it with"):
         _ = scripted_server("vllm", TEN).base_url
 
@@ -412,5 +419,5 @@ async def test_other_endpoints_can_be_overridden(kind: Kind, connect: Connect) -
     }
     async with connect(engine) as client:
         assert (await client.get("/v1/models?x=1")).text == "<html>hello</html>"
-        with pytest.raises(httpx.ReadError):
+        with pytest.raises(aiohttp.ClientOSError):
             await client.get("/health")

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
-from support.backends import EOS, PROMPT, answering, backend_of, choice, engine_of, request_of
+from support.backends import EOS, PROMPT, Received, answering, backend_of, choice, engine_of, http_response, request_of
 from tito_core.backend import AuthenticationError, BackendError, ProtocolViolationError
+from tito_core.backend.checked import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion
+from tito_core.testing import Completion, WireResponse
 from tito_vllm import wire
 
 RECORDED = Path(__file__).parents[1] / "wire" / "vllm-0.32.0"
@@ -27,21 +27,21 @@ def recorded(name: str) -> Any:
 def replaying(answer: Any) -> Any:
     """A server that gives one recorded answer, its logprobs' tokens named by id as the request asks for."""
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
-            return httpx.Response(200, json=recorded(name)["response"])
+            name = "get_v1_models" if request.path == "/v1/models" else "get_version"
+            return http_response(200, json=recorded(name)["response"])
         for said in answer["choices"]:
             if said["logprobs"] and said["token_ids"]:
                 said["logprobs"]["tokens"] = [f"token_id:{token}" for token in said["token_ids"]]
-        return httpx.Response(200, json=answer)
+        return http_response(200, json=answer)
 
     return answering("vllm", handler)
 
 
 async def test_the_whole_body_is_as_it_should_be() -> None:
     engine = engine_of("vllm-completions", lambda _: Completion([5, EOS]))
-    await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
     (asked,) = engine.requests
     assert dict(asked.body) == {
         "model": "scripted",
@@ -90,8 +90,8 @@ async def test_a_recorded_answer_is_read(name: str, finish: Finish, stop: int | 
     record = recorded(name)
     answer, asked = record["response"], record["request"]["body"]
     ids, logprobs = answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]
-    response = await replaying(answer).generate(
-        request_of(PROMPT_RECORDED, max_new_tokens=asked["max_tokens"], stop_token_ids=())
+    response = await generate(
+        replaying(answer), request_of(PROMPT_RECORDED, max_new_tokens=asked["max_tokens"], stop_token_ids=())
     )
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tolist() == np.array(logprobs, np.float32).tolist()
@@ -108,17 +108,17 @@ async def test_a_recorded_id_in_the_logprobs_is_read_without_our_help() -> None:
 async def test_a_recorded_answer_without_ids_is_refused() -> None:
     answer = recorded("completions_no_return_token_ids")["response"]
     with pytest.raises(ProtocolViolationError, match="did not echo the prompt ids"):
-        await replaying(answer).generate(request_of(PROMPT_RECORDED))
+        await generate(replaying(answer), request_of(PROMPT_RECORDED))
 
 
 async def test_recorded_choices_of_two_samples_are_refused() -> None:
     with pytest.raises(ProtocolViolationError, match="one completion was asked for, 2 came"):
-        await replaying(recorded("completions_n2_prompt_logprobs")["response"]).generate(request_of(PROMPT_RECORDED))
+        await generate(replaying(recorded("completions_n2_prompt_logprobs")["response"]), request_of(PROMPT_RECORDED))
 
 
 async def test_recorded_prompt_logprobs_are_read_as_scores() -> None:
     answer = recorded("completions_n2_prompt_logprobs")["response"]
-    scores = await replaying(answer).score(PROMPT_RECORDED)
+    scores = await score(replaying(answer), PROMPT_RECORDED)
     assert np.isnan(scores[0])
     assert (
         scores[1:].tolist() == np.array([-12.840740203857422, -11.459646224975586, -17.06833839416504], "f4").tolist()
@@ -136,7 +136,7 @@ async def test_an_aborted_answer_gives_what_there_was() -> None:
 
     answer = edit(recorded("aborted_completions_response")["response"])
     answer["usage"]["completion_tokens"] = len(choice(answer)["token_ids"])
-    response = await replaying(answer).generate(request_of(PROMPT_RECORDED))
+    response = await generate(replaying(answer), request_of(PROMPT_RECORDED))
     assert (response.finish, response.message) == (Finish.ABORT, None)
     assert len(response.output_ids) == len(response.logprobs) == len(choice(answer)["token_ids"])
 
@@ -147,13 +147,13 @@ async def test_any_recorded_answer_is_a_result_or_a_typed_error(path: Path) -> N
     record = json.loads(path.read_text())
     body = record.get("response", record) if isinstance(record, dict) else record
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        return httpx.Response(200, json=body)
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        return http_response(200, json=body)
 
     with pytest.raises(BackendError):  # a prompt that no recording had
-        await answering("vllm", handler).generate(request_of((1, 2, 3)))
+        await generate(answering("vllm", handler), request_of((1, 2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,12 @@ async def test_abort_names_the_servers_own_id() -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_abort_is_no_error_where_the_server_has_no_such_call(status: int) -> None:
-    await answering("vllm", lambda _: httpx.Response(status)).abort("abc")
+    await answering("vllm", lambda _: http_response(status)).abort("abc")
 
 
 async def test_the_whole_body_of_the_token_endpoint_is_as_it_should_be() -> None:
     engine = engine_of("vllm", lambda _: Completion([5, EOS]))
-    response = await backend_of(engine).generate(request_of(request_id="abc", temperature=0.5, seed=3))
+    response = await generate(backend_of(engine), request_of(request_id="abc", temperature=0.5, seed=3))
     (asked,) = engine.requests
     fields = dict(asked.body)
     sampling = fields.pop("sampling_params")
@@ -203,7 +203,7 @@ async def test_the_endpoint_is_chosen_by_what_the_server_has(scale_out: bool, us
     backend = backend_of(engine)
     info = await backend.connect()
     assert (info.endpoints[0], info.endpoints[-1]) == (used, "/v1/completions")
-    await backend.generate(request_of())
+    await generate(backend, request_of())
     assert [request.path for request in engine.requests] == [used]
 
 
@@ -214,11 +214,11 @@ async def test_a_server_that_asks_for_a_key_is_named_at_connect() -> None:
 
 
 def answered_by_the_token_endpoint(answer: Any) -> Any:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            name = "get_v1_models" if request.url.path == "/v1/models" else "get_version"
-            return httpx.Response(200, json=recorded(name)["response"])
-        return httpx.Response(200, json=answer)
+            name = "get_v1_models" if request.path == "/v1/models" else "get_version"
+            return http_response(200, json=recorded(name)["response"])
+        return http_response(200, json=answer)
 
     return answering("vllm", handler, refuses=400)
 
@@ -232,7 +232,7 @@ async def test_a_recorded_answer_of_the_token_endpoint_is_read(older: bool) -> N
             entry["token"] = f"token_id:{entry.pop('token_id')}"
         for name in ("stop_reason", "weight_versions"):
             del answer["choices"][0][name]
-    response = await answered_by_the_token_endpoint(answer).generate(request_of(PROMPT_RECORDED, max_new_tokens=4))
+    response = await generate(answered_by_the_token_endpoint(answer), request_of(PROMPT_RECORDED, max_new_tokens=4))
     assert response.output_ids.tolist() == answer["choices"][0]["token_ids"]
     np.testing.assert_array_equal(response.logprobs, np.float32(expected))
     assert response.finish == Finish.LENGTH

@@ -6,11 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
-from support.backends import BACKENDS, answering, request_of
+from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket, request_of
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
@@ -19,8 +18,10 @@ from tito_core.backend import (
     ServerError,
     Wanted,
 )
-from tito_core.backend.answer import NOTHING
+from tito_core.backend.checked import score
+from tito_core.backend.protocol import NOTHING
 from tito_core.backend.streaming import StreamError
+from tito_core.testing import WireResponse
 from tito_vllm import stream, wire
 
 
@@ -172,10 +173,10 @@ def test_what_is_said_beside_is_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
-    said = wire.beside(choice, None, prompt, request)
-    assert (said.top, said.experts, said.mask) == (None, "e", [[1]])
-    assert said.prompt == [(12, -12.0), (13, -13.0)]
-    assert wire.beside(choice, wire.Content([]), None, request).prompt is None
+    said = wire.optional_outputs(choice, None, prompt, request)
+    assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
+    assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
+    assert wire.optional_outputs(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 
@@ -185,13 +186,13 @@ SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12
 async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
     asked: list[Any] = []
 
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         if request.method == "GET":
-            return httpx.Response(200, json={"data": [{"id": "m"}], "version": "1"})
-        asked.append((request.url.path, json.loads(request.content), request.headers["x-request-id"]))
-        return httpx.Response(200, json=SCORED)
+            return http_response(200, json={"data": [{"id": "m"}], "version": "1"})
+        asked.append((request.path, json.loads(request.content), request.headers["x-request-id"]))
+        return http_response(200, json=SCORED)
 
-    assert (await answering("vllm", handler).score([11, 12]))[1] == -1.0
+    assert (await score(answering("vllm", handler), [11, 12]))[1] == -1.0
     path, body, name = asked[-1]
     assert path == "/v1/completions"
     assert body == {
@@ -206,18 +207,18 @@ async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
 
 
 async def test_a_score_without_an_answer_is_refused() -> None:
-    def handler(request: httpx.Request) -> httpx.Response:
+    def handler(request: Received) -> WireResponse:
         told = {"data": [{"id": "m"}], "version": "1"} if request.method == "GET" else {"choices": []}
-        return httpx.Response(200, json=told)
+        return http_response(200, json=told)
 
     with pytest.raises(ProtocolViolationError, match="2 ids were sent for scoring, the server scored 0"):
-        await answering("vllm", handler).score([11, 12])
+        await score(answering("vllm", handler), [11, 12])
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
 async def test_an_abort_that_only_some_servers_take_is_no_error(status: int, error: Any) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(status))
-    backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=lambda: transport)
+    nothing = Handler(lambda _: http_response(status))
+    backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=over_socket(nothing))
     if error is None:
         await backend.abort("r")
         return

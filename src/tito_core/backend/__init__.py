@@ -18,7 +18,16 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
-from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import (
+    Backend,
+    EngineInfo,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    TokenChunk,
+    TokenRequest,
+    TokenResponse,
+)
 from tito_core.backend.registry import create_backend, installed_backends
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
@@ -42,6 +51,8 @@ __all__ = [
     "InvalidValueError",
     "OnChunk",
     "ProtocolViolationError",
+    "RawResponse",
+    "RawScores",
     "SamplingParams",
     "ServerError",
     "ThrottledError",

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from tito_core.backend.checked import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -69,7 +70,7 @@ async def generate_whole(
     parts: list[TokenResponse] = []
     asked, idle = request, 0
     for resumes in range(aborts.max_resumes + 1):
-        part = await (backend.generate(asked) if on_chunk is None else backend.generate(asked, on_chunk))
+        part = await generate(backend, asked, on_chunk)
         parts.append(part)
         if part.finish != Finish.ABORT:
             return joined(parts)

@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-import httpx
+from yarl import URL
 
 from tito_core.backend.errors import AuthenticationError, EngineConnectionError
 from tito_core.backend.typed_values import shown
 
 API_KEY_VARIABLE = "TITO_API_KEY"
-_HIGHEST_PORT = 65535
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _UNIX = "unix://"
 
@@ -44,7 +43,7 @@ class Address:
             path = given.removeprefix(_UNIX)
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
                 raise EngineConnectionError(
-                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/vllm.sock'.",
+                    f"{base_url!r} names no Unix socket: give its whole path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
             return cls(given, "http://localhost", path)
@@ -60,20 +59,23 @@ def server_address(base_url: str, *, backend: str) -> str:
     """
     if not isinstance(base_url, str):
         raise _no_address(f"{shown(base_url)} is no server address", backend)
+    given = base_url.strip()
+    if not given.isprintable():
+        raise _no_address(f"{base_url!r} is no server address (it holds a character that cannot be printed)", backend)
     try:
-        url = httpx.URL(base_url.strip())
-        host = url.host  # which reads an international name, and may find that it is none
-    except (httpx.InvalidURL, UnicodeError) as error:
+        url = URL(given)  # as aiohttp will read it
+        host = url.host  # which decodes an international name, and may find that it is none
+    except (ValueError, UnicodeError) as error:
         raise _no_address(f"{base_url!r} is no server address ({error})", backend) from None
-    if url.userinfo:  # not shown: it is a secret
+    if "@" in url.raw_authority:  # not shown: it is a secret
         raise _no_address("The server address holds a user name or password; give the key as api_key", backend)
-    if url.scheme not in ("http", "https") or not host:
+    if url.scheme not in ("http", "https") or not host or not url.raw_host:
         raise _no_address(f"{base_url!r} is no server address", backend)
-    if problem := _host_problem(url.raw_host.decode("ascii")):
+    if problem := _host_problem(url.raw_host):
         raise _no_address(f"{base_url!r} is no server address ({problem})", backend)
-    if url.port is not None and not 0 < url.port <= _HIGHEST_PORT:
-        raise _no_address(f"{base_url!r} has no port between 1 and {_HIGHEST_PORT}", backend)
-    if url.query or url.fragment:
+    if url.port == 0:
+        raise _no_address(f"{base_url!r} has no port between 1 and 65535", backend)
+    if url.query_string or url.fragment:
         raise _no_address(f"{base_url!r} holds a query or a fragment", backend)
     address = str(url).rstrip("/")
     if address.endswith("/v1"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal, Protocol, runtime_checkable
 
 from tito_core.backend.errors import BackendError, WeightsNotLoadedError
 
@@ -34,40 +35,38 @@ class EngineAdmin(Protocol):
         """Give the version that the server names now, or None when it does not say."""
 
 
-class AdminCalls(ABC):
-    """The order of the calls, which is the same for every engine."""
+class Pausable(Protocol):
+    """The part of `EngineAdmin` that a change of weights needs."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """The backend's name."""
 
-    @abstractmethod
     async def pause(self, running: Running = "keep") -> None:
         """See `EngineAdmin.pause`."""
 
-    @abstractmethod
     async def resume(self) -> None:
         """See `EngineAdmin.resume`."""
 
-    @abstractmethod
-    async def weight_version(self) -> str | None:
-        """See `EngineAdmin.weight_version`."""
 
-    @abstractmethod
-    async def _load(self, path: str, version: str) -> None:
-        """Load weights into a paused server and name their version."""
+@asynccontextmanager
+async def changing_weights(server: Pausable, path: str, version: str, running: Running) -> AsyncIterator[None]:
+    """Pause a server while its weights are loaded, and resume it unless that fails; arguments: see `load_weights`.
 
-    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
-        """See `EngineAdmin.load_weights`."""
-        if not version:
-            raise ValueError("version must be a name, such as 'step-17': without one nothing tells weights apart.")
-        await self.pause(running)
-        try:
-            await self._load(path, version)
-        except BackendError as error:
-            raise WeightsNotLoadedError(
-                f"{self.name} could not load the weights in {path!r} as {version!r} ({error}). It is left paused, "
-                "since it may hold half of them: load good ones with load_weights, which resumes it, or call resume().",
-                backend=self.name,
-                status=error.status,
-                body=error.body,
-            ) from error
-        await self.resume()
+    Raises:
+        WeightsNotLoadedError: Loading raised a `BackendError`; the server is left paused.
+    """
+    if not version:
+        raise ValueError("version must be a name, such as 'step-17': without one nothing tells weights apart.")
+    await server.pause(running)
+    try:
+        yield
+    except BackendError as error:
+        raise WeightsNotLoadedError(
+            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It is left paused, "
+            "since it may hold half of them: load good ones with load_weights, which resumes it, or call resume().",
+            backend=server.name,
+            status=error.status,
+            body=error.body,
+        ) from error
+    await server.resume()

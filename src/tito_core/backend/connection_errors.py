@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import aiohttp
-import httpx
 
 from tito_core.backend.bodies import BodyTooLargeError, UndecodableBodyError
 from tito_core.backend.errors import (
@@ -43,26 +42,24 @@ def error_from_failure(
     """Return the error for a request that got no whole answer: none at all, a broken one, or one that is not HTTP."""
     if isinstance(failure, BodyTooLargeError | UndecodableBodyError):
         return _unreadable(backend, failure, url, request_id)
-    # httpx-aiohttp calls a refused connection a timeout, so look at what aiohttp itself raised.
-    cause = failure if isinstance(failure, aiohttp.ClientError | OSError) else failure.__cause__ or failure
-    if isinstance(cause, aiohttp.ClientResponseError):
+    if isinstance(failure, aiohttp.ClientResponseError):
         return ProtocolViolationError(
-            f"What answers at {url} speaks no HTTP ({_one_line(cause.message)}). Are host and port {backend}'s?",
+            f"What answers at {url} speaks no HTTP ({_one_line(failure.message)}). Are host and port {backend}'s?",
             backend=backend,
             request_id=request_id,
         )
-    if isinstance(failure, httpx.ReadTimeout | httpx.WriteTimeout):
+    if isinstance(failure, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        return _not_opened(backend, failure, url, connect_timeout_s, request_id)
+    if isinstance(failure, TimeoutError):
         return EngineTimeoutError(
-            f"{backend} at {url} did not answer within the time that its transport allows ({type(failure).__name__}). "
-            "Raise the timeouts of http_transport, or leave them to timeout_s.",
+            f"{backend} at {url} did not answer within the time that its http_transport allows "
+            f"({type(failure).__name__}). Raise the timeouts of http_transport, or leave them to timeout_s.",
             backend=backend,
             request_id=request_id,
         )
-    if _is_opening(failure, cause):
-        return _not_opened(backend, failure, cause, url, connect_timeout_s, request_id)
-    reset = any(getattr(one, "errno", None) in _RESET for one in _chain(cause)) or "ConnectionReset" in str(cause)
-    said = _one_line(str(cause)) or type(cause).__name__
-    if isinstance(cause, aiohttp.ServerDisconnectedError):  # which may say all of a head that is cut
+    reset = any(getattr(one, "errno", None) in _RESET for one in _chain(failure)) or "ConnectionReset" in str(failure)
+    said = _one_line(str(failure)) or type(failure).__name__
+    if isinstance(failure, aiohttp.ServerDisconnectedError):  # which may say all of a head that is cut
         said = "in or before its head"
     error = EngineConnectionError(
         f"The connection to {backend} at {url} was {'reset' if reset else 'closed'} before its answer was whole "
@@ -75,29 +72,12 @@ def error_from_failure(
     return error
 
 
-def _is_opening(failure: Exception, cause: BaseException) -> bool:
-    """Return whether a connection failed before anything of a request was sent on it."""
-    kinds = (
-        aiohttp.ClientConnectorError,
-        aiohttp.ConnectionTimeoutError,
-        httpx.ConnectError,
-        httpx.ConnectTimeout,
-        httpx.PoolTimeout,
-    )
-    return isinstance(cause, kinds) or (isinstance(failure, kinds) and not isinstance(cause, aiohttp.ClientError))
-
-
 def _not_opened(
-    backend: str,
-    failure: Exception,
-    cause: BaseException,
-    url: str,
-    connect_timeout_s: float,
-    request_id: str | None,
+    backend: str, failure: Exception, url: str, connect_timeout_s: float, request_id: str | None
 ) -> EngineConnectionError:
-    reason, what = _why_not_opened(failure, cause, connect_timeout_s)
+    reason, what = _why_not_opened(failure, connect_timeout_s)
     if reason == "tls":
-        remedy = _tls_remedy(cause, url)
+        remedy = _tls_remedy(failure, url)
     elif reason in ("closed", "reset") and url.startswith("https:"):
         remedy = f"If the server speaks plain HTTP, give its address as {_with_scheme(url, 'http')!r}."
     else:
@@ -109,12 +89,10 @@ def _not_opened(
     return error
 
 
-def _why_not_opened(
-    failure: Exception, cause: BaseException, connect_timeout_s: float
-) -> tuple[ConnectionFailure, str]:
-    chain = list(_chain(cause))
+def _why_not_opened(failure: Exception, connect_timeout_s: float) -> tuple[ConnectionFailure, str]:
+    chain = list(_chain(failure))
     numbers = {getattr(one, "errno", None) for one in chain}
-    said = _one_line(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__)
+    said = _one_line(getattr(failure, "strerror", None) or str(failure) or type(failure).__name__)
     if any(isinstance(one, ssl.SSLError) for one in chain):
         return "tls", _one_line(str(next(one for one in chain if isinstance(one, ssl.SSLError))))
     if any(isinstance(one, aiohttp.ClientConnectorDNSError | socket.gaierror) for one in chain):
@@ -123,21 +101,20 @@ def _why_not_opened(
         return "refused", f"it was refused: {said}"
     if numbers & set(_NO_ROUTE):
         return "unreachable", f"no route to the host: {said}"
-    timed_out = (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout, httpx.PoolTimeout, TimeoutError)
-    if isinstance(cause, timed_out) or isinstance(failure, timed_out):
+    if isinstance(failure, aiohttp.ConnectionTimeoutError):
         return "never-opened", f"it did not open within {connect_timeout_s:g} s"
     if any(isinstance(one, ConnectionError) for one in chain):
         return "reset", "it was closed while it was opened"
     return "closed", said
 
 
-def _tls_remedy(cause: BaseException, url: str) -> str:
-    if isinstance(cause, aiohttp.ClientConnectorCertificateError) or "CERTIFICATE_VERIFY_FAILED" in str(cause):
+def _tls_remedy(failure: Exception, url: str) -> str:
+    if isinstance(failure, aiohttp.ClientConnectorCertificateError) or "CERTIFICATE_VERIFY_FAILED" in str(failure):
         return (
             "Give the server a certificate that a known authority signed for this host, or the backend an "
-            "http_transport that trusts its own."
+            "http_transport that trusts its own, such as lambda: Pool(tls=...) of tito_core.backend.pool."
         )
-    if any(word in str(cause) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
+    if any(word in str(failure) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
         return f"The server speaks plain HTTP there: give its address as {_with_scheme(url, 'http')!r}."
     return "Server and client do not agree on a version of TLS or a cipher; the server's log may say more."
 

@@ -1,18 +1,15 @@
-"""What every backend over HTTP shares: connecting once, and refusing what would not be served."""
+"""What backends over HTTP share: one connection pool, aborts of lost generations, and the questions at connect."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
 
-from tito_core.backend.answer import Checks
 from tito_core.backend.carrier import Reply
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
@@ -23,17 +20,15 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.exchanges import Answer, Exchanges
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming
 from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
 from tito_core.backend.typed_values import shown
-from tito_core.backend.validate import check_input_ids, check_output_ids, check_sampling, clamp_new_tokens
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
-ABORT_WITHIN_S = 5.0
 _LISTED_MODELS = 5
 """Names of served models that an error lists."""
 
@@ -59,7 +54,7 @@ class Tokenized(msgspec.Struct):
 
 
 class HttpBackend(ABC):
-    """Base of a backend over HTTP.
+    """Base of a backend over HTTP, which adds `discover`, `generate`, `score` and `abort_request`.
 
     Args:
         base_url: Such as "http://localhost:8000", or "unix:///run/vllm.sock" for a Unix socket.
@@ -69,7 +64,7 @@ class HttpBackend(ABC):
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: See `EngineHttp`.
         max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
-        http_transport: Makes the httpx transport; scripted engines put theirs here.
+        http_transport: Makes what carries the requests; scripted engines put theirs here.
         sleep: Waits between tries.
     """
 
@@ -101,46 +96,30 @@ class HttpBackend(ABC):
         )
         self._model = model
         self._info: EngineInfo | None = None
-        self._exchanges = Exchanges(self.http, self._abort_call)
+        self._exchanges = Exchanges(self.http, self.abort_request)
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is; later calls give the first answer."""
         if self._info is None:
-            self._info = await self._discover()
+            self._info = await self.discover()
         return self._info
 
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
-        """Sample one completion; see `Backend.generate`. What does not fit the context is refused or clamped here."""
-        info = await self.connect()
-        ids = check_input_ids(request.input_ids, info.vocab_size, backend=self.name)
-        check_sampling(request.sampling, info.vocab_size, backend=self.name)
-        if not request.lenient:
-            info.capabilities.check(request.wanted, request.sampling, backend=self.name)
-        room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=self.name)
-        text = IdText.of(ids) if request.text is None else request.text
-        if not text.is_of(ids):
-            raise BadRequestError(
-                f"Law 4: the text that was kept of a prompt, of {text.length} ids, is not that of its {len(ids)} ids, "
-                "so it was not sent. Leave `text` out of the request and it is written anew.",
-                backend=self.name,
-                request_id=request.request_id,
-            )
-        sampling = request.sampling.within(room)
-        if ids is not request.input_ids or sampling is not request.sampling or request.text is None:
-            request = replace(request, input_ids=ids, sampling=sampling, text=text)
-        response = await self._generate(info, request, text, on_chunk)
-        check_output_ids(response.output_ids, info.vocab_size, backend=self.name, request_id=request.request_id)
-        if response.message is not None:
-            response = replace(response, message=self.http.hide_key(response.message))
-        return response
+    @abstractmethod
+    async def discover(self) -> EngineInfo:
+        """Ask the server what it is; called once."""
 
-    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+    @abstractmethod
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample one completion, with `exchange`; see `Backend.generate`."""
+
+    @abstractmethod
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence teacher-forced; see `Backend.score`."""
-        info = await self.connect()
-        ids = check_input_ids(token_ids, info.vocab_size, backend=self.name)
-        clamp_new_tokens(1, len(ids), info.max_model_len, backend=self.name)  # vLLM cannot score without sampling one
-        request_id = uuid.uuid4().hex
-        return Checks(self.name, request_id).scores(ids, await self._scored(info, ids, request_id))
+
+    @staticmethod
+    @abstractmethod
+    def abort_request(request_id: str) -> HttpRequest:
+        """Return the request that stops a generation. Static, since the backend may be gone when it is sent."""
 
     async def tokenize(self, text: str) -> TokenIds | None:
         """Encode text with the server's tokenizer; see `Backend.tokenize`.
@@ -165,28 +144,9 @@ class HttpBackend(ABC):
 
         return await self.http.retrying(ask)
 
-    @abstractmethod
-    async def _discover(self) -> EngineInfo: ...
-
-    @abstractmethod
-    async def _generate(
-        self, info: EngineInfo, request: TokenRequest, prompt: IdText, on_chunk: OnChunk | None
-    ) -> TokenResponse: ...
-
-    @abstractmethod
-    async def _scored(
-        self, info: EngineInfo, ids: TokenIds, request_id: str
-    ) -> Sequence[tuple[int | None, float | None]]:
-        """Give (id, raw logprob) for each token of a prompt as the engine says them, None for what it leaves out."""
-
-    @staticmethod
-    @abstractmethod
-    def _abort_call(request_id: str) -> HttpRequest:
-        """Give the call that stops a generation on the engine; it needs no backend, which may be gone by then."""
-
     async def abort(self, request_id: str) -> None:
         """Stop a generation on the engine; an unknown id does nothing."""
-        await self.http.send_once(self._abort_call(request_id))
+        await self.http.send_once(self.abort_request(request_id))
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from typing import cast
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 import aiohttp
-import httpx
+import certifi
 
-from tito_core.backend.bodies import BodyTooLargeError, decode_pieces, read_start, read_whole, text_of
 from tito_core.backend.carrier import Reply
 from tito_core.backend.id_text import Pieces
 
@@ -22,17 +20,24 @@ _ALWAYS = {"Accept": "*/*", "Accept-Encoding": "identity"}
 
 class Pool:
     """Connections of one event loop, in which it is made. Certificates are checked; proxies, redirects and cookies are
-    nobody's wish. What aiohttp raises comes out as it is.
+    disabled. What aiohttp raises comes out as it is.
 
     Args:
         socket: Path of a Unix socket, or None for hosts and ports.
         limit: Most connections, past which requests wait; 0 for any number.
         connect_timeout_s: Longest wait for a connection, in seconds.
+        tls: How certificates are checked; by certifi's authorities when None.
     """
 
-    def __init__(self, socket: str | None, limit: int, connect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        socket: str | None = None,
+        limit: int = 0,
+        connect_timeout_s: float = 5.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._session = aiohttp.ClientSession(
-            connector=_connector(socket, limit),
+            connector=_connector(socket, limit, tls or known_authorities()),
             headers=_ALWAYS,
             timeout=aiohttp.ClientTimeout(sock_connect=connect_timeout_s),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -44,42 +49,31 @@ class Pool:
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
         """See `Carrier`."""
         data = (body or None) if isinstance(body, bytes) else _each(body)
-        return _OfAiohttp(await self._session.request(method, url, headers=headers, data=data, allow_redirects=False))
+        response = await self._session.request(method, url, headers=headers, data=data, allow_redirects=False)
+        release = functools.partial(_release, response)
+        return Reply(response.status, _decoded(response.raw_headers), response.content.iter_any(), release)
 
     async def aclose(self) -> None:
         """See `Carrier`."""
         await self._session.close()
 
 
-class _OfAiohttp:
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.status = response.status
-        self.kind = response.headers.get("Content-Type", "")
-        self._encoding = ", ".join(response.headers.getall("Content-Encoding", ()))
+async def _release(response: aiohttp.ClientResponse) -> None:
+    response.release()
+    await response.wait_for_close()
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return cast(Mapping[str, str], httpx.Headers(self._response.raw_headers))
 
-    async def whole(self, limit: int) -> bytes:
-        length = self._response.content_length
-        if self._encoding or length is None:
-            return await read_whole(self.pieces(), limit)
-        if length > limit:
-            raise BodyTooLargeError(limit)
-        return await self._response.read()
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        raw = self._response.content.iter_any()
-        return decode_pieces(raw, self._encoding) if self._encoding else raw
-
-    async def text(self, limit: int) -> str:
-        return text_of(await read_start(self._response.content.iter_any(), limit), self._encoding, self.kind, limit)
-
-    async def aclose(self) -> None:
-        self._response.release()
-        await self._response.wait_for_close()
+def _decoded(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers as text. aiohttp's own hold lone surrogates for what is not UTF-8, which nothing could print."""
+    headers: dict[str, str] = {}
+    for key, value in raw:
+        name = key.decode("latin-1").lower()
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {text}" if name in headers else text
+    return headers
 
 
 async def _each(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:
@@ -88,12 +82,12 @@ async def _each(pieces: Pieces) -> AsyncIterator[bytes | memoryview]:
 
 
 @functools.cache
-def tls() -> ssl.SSLContext:
-    """Give how certificates are checked; it reads them once, not for every event loop."""
-    return httpx.create_ssl_context(trust_env=False)
+def known_authorities() -> ssl.SSLContext:
+    """Return how certificates are checked; it reads them once, not for every event loop."""
+    return ssl.create_default_context(cafile=certifi.where())
 
 
-def _connector(socket: str | None, limit: int) -> aiohttp.BaseConnector:  # for whom 0 is no limit
+def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.BaseConnector:  # for whom 0 is no limit
     if socket is None:
-        return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls())
+        return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
     return aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEP_ALIVE_S)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +35,9 @@ class EngineInfo:
         endpoints: Paths that generate from token ids, the one in use first.
         processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
         truncated_logprobs: Whether they are over what `top_k`, `top_p` and `min_p` left, as measured; None likewise.
+        capabilities: What the server gives beside sampled tokens.
+        unreported: Fields of `RawResponse` that the server's API does not have, of `MAY_BE_UNREPORTED`. The core
+            requires the others; these it checks only where they come, and the suite reports them as not applicable.
     """
 
     backend: str
@@ -46,6 +50,7 @@ class EngineInfo:
     endpoints: tuple[str, ...] = ()
     truncated_logprobs: bool | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
+    unreported: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check the sizes, whichever backend read them.
@@ -56,8 +61,8 @@ class EngineInfo:
         for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
             if size is not None and (type(size) is not int or size < 1):
                 raise ProtocolViolationError(
-                    f"{self.backend} reports {name}={size!r}, which cannot be a number of tokens: check how the server was "
-                    "started, or what stands between it and here.",
+                    f"{self.backend} reports {name}={size!r}, which cannot be a number of tokens: check how the server "
+                    "was started, or what stands between it and here.",
                     backend=self.backend,
                 )
 
@@ -71,7 +76,7 @@ class TokenRequest:
         sampling: Parameters, `max_new_tokens` already clamped to the context.
         request_id: Ours, unique; the engine aborts by it.
         session_id: What a router keeps on one worker, so that its prefix cache serves every turn; None for no wish.
-        text: The prompt as it travels, where somebody kept it; written anew when None.
+        text: The prompt as JSON text, where somebody kept it. A backend may send it; the core has it written by then.
         wanted: What is asked for beside sampled tokens and their logprobs.
         delta_start: Offset of the turn's own prompt tokens: what is wanted of the prompt is wanted of these.
         lenient: Whether what is wanted may be missing from the answer, since it is being found out what a server gives.
@@ -99,9 +104,87 @@ class TokenRequest:
         return max(self.delta_start - 1, 0)
 
 
+Integers: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+Floats: TypeAlias = Sequence[float | None] | npt.NDArray[np.floating[Any]]
+Scored: TypeAlias = Sequence[tuple[int | str | None, float | None]]
+"""(id, logprob) pairs; a masked token has None, -9999 or float32's lowest."""
+UndecodedIds: TypeAlias = bytes | msgspec.Raw
+"""A list of ids as the JSON text that a server sent."""
+NOTHING = msgspec.Raw(b"null")
+"""What undecoded JSON holds where a server left a field out, or sent null."""
+MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
+"""Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RawResponse:
+    """What a server said of one generation, under our names and unchecked. The core makes a `TokenResponse` of it.
+
+    A backend copies what came and fills nothing in: what is missing stays None. Lists may be NumPy arrays.
+
+    Attributes:
+        finish: Why sampling stopped: "stop", "length" or "abort".
+        output_ids: Sampled ids, the stop token included.
+        logprobs: One for each of them, in nats.
+        echoed: The prompt ids that the server says it read, or their undecoded JSON. Required, unless the request does
+            not ask for it (`TokenRequest.echo`) or `EngineInfo.unreported` names it.
+        prompt_tokens: Its count of them. Required, unless `unreported`.
+        completion_tokens: Its count of sampled tokens. Required, unless `unreported`.
+        stop: The stop token id or string that it names.
+        logprob_ids: The ids that it says the logprobs belong to; None where it lists them in the order of the output.
+        cached_tokens: Prompt tokens from the prefix cache.
+        versions: Weight-version spans (start, stop, version) in offsets of the output; empty where it does not say.
+        message: Its sentence on an abort.
+        top_logprobs: For each output token the likeliest ones in any order; the sampled one may be among them. A
+            callable decodes them where they are wanted.
+        prompt_logprobs: The prompt's own tokens from `TokenRequest.first_scored` on.
+        routed_experts: An integer array of shape (rows, layers, experts), or base64 of a `.npy` or of bare
+            little-endian int32.
+        sampling_mask: For each output token the ids that it was chosen from.
+        latency_s: Seconds from sending to the last byte, retries excluded.
+        request_id: Id under which the server ran it; the request's own when None.
+    """
+
+    finish: str | None
+    output_ids: Integers | None
+    logprobs: Floats | None
+    echoed: Integers | UndecodedIds | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    stop: int | str | None = None
+    logprob_ids: Sequence[int | str] | npt.NDArray[np.integer[Any]] | None = None
+    cached_tokens: int | None = None
+    versions: Sequence[tuple[int, int, str | None]] = ()
+    message: str | None = None
+    top_logprobs: Sequence[Scored] | Callable[[], Sequence[Scored]] | None = None
+    prompt_logprobs: Scored | None = None
+    routed_experts: str | npt.NDArray[np.integer[Any]] | None = None
+    sampling_mask: Sequence[Integers] | None = None
+    latency_s: float = 0.0
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RawScores:
+    """What a server said of a sequence that it scored, unchecked.
+
+    Attributes:
+        logprobs: One for each token; of the first, before which nothing comes, None or NaN.
+        token_ids: The ids that it says it scored, the first of which it may leave out as None; None where it names
+            none.
+        request_id: Id under which the server ran it.
+    """
+
+    logprobs: Floats | None
+    token_ids: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None
+    request_id: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenResponse:
-    """One answer, all of it from one response (law 4) unless it was put together by `generate_whole`.
+    """One checked answer, all of it from one response (law 4) unless it was put together by `generate_whole`.
+
+    Only the core makes these, of what a backend reports: see `tito_core.backend.checked`.
 
     Attributes:
         output_ids: int32, shape (n,), the stop token included.
@@ -152,41 +235,49 @@ OnChunk = Callable[[TokenChunk], None]
 class Backend(Protocol):
     """One engine, token ids in and token ids out. Stateless between calls; safe for many concurrent ones.
 
-    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`.
+    A backend class is built with `(base_url, *, model=None, api_key=None, timeout_s=..., max_attempts=...)`. The core
+    checks requests before it hands them over, and answers before it keeps them: a backend need do neither.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the engine, as errors and ledgers give it."""
 
     async def connect(self) -> EngineInfo:
         """Ask the server what it is. Later calls give the first answer."""
 
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample a completion of `request.input_ids`.
 
+        A generation that is lost or cancelled is aborted on the engine.
+
         Args:
-            request: What is asked.
+            request: What is asked. Ids, sampling parameters and the room in the context are checked.
             on_chunk: Makes the engine stream, and gets what comes; the response is the same. Once it was called, no
-                other try is made.
+                other try is made. A backend without the parameter never streams.
 
         Returns:
-            The whole completion, or what there was of it when the engine was told to abort it: `finish` tells.
+            What the server said of the whole completion, or of what there was when it aborted it.
 
         Raises:
             BackendError: One of its subclasses says which way it failed; nothing partial is given.
         """
 
-    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence teacher-forced: log p(token i | tokens before i), raw, at temperature 1.
 
-        Returns:
-            float32, shape (len(token_ids),); the first is NaN, since nothing comes before it.
+        Args:
+            token_ids: int32, shape (n,), checked.
+
+        Raises:
+            UnsupportedByServerError: The server cannot.
         """
 
-    async def tokenize(self, text: str) -> TokenIds | None:
+    async def tokenize(self, text: str) -> Integers | None:
         """Encode text with the server's own tokenizer, without a BOS or EOS of its own (law 15).
 
         Returns:
-            int32, shape (n,); None where the server cannot, or where nobody may ask it.
+            The ids; None where the server cannot, or where nobody may ask it.
         """
 
     async def abort(self, request_id: str) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypedDict
 
 from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
@@ -13,9 +13,35 @@ from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import InvalidValueError, shown
-from tito_core.backend.unknown_names import refuse_unknown
+from tito_core.backend.unknown_names import nearest, refuse_unknown
 
 ENTRY_POINT_GROUP = "tito.backends"
+
+
+class BackendOptions(TypedDict, total=False):
+    """The options that every backend takes.
+
+    A backend's own go to a backend that was constructed: `backend=create_backend(name, url, ...)`.
+
+    Attributes:
+        model: Name of the model on the server; its first one when None, the default.
+        api_key: The server's key, or None, the default.
+        timeout_s: Longest wait for a response, in seconds.
+        connect_timeout_s: Longest wait for a connection, in seconds.
+        max_connections: Most connections of one event loop, past which requests wait; 0, the default, for any number.
+        max_attempts: Tries for what is retried: connection failures, 429, 503 and other 5xx.
+    """
+
+    model: str | None
+    api_key: str | None
+    timeout_s: float
+    connect_timeout_s: float
+    max_connections: int
+    max_attempts: int
+
+
+_SEAMS = ("http_transport", "sleep")
+"""What a constructed backend may also be given, of which no suggestion is made."""
 
 
 def installed_backends() -> list[str]:
@@ -43,8 +69,7 @@ def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> 
     Args:
         name: "vllm", "sglang", or what another package installs.
         base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of them.
-        **options: Passed to the backend: `model`, `api_key`, `timeout_s`, `connect_timeout_s`,
-            `max_connections`, `max_attempts`.
+        **options: Passed to the backend: see `BackendOptions`, and what the backend documents of its own.
 
     Raises:
         UnknownBackendError: No such backend; the message lists those installed.
@@ -68,19 +93,49 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     Raises:
         InvalidValueError: One is unknown, or has a bad value.
     """
-    taken = inspect.signature(factory).parameters
-    if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
-        known = [name for name in taken if name not in ("base_url", "http_transport", "sleep")]
-        for name in options.keys() - taken.keys() & SamplingParams.model_fields.keys():
-            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
-        refuse_unknown(
-            f"option of the backend {backend} named", {k: v for k, v in options.items() if k not in taken}, known
-        )
+    known = _names(factory)
+    if known is not None:
+        refuse_unknown_option(f"option of the backend {backend} named", options, known)
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
             found = "a value of another type" if name == "api_key" else shown(value)
             raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
+
+
+def refuse_unknown_option(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check the names of options.
+
+    Raises:
+        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
+    """
+    for name in given:
+        if name in known or name in _SEAMS or nearest(name, known):
+            continue
+        if sampling := nearest(name, SamplingParams.model_fields):
+            raise InvalidValueError(
+                f"{name} is a sampling parameter: give it as sampling={{{sampling!r}: ...}}."
+                if name == sampling
+                else f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
+                f"sampling={{{sampling!r}: ...}}?"
+            )
+    refuse_unknown(what, {name: value for name, value in given.items() if name not in _SEAMS}, known)
+
+
+def option_names(backend: Any) -> Collection[str] | None:
+    """Return the names of the options that an installed backend takes, ours or a third party's; None for any name."""
+    if isinstance(backend, str):
+        for point in entry_points(group=ENTRY_POINT_GROUP):
+            if point.name == backend:
+                return _names(point.load())
+    return BackendOptions.__annotations__.keys()
+
+
+def _names(factory: Callable[..., Backend]) -> Collection[str] | None:
+    taken = inspect.signature(factory).parameters
+    if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        return None
+    return [name for name in taken if name not in ("base_url", *_SEAMS)]
 
 
 _KINDS: Mapping[str, tuple[Any, str]] = {

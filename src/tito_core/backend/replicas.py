@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from tito_core.backend.admin import EngineAdmin, Running
+from tito_core.backend.checked import tokenize
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -19,10 +20,10 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
 )
-from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.retries import Attempt, Retries
 from tito_core.backend.together import together
-from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
 OUT_S = 10.0
@@ -93,7 +94,7 @@ class Replicas:
     def _check_alike(self, found: Sequence[EngineInfo]) -> None:
         first = found[0]
         for member, info in zip(self._members, found, strict=True):
-            for what in ("model", "version", "vocab_size", "endpoints", "capabilities"):
+            for what in ("model", "version", "vocab_size", "endpoints", "capabilities", "unreported"):
                 one, other = getattr(first, what), getattr(info, what)
                 if one != other:
                     raise BadRequestError(
@@ -103,12 +104,12 @@ class Replicas:
                         backend=self.name,
                     )
 
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample one completion on one of the servers; see `Backend.generate`."""
         await self.connect()
         tried: list[_Member] = []
 
-        async def one_try(attempt: Attempt) -> TokenResponse:
+        async def one_try(attempt: Attempt) -> RawResponse:
             named = replace(request, request_id=attempt.name(request.request_id))
             async with self._chosen(request.session_id, named.request_id, tried) as member:
                 return await (
@@ -117,12 +118,12 @@ class Replicas:
 
         return await self._retries(one_try)
 
-    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Score a sequence on one of the servers; see `Backend.score`."""
         await self.connect()
         tried: list[_Member] = []
 
-        async def one_try(attempt: Attempt) -> Logprobs:
+        async def one_try(attempt: Attempt) -> RawScores:
             async with self._chosen(None, f"score-{id(tried)}-{attempt.number}", tried) as member:
                 return await member.backend.score(token_ids)
 
@@ -135,7 +136,7 @@ class Replicas:
             BadRequestError: They do not give the same ids, or only some of them encode text at all.
         """
         await self.connect()
-        found = await self._each(lambda member: member.backend.tokenize(text))
+        found = await self._each(lambda member: tokenize(member.backend, text))
         first, *_ = known = [None if ids is None else ids.tolist() for ids in found]
         for member, ids in zip(self._members, known, strict=True):
             if ids != first:

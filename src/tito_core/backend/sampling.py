@@ -149,7 +149,7 @@ class SamplingParams(TypedValues):
         if self.grammar is not None and self.min_new_tokens:
             raise ValueError(
                 f"min_new_tokens={self.min_new_tokens} and a grammar do not go together: once the grammar is complete "
-                "no token is left to sample, which kills a real SGLang server. Let the grammar say how long it is."
+                "no token is left to sample, which kills some servers. Let the grammar say how long it is."
             )
         return self
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tito_core.backend.aborts import generate_whole
+from tito_core.backend.checked import score
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
@@ -152,7 +153,7 @@ class _Compared:
 
 async def _compared(backend: Backend, prompt_ids: TokenIds, sample: TokenResponse) -> _Compared | None:
     """Score a sample again; None where too few of its tokens tell anything."""
-    scored = await backend.score([*prompt_ids.tolist(), *sample.output_ids.tolist()])
+    scored = await score(backend, np.concatenate([prompt_ids, sample.output_ids]))
     raw = scored[len(prompt_ids) :]
     telling = raw < -CERTAIN_NATS
     if np.count_nonzero(telling) < LEAST_TOKENS:

@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.answer import NOTHING
 from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.bodies import ERROR_BYTES
 from tito_core.backend.carrier import Reply
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
-from tito_core.backend.protocol import OnChunk, TokenChunk
+from tito_core.backend.protocol import NOTHING, OnChunk, TokenChunk
 from tito_core.backend.sse import EventReader
 
 T = TypeVar("T")

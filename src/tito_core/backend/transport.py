@@ -1,7 +1,4 @@
-"""HTTP to an engine: one pooled client per event loop, typed errors, bounded retries.
-
-On aiohttp, since at high concurrency httpx's own pool costs many times the CPU; or over a user's transport of httpx's.
-"""
+"""HTTP to an engine: one pooled client per event loop, typed errors, bounded retries."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import aiohttp
-import httpx
 import msgspec
 
 from tito_core.backend import address
 from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, BodyTooLargeError, UndecodableBodyError
-from tito_core.backend.carrier import Carrier, OverHttpx, Reply
+from tito_core.backend.carrier import Carrier, Reply
 from tito_core.backend.clients import LoopCarriers
 from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
 from tito_core.backend.errors import (
@@ -30,14 +26,13 @@ from tito_core.backend.errors import (
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Pool, tls
+from tito_core.backend.pool import Pool, known_authorities
 from tito_core.backend.retries import Attempt, Retries, Sleep
 from tito_core.backend.typed_values import at_least, positive_seconds
 
 T = TypeVar("T")
-HttpTransportFactory = Callable[[], httpx.AsyncBaseTransport]
-
-
+HttpTransportFactory = Callable[[], Carrier]
+"""Makes what carries requests, in the event loop that it is for."""
 _TLS_WITHIN_S = 1.0
 """Longest wait for a TLS handshake with a server that hung up on plain HTTP, in seconds."""
 _INFO = AnswerSize(INFO_BYTES, INFO_BYTES)
@@ -77,7 +72,7 @@ class EngineHttp:
         connect_timeout_s: Longest wait for a connection, in seconds.
         max_connections: Most connections of one event loop, past which requests wait; 0 for any number.
         max_attempts: Tries for connection failures, 429, 503 and other 5xx; never for another 4xx.
-        http_transport: Makes the httpx transport; aiohttp's by default. Scripted engines put theirs here.
+        http_transport: Makes what carries the requests; aiohttp's `Pool` when None, as users have it.
         sleep: Waits between tries.
     """
 
@@ -103,13 +98,9 @@ class EngineHttp:
         self._retries = Retries(max_attempts, sleep)
         self._may_be_tls = where.root.startswith("http:") and where.socket is None and http_transport is None
         self._api_key = address.api_key(api_key, backend=backend)
-        self._carriers = LoopCarriers(self._making(http_transport, at_least("max_connections", max_connections, 0)))
-
-    def _making(self, http_transport: HttpTransportFactory | None, max_connections: int) -> Callable[[], Carrier]:
-        timeout_s = self.connect_timeout_s
-        if http_transport is None:
-            return functools.partial(Pool, self._where.socket, max_connections, timeout_s)
-        return lambda: OverHttpx(http_transport(), timeout_s)
+        limit = at_least("max_connections", max_connections, 0)
+        pool = functools.partial(Pool, where.socket, limit, self.connect_timeout_s)
+        self._carriers = LoopCarriers(http_transport or pool)
 
     async def retrying(self, work: Callable[[Attempt], Awaitable[T]]) -> T:
         """Do work, again while it fails in a way that may pass.
@@ -164,7 +155,7 @@ class EngineHttp:
         except BackendError as error:
             self._hidden(error)
             raise
-        except (httpx.HTTPError, aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
+        except (aiohttp.ClientError, OSError, BodyTooLargeError, UndecodableBodyError) as failure:
             if isinstance(failure, TimeoutError) and deadline.expired():
                 raise self._late(shown, request_id) from None
             raise self._hidden(await self._failed(failure, shown, request_id)) from failure
@@ -215,7 +206,7 @@ class EngineHttp:
     def without_loop(self, request: HttpRequest) -> Call:
         """Give a POST as a call that needs no event loop, for the end of one."""
         where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
-        return Call(where.root, where.socket, request.path, body, self._headers(request), tls)
+        return Call(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 
     def hide_key(self, text: str) -> str:
         """Take the API key out of what a server said."""

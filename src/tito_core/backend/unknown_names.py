@@ -17,9 +17,15 @@ def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
     """
     for name in given if isinstance(given, dict) else ():
         if name not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
-            hint = f"; did you mean {near[0]!r}?" if near else f". Known: {', '.join(known)}."
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else f". Known: {', '.join(known)}."
             raise InvalidValueError(f"There is no {what} {shown(name)}{hint}")
+
+
+def nearest(name: Any, known: Collection[str]) -> str | None:
+    """Return the known name that is nearest to a name, or None."""
+    near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
+    return near[0] if near else None
 
 
 def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:

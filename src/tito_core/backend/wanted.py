@@ -55,7 +55,7 @@ class Wanted(TypedValues):
     def _salt(cls, value: str | None) -> str | None:
         if value is not None and _SALT_FORBIDDEN & set(value):
             raise ValueError(
-                f"cache_salt may not hold '@', '/', a backslash or NUL, which vLLM refuses: {shown(value)}."
+                f"cache_salt may not hold '@', '/', a backslash or NUL, which some servers refuse: {shown(value)}."
             )
         return value
 

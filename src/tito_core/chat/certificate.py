@@ -36,7 +36,6 @@ class Certificate:
         tools: Whether results of tools were among the probes that passed.
         needs_tools: Whether the template works only where tools are given.
         content_tokens: Whether content may become control tokens ("as-template") or not.
-        renderer: Which renderer of another package gives the deltas, held to the candidate's; empty for none.
     """
 
     template: str
@@ -49,7 +48,6 @@ class Certificate:
     thinking: Thinking
     tools: bool
     content_tokens: ContentTokens = "inert"
-    renderer: str = ""
     needs_tools: bool = False
 
     def lines(self) -> Iterator[str]:
@@ -57,8 +55,6 @@ class Certificate:
         yield f"template   sha256 {self.template}"
         yield f"tokenizer  sha256 {self.tokenizer}"
         yield f"delta      rendered {self.candidate}"
-        if self.renderer:
-            yield f"renderer   {self.renderer}, equal on every probe, compared on every turn"
         yield f"probes     {len(self.passed)} equal to the template's own rendering, 0 different"
         only = ", and it works only with tools" if self.needs_tools else ""
         yield f"tools      {f'yes{only}' if self.tools else 'no: the template shows none'}"

@@ -138,7 +138,7 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
 
 def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:
     opened = case.opened or Opened.MESSAGE
-    _, encoded = source.delta(case.answered, case.new, last, opened, case.tools or (), case.before)
+    encoded = source.delta(case.answered, case.new, last, opened, case.tools or (), case.before)
     ids: list[int] = encoded.ids.tolist()
     return ids
 

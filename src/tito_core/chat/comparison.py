@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tito_core.chat.certificate import Certificate
+from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import Referee, RefusedError
 from tito_core.chat.verdict import Difference
 from tito_core.ledger.errors import LawViolationError
 
+MOVED = "text besides calls"
+"""What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
 LONGEST = 8192
 """Tokens of the longest conversation that is rendered anew to be compared."""
 
@@ -21,10 +25,12 @@ class Comparisons:
 
     Args:
         referee: Renders whole conversations.
+        certificate: The template's.
     """
 
-    def __init__(self, referee: Referee) -> None:
+    def __init__(self, referee: Referee, certificate: Certificate) -> None:
         self._referee = referee
+        self._moves_text = any(line.startswith(MOVED) for line in certificate.rewrites)
         self._seen: set[Shape] = set()
 
     def due(
@@ -33,6 +39,7 @@ class Comparisons:
         answered: int,
         system: str | None,
         tools: Sequence[Any] | None,
+        length: int,
         text: Callable[[], str],
     ) -> Callable[[], None] | None:
         """Return what compares a delta, where its shape was not compared yet; it may run in a thread.
@@ -42,8 +49,16 @@ class Comparisons:
             answered: Number of leading messages up to the turn that the delta follows; 0 where it is a first prompt.
             system: The system prompt.
             tools: The tool specifications.
+            length: Tokens of the whole prompt; long ones are not compared.
             text: Renders the delta as text; a first prompt is compared whole.
+
+        Returns:
+            A function that may run in a thread and raises `LawViolationError` (law 7) where they differ, or None.
         """
+        if length > LONGEST or any(_calls(message, MALFORMED_CALL) for message in messages):
+            return None  # of a malformed call the policy reads our own words
+        if answered and self._moves_text and {"text", "toolUse"} <= set(_kinds(messages[answered - 1])):
+            return None
         shape = shape_of(messages, answered, system, tools)
         if shape in self._seen:
             return None
@@ -75,6 +90,10 @@ def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: 
         return (*opened, *map(_kinds, messages))
     earlier = sum("toolResult" in block for message in messages[: answered - 1] for block in message["content"][:1])
     return (*opened, answered, earlier, *map(_kinds, messages[answered - 1 :]))
+
+
+def _calls(message: Any, name: str) -> bool:
+    return any(block.get("toolUse", {}).get("name") == name for block in message["content"])
 
 
 def _left_behind(new: Sequence[Any], whole: str, found: str) -> bool:

@@ -177,18 +177,18 @@ class DeltaSource:
         opened: Opened = Opened.MESSAGE,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
-    ) -> tuple[Tail, EncodedText]:
-        """Return the rendering of a delta and its tokens; see `ChatTemplate.delta`."""
+    ) -> EncodedText:
+        """Return the tokens of a delta; see `ChatTemplate.delta`."""
         tail = self.tail(answered, new, tools, history)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
         missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
         if not len(missing) and not tail.ending.openers:
-            return tail, encoded
+            return encoded
         if len(encoded.ids) and last_output_id == encoded.ids[0] and last_output_id in self.encoder.control_ids:
-            return tail, EncodedText(encoded.ids[1:], encoded.provenance[1:])
+            return EncodedText(encoded.ids[1:], encoded.provenance[1:])
         inserted = np.full(len(missing), Provenance.INSERTED, np.uint8)
         ids, provenance = np.concatenate([missing, encoded.ids]), np.concatenate([inserted, encoded.provenance])
-        return tail, EncodedText(ids, provenance)
+        return EncodedText(ids, provenance)
 
     def tail(
         self,

@@ -1,25 +1,28 @@
-"""Deltas by Prime Intellect's package `renderers` (extra `renderers`), held to the template's own rendering (law 7).
+"""What Prime Intellect's package `renderers` (extra `renderers`) makes of a template's deltas, compared with ours.
 
 A renderer is hand-written for a family. Its `bridge_to_next_turn` takes the ids of a prompt and of a completion, and
-gives them back with those of the new messages after them. Here it bridges from a small stand-in, so that its cost does
-not grow with the context, and what it gives is compared with our own delta: at construction on every probe and on
-strings that spell control tokens, and on every turn after that. A difference is an error, never a prompt.
+returns them with those of the new messages after them. Here it bridges from a small stand-in, on every probe of a
+template's certificate and on strings that spell control tokens: `tito template check --against renderers`.
 
 Source of these facts: renderers 0.1.12, `base.py` (Renderer, Tokenizer, create_renderer) and `configs.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
+from strands.types.content import Message, Messages
+from strands.types.tools import ToolSpec
+
 from tito_core.chat.cutting import cut
-from tito_core.chat.delta import Tail
-from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
-from tito_core.chat.form import TemplateMessage
+from tito_core.chat.encoder import ContentSafeEncoder
+from tito_core.chat.messages import template_messages, template_tools
+from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
 from tito_core.chat.rendering import TemplateError
+from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 
 if TYPE_CHECKING:
@@ -28,7 +31,10 @@ if TYPE_CHECKING:
 _LONGEST = 600
 """Characters of another package's error that ours repeats."""
 AROUND = 6
-"""Tokens that an error shows around the first difference."""
+"""Tokens that a difference shows around the first token."""
+SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
+"""Content that merges with what a template writes around it."""
+CALLED = called(("look", {"at": "the door"}))
 
 
 class Renderer(Protocol):
@@ -75,41 +81,40 @@ class InertTokenizer:
 
 
 @dataclass(frozen=True, slots=True)
-class RendererSource:
-    """A renderer at work beside our own delta.
+class RendererComparison:
+    """A renderer beside a template. Build it with `RendererComparison.of`.
 
     Attributes:
-        name: What the certificate calls it.
+        name: The renderer's class, and of one of the package's its version.
+        renderer: The renderer.
+        template: The template, whose deltas are right by its certificate.
+        tokenizer: The tokenizer of both.
     """
 
     name: str
     renderer: Renderer
-    encoder: ContentSafeEncoder
+    template: ChatTemplate
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
     def of(
-        cls,
-        chosen: str | MakeRenderer,
-        tokenizer: PreTrainedTokenizerBase,
-        encoder: ContentSafeEncoder,
-        arguments: Mapping[str, Any],
-        *,
-        inert: bool,
-    ) -> RendererSource:
+        cls, chosen: str | MakeRenderer, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate
+    ) -> RendererComparison:
         """Make a renderer.
 
         Args:
-            chosen: The name of one of the package's, such as "qwen3", or a function that makes one for a tokenizer.
-            tokenizer: The tokenizer; the renderer gets one that cannot spell control tokens, where content may not.
-            encoder: Makes it so.
-            arguments: Template arguments, for one by name.
-            inert: Whether content may not.
+            chosen: The name of one of the package's, such as "qwen3"; "auto" for the one that the package has for the
+                tokenizer's name; or a function that makes one for a tokenizer.
+            tokenizer: The template's. The renderer gets one that cannot spell control tokens where content may not.
+            template: The template to compare with.
 
         Raises:
             TemplateError: The package is not installed, has no such renderer, or that one does not fit the tokenizer.
         """
-        given = InertTokenizer(tokenizer, encoder) if inert else tokenizer
+        given = InertTokenizer(tokenizer, template.encoder) if template.encoder.inert else tokenizer
+        arguments = {
+            name: value for name, value in template.arguments.items() if name not in tokenizer.special_tokens_map
+        }
         try:
             made = _by_name(chosen, given, arguments) if isinstance(chosen, str) else chosen(given)
         except ImportError as error:
@@ -120,42 +125,46 @@ class RendererSource:
             why = _why(error)
             raise TemplateError(f"The renderer {chosen!r} cannot be made for this tokenizer: {why}") from error
         package = f"renderers {version('renderers')}, " if isinstance(chosen, str) else ""
-        return cls(f"{package}{type(made).__name__}", made, encoder, tokenizer)
+        return cls(f"{package}{type(made).__name__}", made, template, tokenizer)
 
-    def check(
-        self,
-        tail: Tail,
-        ours: EncodedText,
-        new: Sequence[TemplateMessage],
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> None:
-        """Bridge the new messages and compare.
+    def differences(self) -> Iterator[str]:
+        """Yield what differs: on every probe that is certified, and on content that spells control tokens."""
+        passed = self.template.certificate.passed
+        for case in cases():
+            if case.name in passed and (found := self.difference(case.answered, case.new, case.tools, case.before)):
+                yield f"{case.name}: {found}"
+        spelled = " ".join(sorted(self.template.encoder.added))
+        for text in (*SEAMS, spelled, f"{spelled}\n"):
+            if found := self.difference(said(), [asked(text)]):
+                yield f"a question {text[:40]!r}: {found}"
+            if not self.template.certificate.tools:
+                continue
+            if found := self.difference(CALLED, [returned([{"text": text}])], TOOLS):
+                yield f"a result {text[:40]!r}: {found}"
 
-        Args:
-            tail: Our own rendering, whose stand-in turn is bridged from.
-            ours: The ids of what comes after that turn.
-            new: The new messages, as templates read them.
-            tools: The tools likewise.
-
-        Raises:
-            TemplateError: The renderer gives up, fails or writes something else.
-        """
-        before = self.encoder.encode(cut(tail.text, 0, tail.start)).ids.tolist()
+    def difference(
+        self, answered: Message, new: Messages, tools: Sequence[ToolSpec] | None = None, history: Messages | None = None
+    ) -> str | None:
+        """Bridge new messages after an answer; return how the ids differ from the template's, or None."""
+        encoder = self.template.encoder
+        tail = self.template.deltas.tail(answered, new, tools or (), history or [])
+        ours = encoder.encode(tail.text, tail.start, tail.controls).ids.tolist()
+        before = encoder.encode(cut(tail.text, 0, tail.start)).ids.tolist()
         # The turn ended by itself: in what closes it, or where nothing does in the token that opens the next message.
         last = len(tail.ending.closing)
-        done = [*before, *ours.ids[:1].tolist()] if not last else before
+        done = before if last else [*before, *ours[:1]]
         last = max(1, last)
-        messages, specs = [plain(message) for message in new], [plain(tool) for tool in tools or ()] or None
+        messages = [plain(each) for each in template_messages([answered, *new], form=self.template.rendering.form)[1:]]
+        specs = [plain(tool) for tool in template_tools(tools) or ()] or None
         try:
             bridged = self.renderer.bridge_to_next_turn(done[:-last], done[-last:], messages, tools=specs)
         except Exception as error:
-            raise TemplateError(f"{self.name} fails to extend a turn: {type(error).__name__}: {error}") from error
-        roles = [message["role"] for message in new]
+            return f"{self.name} fails to extend a turn: {type(error).__name__}: {error}"
+        roles = [message["role"] for message in messages]
         if bridged is None:
-            raise TemplateError(f"{self.name} cannot extend a turn by messages with roles {roles}.")
+            return f"{self.name} cannot extend a turn by messages with roles {roles}."
         found = list(getattr(bridged, "token_ids", bridged))
-        if found != [*before, *ours.ids.tolist()]:
-            raise TemplateError(self._difference(roles, before, ours.ids.tolist(), found))
+        return None if found == [*before, *ours] else self._difference(roles, before, ours, found)
 
     def _difference(self, roles: list[Any], before: list[int], ours: list[int], found: list[int]) -> str:
         if found[: len(before)] != before:
@@ -170,8 +179,7 @@ class RendererSource:
         return (
             f"{self.name} differs from the chat template at token {at} of a delta for messages with roles {roles}:\n"
             f"  template: {shown[0]}\n"
-            f"  renderer: {shown[1]}\n"
-            "Leave out renderer=... to have the template's own deltas."
+            f"  renderer: {shown[1]}"
         )
 
 
@@ -186,6 +194,13 @@ def _why(error: Exception) -> str:
 def _by_name(name: str, tokenizer: Any, arguments: Mapping[str, Any]) -> Renderer:
     from pydantic import TypeAdapter
     from renderers import RendererConfig, create_renderer
+    from renderers.base import MODEL_RENDERER_MAP
+
+    if name == "auto":
+        model = str(tokenizer.name_or_path)
+        if model not in MODEL_RENDERER_MAP:
+            raise ValueError(f"the package has none for the name {model!r}. Give one: --against renderers:NAME.")
+        name = MODEL_RENDERER_MAP[model]
 
     # Reasoning stays where it was sampled; the renderer would otherwise give up at a question that follows it.
     config = TypeAdapter(RendererConfig).validate_python({"name": name, "thinking_retention": "all"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,15 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.certificate import Certificate, ContentTokens, Thinking
 from tito_core.chat.certificates import CertificateStore
 from tito_core.chat.certify import choose, judge_of
-from tito_core.chat.comparison import LONGEST, Comparisons
+from tito_core.chat.comparison import MOVED, Comparisons
 from tito_core.chat.counting import Counting
 from tito_core.chat.cutting import cut
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.message_check import shown
-from tito_core.chat.messages import MALFORMED_CALL, template_messages, template_tools
-from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.probes import asked, said
 from tito_core.chat.referee import Referee
-from tito_core.chat.renderers import MakeRenderer, RendererSource
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
 from tito_core.chat.traced import Traced
@@ -47,6 +45,7 @@ class ChatTemplate:
             and, where nothing closes a turn, those that open the next message.
         fingerprint: Digest of the template, the tokenizer's control tokens and the template arguments.
         certificate: The evidence for its deltas.
+        deltas: The candidate that gives them.
     """
 
     encoder: ContentSafeEncoder
@@ -55,10 +54,9 @@ class ChatTemplate:
     stop_ids: tuple[int, ...]
     fingerprint: str
     certificate: Certificate
+    deltas: DeltaSource
     _counting: Counting
-    _source: DeltaSource
     _comparisons: Comparisons
-    _renderer: RendererSource | None = None
 
     @classmethod
     def of(
@@ -68,7 +66,6 @@ class ChatTemplate:
         content_tokens: ContentTokens = "inert",
         markup: Collection[str] = (),
         certificates: Path | None = None,
-        renderer: str | MakeRenderer | None = None,
         **arguments: Any,
     ) -> ChatTemplate:
         """Bind a tokenizer's chat template and certify that its turns can be extended.
@@ -78,8 +75,6 @@ class ChatTemplate:
             content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
             markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
             certificates: Folder of certificates made before; by default in the user's cache.
-            renderer: Takes the deltas from the package `renderers`: the name of one of its renderers, such as "qwen3",
-                or a function that makes one for a tokenizer. Each is held to the template's own.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
@@ -117,14 +112,8 @@ class ChatTemplate:
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
-        seen = Comparisons(referee)
-        made = cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, counting, delta, seen)
-        if renderer is None:
-            return made
-        source_of = RendererSource.of(renderer, tokenizer, encoder, arguments, inert=content_tokens == "inert")
-        made = replace(made, _renderer=source_of, certificate=replace(certificate, renderer=source_of.name))
-        check_deltas(made)
-        return made
+        seen = Comparisons(referee, certificate)
+        return cls(encoder, rendering, stops[0], stops, digest.hexdigest(), certificate, delta, counting, seen)
 
     @classmethod
     def certify(
@@ -174,12 +163,7 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses the messages, or needs what was not given.
         """
-        tail, encoded = self._source.delta(answered, new, last_output_id, opened, tool_specs, history)
-        if self._renderer is not None:
-            messages = template_messages([answered, *new], form=self.rendering.form)[1:]
-            ours = self.encoder.encode(tail.text, tail.start, tail.controls)
-            self._renderer.check(tail, ours, messages, template_tools(tool_specs))
-        return encoded
+        return self.deltas.delta(answered, new, last_output_id, opened, tool_specs, history)
 
     def tail(
         self,
@@ -190,7 +174,7 @@ class ChatTemplate:
         history: Messages | None = None,
     ) -> Traced:
         """Give the text of a delta, without what closes the turn; arguments and errors as `delta`."""
-        tail = self._source.tail(answered, new, tool_specs, history)
+        tail = self.deltas.tail(answered, new, tool_specs, history)
         return cut(tail.text, tail.start)
 
     def comparison(
@@ -201,24 +185,7 @@ class ChatTemplate:
         tool_specs: Sequence[ToolSpec] | None,
         length: int,
     ) -> Callable[[], None] | None:
-        """Return what compares a delta with the template's plain rendering, where none of its shape was compared yet.
-
-        Args:
-            messages: The whole history.
-            answered: Number of leading messages up to the turn that the delta follows; 0 for a first prompt.
-            system_prompt: The system prompt.
-            tool_specs: The tools.
-            length: Tokens of the whole prompt; long ones are not compared.
-
-        Returns:
-            A function that may run in a thread and raises `LawViolationError` (law 7) where they differ, or None.
-        """
-        if length > LONGEST or any(
-            block.get("toolUse", {}).get("name") == MALFORMED_CALL for m in messages for block in m["content"]
-        ):
-            return None  # of a malformed call the policy reads our own words
-        if answered and self._moves_text and _has_text_and_calls(messages[answered - 1]):
-            return None
+        """Return what compares a delta with the template's plain rendering; see `Comparisons.due`."""
 
         def text() -> str:
             if not answered:
@@ -226,11 +193,7 @@ class ChatTemplate:
             turn, new, history = messages[answered - 1], messages[answered:], messages[: answered - 1]
             return str.__str__(self.tail(turn, new, tool_specs=tool_specs or (), history=history))
 
-        return self._comparisons.due(messages, answered, system_prompt, tool_specs, text)
-
-    @property
-    def _moves_text(self) -> bool:
-        return any(line.startswith(MOVED) for line in self.certificate.rewrites)
+        return self._comparisons.due(messages, answered, system_prompt, tool_specs, length, text)
 
     def strips_thinking(self, new: Messages) -> bool:
         """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
@@ -263,81 +226,6 @@ class ChatTemplate:
     def arguments(self) -> Mapping[str, Any]:
         """Give what the template is rendered with, besides messages and tools."""
         return self.rendering.variables
-
-
-def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give template arguments that `ChatTemplate.of` can take beside its own.
-
-    Raises:
-        ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.
-    """
-    if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
-        raise ValueError(
-            f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
-        )
-    arguments = dict(given or {})
-    if taken := _SET & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which each turn sets itself: leave it out."
-        )
-    if taken := _READ_BY_TRANSFORMERS & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which apply_chat_template takes itself and no "
-            "template reads: leave it out. Another template is set as tokenizer.chat_template."
-        )
-    for name, value in arguments.items():
-        try:
-            repr(value)
-        except Exception as error:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
-            raise ValueError(
-                f"template_arguments[{name[:80]!r}] is {shown(value)}, which cannot be written down for the "
-                f"certificate ({type(error).__name__}): give a smaller or a simpler value."
-            ) from None
-    if taken := _OWN & arguments.keys():
-        raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
-            "content_tokens=... beside template_arguments."
-        )
-    return arguments
-
-
-_SET = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
-_READ_BY_TRANSFORMERS = frozenset(
-    {
-        *("conversation", "conversations", "chat_template", "continue_final_message", "tokenize", "padding"),
-        *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("tokenizer_kwargs", "sanitize_control_tokens"),
-    }
-)
-"""Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
-_OWN = frozenset({"content_tokens", "markup", "certificates", "renderer"})
-
-
-def check_deltas(template: ChatTemplate) -> None:
-    """Ask for the delta of every probe that is certified, and of content that spells control tokens.
-
-    Raises:
-        TemplateError: A renderer gives another one than the template.
-    """
-    probes = [case for case in cases() if case.name in template.certificate.passed]
-    for case in probes:
-        template.delta(case.answered, case.new, None, tool_specs=case.tools or (), history=case.before)
-    spelled = " ".join(sorted(template.encoder.added))
-    for text in (*SEAMS, spelled, f"{spelled}\n"):
-        template.delta(said(), [asked(text)], None, tool_specs=(), history=[])
-        if template.certificate.tools:
-            template.delta(CALLED, [returned([{"text": text}])], None, tool_specs=TOOLS, history=[])
-
-
-MOVED = "text besides calls"
-"""What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
-SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
-"""Content that merges with what a template writes around it."""
-CALLED = called(("look", {"at": "the door"}))
-
-
-def _has_text_and_calls(message: Message) -> bool:
-    return {"text", "toolUse"} <= {key for block in message["content"] for key in block}
 
 
 def _certify(

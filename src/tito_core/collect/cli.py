@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tito_core.backend.registry import installed_backends
 from tito_core.collect.entry import MAX_SAMPLES
 from tito_core.collect.errors import AgentError
 from tito_core.interrupt import Interrupts, StoppableRunner, leave
-from tito_core.stages import stages_shown
-from tito_core.terminal import VisibleConsole, visible
+from tito_core.terminal import VisibleConsole, stages_shown, visible
 
 if TYPE_CHECKING:
     from tito_core.collect.connection import Connection
     from tito_core.collect.tally import Tally
     from tito_core.collect.workers import Workers
-    from tito_core.settings import Choices
+    from tito_core.settings import RolloutOptions
 
 STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit statuses after Ctrl-C and SIGTERM, with which schedulers end a job, as shells have them."""
@@ -32,7 +32,7 @@ def collect(
     tasks: Annotated[Path, typer.Argument(help="The tasks: one JSON object a line.", exists=True, dir_okay=False)],
     agent: Annotated[str, typer.Option(help="module:function: an async run(model, task), or a factory of agents.")],
     out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is gone on with.")],
-    backend: Annotated[str, typer.Option(help="Name of the backend: vllm, sglang or another installed one.")],
+    backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
     base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
     n: Annotated[int, typer.Option("-n", min=1, max=MAX_SAMPLES, help="Rollouts of each task.")] = 1,
@@ -67,10 +67,10 @@ def collect(
         options = {"model": model} if model else {}
         url = base_url[0] if len(base_url) == 1 else tuple(base_url)
         connection = Connection(backend, url, tokenizer, parser, options)
-        choices: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
-        choices |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
-        check(choices)
-        about = {"agent": agent, "tokenizer": tokenizer, "sampling": choices["sampling"]}
+        rollout_options: Any = {"sampling": parameters(sampling or []), "verify_echo": verify_echo}
+        rollout_options |= {"max_total_tokens": max_total_tokens, "turn_timeout_s": turn_timeout}
+        check(rollout_options)
+        about = {"agent": agent, "tokenizer": tokenizer, "sampling": rollout_options["sampling"]}
         console = VisibleConsole(stderr=True)
         try:
             with (
@@ -87,7 +87,7 @@ def collect(
                 settings: Any = {
                     "n": n, "concurrency": concurrency, "max_failures": max_failures, "about": about, "on_end": on_end
                 }  # fmt: skip
-                work = _collect(tasks, out, connection, agent, choices, ray, ray_actors, settings, interrupts)
+                work = _collect(tasks, out, connection, agent, rollout_options, ray, ray_actors, settings, interrupts)
                 with contextlib.suppress(KeyboardInterrupt):
                     try:
                         runner.run(work)
@@ -111,8 +111,8 @@ def _summary(told: list[Tally]) -> str:
 
 
 async def _collect(
-    tasks: Path, out: Path, connection: Connection, agent: str, choices: Choices, ray: str, actors: int | None,
-    settings: dict[str, Any], interrupts: Interrupts,
+    tasks: Path, out: Path, connection: Connection, agent: str, rollout_options: RolloutOptions, ray: str,
+    actors: int | None, settings: dict[str, Any], interrupts: Interrupts,
 ) -> None:  # fmt: skip
     from tito_core.collect.agent import AgentCode
     from tito_core.collect.collecting import collect as collect_all
@@ -129,11 +129,11 @@ async def _collect(
     workers: Workers
     if ray:
         workers = await OnRay.start(
-            ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **choices
+            ray, connection, agent, actors=actors, concurrency=settings["concurrency"], folder=folder, **rollout_options
         )
         interrupts.take()  # from Ray, which has SIGTERM end the process where it is
     else:
-        workers = InProcess(await connection.connect(), code, **choices)
+        workers = InProcess(await connection.connect(), code, **rollout_options)
     fewer_rounds()
     try:
         await collect_all(known, workers, out, **settings)
@@ -141,7 +141,7 @@ async def _collect(
         await workers.aclose()
 
 
-def check(choices: Choices) -> None:
+def check(rollout_options: RolloutOptions) -> None:
     """Check the options of each rollout's model, before any server is asked.
 
     Raises:
@@ -150,7 +150,7 @@ def check(choices: Choices) -> None:
     from tito_core.settings import Settings
 
     try:
-        Settings.of(**choices)
+        Settings.of(**rollout_options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tito_core.policy import Policy
+from tito_core.model import Policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tito_core.collect.errors import CollectError
 from tito_core.collect.ray_actor import Answer, RolloutActor
 from tito_core.collect.rollout import Ended, Failure, Rollout
 from tito_core.ledger.ledger import Ledger
-from tito_core.settings import Choices, Settings
+from tito_core.settings import RolloutOptions, Settings
 from tito_core.store import from_record
 from tito_core.termination import Termination
 
@@ -54,7 +54,7 @@ class OnRay:
         actors: int | None = None,
         concurrency: int = 256,
         folder: Path | None = None,
-        **choices: Unpack[Choices],
+        **options: Unpack[RolloutOptions],
     ) -> Self:
         """Connect to a cluster and start the actors.
 
@@ -65,7 +65,7 @@ class OnRay:
             actors: How many, each on a CPU of its own; as many as the cluster has when None.
             concurrency: Rollouts at once, over all actors.
             folder: Where the agent's module is looked for first, here and on each machine.
-            **choices: For each rollout's model.
+            **options: For each rollout's model: see `RolloutOptions`.
 
         Raises:
             AgentError: There is no such agent.
@@ -77,13 +77,13 @@ class OnRay:
         import ray
 
         code = AgentCode.of(agent, folder)
-        Settings.of(**choices)
+        Settings.of(**options)
         is_ours = not ray.is_initialized()
         if is_ours:
             await asyncio.to_thread(_join, ray, address)
         workers = cls(ray, code, is_ours=is_ours)
         try:
-            workers._make(actors, concurrency, connection, agent, folder, dict(choices))
+            workers._make(actors, concurrency, connection, agent, folder, dict(options))
             await asyncio.gather(*(workers._asked(actor.connect.remote()) for actor in workers._actors))
         except ray.exceptions.RayActorError as error:
             await workers.aclose()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import Unpack
+from dataclasses import replace
 
-from tito_core.backend.sampling import SamplingParams
 from tito_core.collect.agent import AgentCode, Said, annotate
 from tito_core.collect.errors import AgentError
 from tito_core.collect.rollout import Ended, Failure, Rollout
-from tito_core.model import TITOModel
-from tito_core.policy import Policy
-from tito_core.settings import Choices
+from tito_core.model import Policy, TITOModel
+from tito_core.settings import Settings
 from tito_core.termination import Outcome, Termination, record_termination, termination_of
 
 BOUNDS = frozenset({Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMIT})
@@ -20,18 +18,17 @@ BOUNDS = frozenset({Termination.TRUNCATED, Termination.CONTEXT, Termination.LIMI
 LONGEST_TRACEBACK = 4000
 
 
-async def play(policy: Policy, agent: AgentCode, rollout: Rollout, **choices: Unpack[Choices]) -> Ended:
+async def play(policy: Policy, agent: AgentCode, rollout: Rollout, settings: Settings) -> Ended:
     """Run one rollout. Whatever the agent and the engine do, it ends; only cancellation comes out.
 
     Args:
         policy: Makes its model.
         agent: Runs it.
         rollout: Which one.
-        **choices: For its model, as `Policy.model` takes them. The seed of `SamplingParams` is made into one of this
-            rollout's own.
+        settings: For its model. A seed among its sampling parameters is made into one of this rollout's own.
     """
     ledger = policy.ledger(group_id=rollout.group_id, task_id=rollout.task.id, user=rollout.user)
-    model = policy.model(ledger=ledger, **_of_rollout(choices, rollout))
+    model = TITOModel.with_settings(policy, ledger, _of_rollout(settings, rollout))
     error: BaseException | None = None
     try:
         outcome, said = await asyncio.create_task(_run(agent, model, rollout))  # which alone ends if it cancels itself
@@ -57,12 +54,12 @@ async def _run(agent: AgentCode, model: TITOModel, rollout: Rollout) -> tuple[Ou
         raise AgentError(f"The agent's code raised {error!r}, which ends its rollout only: raise an error.") from error
 
 
-def _of_rollout(choices: Choices, rollout: Rollout) -> Choices:
-    """Give a rollout a seed of its own, where there is one."""
-    sampling = choices.get("sampling")
-    if not isinstance(sampling, SamplingParams) or sampling.seed is None:
-        return choices
-    return {**choices, "sampling": sampling.model_copy(update={"seed": rollout.seed(sampling.seed)})}
+def _of_rollout(settings: Settings, rollout: Rollout) -> Settings:
+    """Return settings with a seed of the rollout's own, where there is one."""
+    sampling = settings.sampling
+    if sampling.seed is None:
+        return settings
+    return replace(settings, sampling=sampling.model_copy(update={"seed": rollout.seed(sampling.seed)}))
 
 
 def _context(model: TITOModel) -> int | None:

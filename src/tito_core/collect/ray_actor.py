@@ -42,11 +42,11 @@ class RolloutActor:
         connection: How to connect its policy.
         agent: The agent as `module:function`.
         folder: Where its module is looked for first.
-        choices: For each rollout's model.
+        options: For each rollout's model: see `RolloutOptions`.
     """
 
-    def __init__(self, connection: Connection, agent: str, folder: Path | None, choices: Mapping[str, Any]) -> None:
-        self._connection, self._choices = connection, choices
+    def __init__(self, connection: Connection, agent: str, folder: Path | None, options: Mapping[str, Any]) -> None:
+        self._connection, self._options = connection, options
         self._agent = AgentCode.of(agent, folder)
         self._connected: asyncio.Task[InProcess] | None = None
 
@@ -74,7 +74,7 @@ class RolloutActor:
         return await asyncio.shield(self._connected)
 
     async def _connect(self) -> InProcess:
-        workers = InProcess(await self._connection.connect(), self._agent, **self._choices)
+        workers = InProcess(await self._connection.connect(), self._agent, **self._options)
         fewer_rounds()  # an actor's process does nothing else
         return workers
 

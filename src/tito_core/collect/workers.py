@@ -7,8 +7,8 @@ from typing import Protocol, Unpack
 from tito_core.collect.agent import AgentCode, Factory, Run
 from tito_core.collect.play import play
 from tito_core.collect.rollout import Ended, Rollout
-from tito_core.policy import Policy
-from tito_core.settings import Choices, Settings
+from tito_core.model import Policy
+from tito_core.settings import RolloutOptions, Settings
 
 
 class Workers(Protocol):
@@ -31,22 +31,23 @@ class InProcess:
     Args:
         policy: The policy, without a store: rollouts are written once they are finished.
         agent: `async def run(model, task)`, a factory of agents, or the name of either as `module:function`.
-        **choices: For each rollout's model, as `Policy.model` takes them.
+        **options: For each rollout's model: see `RolloutOptions`.
 
     Raises:
         AgentError: There is no such agent.
-        ValueError: A bad choice, or a policy with a store.
+        ValueError: A bad option, or a policy with a store.
     """
 
-    def __init__(self, policy: Policy, agent: AgentCode | str | Run | Factory, **choices: Unpack[Choices]) -> None:
+    def __init__(
+        self, policy: Policy, agent: AgentCode | str | Run | Factory, **options: Unpack[RolloutOptions]
+    ) -> None:
         if policy.store is not None:
             raise ValueError(
                 "Connect the policy without a store: the collection writes each rollout once it is finished."
             )
-        checked = Settings.of(**choices)
+        self._settings = Settings.of(**options)
         self.policy = policy
         self.agent = agent if isinstance(agent, AgentCode) else AgentCode.of(agent)
-        self._choices: Choices = {**choices, "sampling": checked.sampling}  # which is not read anew for each rollout
 
     @property
     def need_prompt(self) -> bool:
@@ -55,7 +56,7 @@ class InProcess:
 
     async def play(self, rollout: Rollout) -> Ended:
         """Run one."""
-        return await play(self.policy, self.agent, rollout, **self._choices)
+        return await play(self.policy, self.agent, rollout, self._settings)
 
     async def aclose(self) -> None:
         """Close the policy's connections."""

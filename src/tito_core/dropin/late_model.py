@@ -16,9 +16,9 @@ from tito_core.backend.errors import BackendError
 from tito_core.dropin.rollout import Rollout
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
-from tito_core.model import TITOModel
-from tito_core.policy import Policy, bind
-from tito_core.settings import Settings, SeveralTrajectoriesError
+from tito_core.model import Policy, SeveralTrajectoriesError, TITOModel
+from tito_core.policy import bind
+from tito_core.settings import Settings
 
 _OF_THE_POLICY = frozenset({"policy", "_settings", "_recording"})
 

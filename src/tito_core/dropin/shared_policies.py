@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 
-from tito_core.policy import Policy
+from tito_core.model import Policy
 
 
 class SharedPolicies:

@@ -19,12 +19,12 @@ from tito_core.engine.locations import logs_dir, state_dir
 from tito_core.engine.process import RunningEngine
 from tito_core.engine.progress import Say, on_console
 from tito_core.engine.running import bring_up, find_model
-from tito_core.engine.spec import EngineSpec, find, installed
+from tito_core.engine.spec import EngineSpec, find, installed, names
 from tito_core.terminal import visible
 
 app = typer.Typer(help="Real engines on this machine's CPU.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="ENGINE", help="vllm or sglang", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="ENGINE", help=f"One of {', '.join(names())}.", show_default=False)]
 Model = Annotated[str, typer.Option(help="A model's name (smollm2, qwen3-tiny, qwen3-moe-tiny) or a folder.")]
 TorchIndex = Annotated[
     str | None,
@@ -68,7 +68,9 @@ def start(
     model: Model = "smollm2",
     port: Annotated[int | None, typer.Option(help="A free one by default.", show_default=False)] = None,
     torch_index: TorchIndex = None,
-    dev_mode: Annotated[bool, typer.Option("--dev-mode", help="Open vLLM's pause and weight endpoints.")] = False,
+    dev_mode: Annotated[
+        bool, typer.Option("--dev-mode", help="Open the endpoints that pause and load weights, where they are shut.")
+    ] = False,
     timeout: Annotated[float | None, typer.Option(help="Seconds that it may take to be healthy.")] = None,
     arg: Annotated[list[str] | None, typer.Option(help="One more argument for the server; repeatable.")] = None,
 ) -> None:

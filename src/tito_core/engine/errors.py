@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 ANY_SERVER = (
-    "Any server will do, on this machine or another: `make demo BASE_URL=http://host:port BACKEND=vllm` (or sglang), "
-    "or `TITOModel(base_url=...)`."
+    "Any server will do, on this machine or another: `make demo BASE_URL=http://host:port BACKEND=name`, "
+    "or `TITOModel(backend=name, base_url=...)`."
 )
 """The way out where an engine cannot be installed."""
 

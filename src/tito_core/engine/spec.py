@@ -70,6 +70,8 @@ class EngineSpec:
     ready_timeout_s: float = 300.0
     grace_s: float = 8.0
     """How long the server may take to end by itself before it is killed."""
+    processed_logprobs: bool | None = None
+    """Whether logprobs include the temperature on servers that a trainer starts; None where an option decides."""
 
     def key(self, minor: str) -> str:
         """Twelve hex digits that name the environment for that Python: equal exactly when its contents would be."""
@@ -98,6 +100,11 @@ def standin_files(folder: Path | None) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix == ".py")
 
 
+def names() -> list[str]:
+    """Return the names of the engines that installed packages offer."""
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
+
+
 def installed() -> dict[str, EngineSpec]:
     """The engines that installed packages offer, by name."""
     return {entry.name: entry.load() for entry in entry_points(group=GROUP)}
@@ -111,6 +118,6 @@ def find(name: str) -> EngineSpec:
             if not isinstance(spec, EngineSpec):
                 raise UnknownEngine(f"The entry point {entry.value} is a {type(spec).__name__}, not an EngineSpec.")
             return spec
-    known = sorted(entry.name for entry in entry_points(group=GROUP))
+    known = names()
     offered = f"Installed: {', '.join(known)}" if known else "None is installed: `pip install strands-tito` offers two"
     raise UnknownEngine(f"There is no engine {name!r}. {offered}.")

@@ -8,12 +8,13 @@ from typing import Any
 
 from strands import Agent
 
+from tito_core.backend.registry import installed_backends
 from tito_core.backend.sampling import SamplingParams
 from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import MakeAgent, let_go, named, roll_out
 from tito_core.export.slime import Branches, begun_again, completed, fan_out, fill
 from tito_core.ledger.ledger import Ledger
-from tito_core.policy import Policy
+from tito_core.model import Policy
 from tito_core.store import from_record, to_record
 
 Generate = Callable[..., Awaitable[Any]]
@@ -152,13 +153,34 @@ def sampling_of(sampling_params: Mapping[str, Any]) -> SamplingParams:
 
 async def _connected(args: Any) -> Policy:
     """Connect to slime's router once, however many rollouts begin at once."""
-    url = getattr(args, "tito_base_url", None) or f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    key = (getattr(args, "tito_backend", "sglang"), url, str(args.hf_checkpoint))
+    backend, url = _server(args)
+    key = (backend, url, str(args.hf_checkpoint))
     known = _policies.get(key)
     if known is None or (known.done() and (known.cancelled() or known.exception() is not None)):
         connecting = Policy.connect_async(backend=key[0], base_url=url, tokenizer=key[2])
         _policies[key] = asyncio.ensure_future(connecting)
     return await asyncio.shield(_policies[key])
+
+
+def _server(args: Any) -> tuple[str, str]:
+    """Return backend and address: `tito_backend` and `tito_base_url`, or of the router that slime's arguments name.
+
+    slime puts the engine's name before the router's arguments, as in `sglang_router_ip`.
+
+    Raises:
+        ValueError: Neither says which backend, or where.
+    """
+    engine = next((name for name in installed_backends() if hasattr(args, f"{name}_router_ip")), None)
+    backend = getattr(args, "tito_backend", None) or engine
+    url = getattr(args, "tito_base_url", None)
+    if engine is not None and not url:
+        url = f"http://{getattr(args, f'{engine}_router_ip')}:{getattr(args, f'{engine}_router_port')}"
+    if not backend or not url:
+        raise ValueError(
+            f"slime's arguments name the router of no installed backend ({', '.join(installed_backends())}): set "
+            "tito_backend and tito_base_url in slime's --custom-config-path."
+        )
+    return backend, url
 
 
 def _ledger(policy: Policy, sample: Any) -> Ledger:

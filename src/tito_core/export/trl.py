@@ -12,7 +12,8 @@ from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import Chat, MakeAgent, let_go, roll_out
 from tito_core.export.sample import sample_of
 from tito_core.ledger.ledger import Ledger
-from tito_core.policy import Policy, run_blocking
+from tito_core.model import Policy
+from tito_core.policy import run_blocking
 
 RolloutFunc = Callable[[list[Chat], Any], dict[str, Any]]
 

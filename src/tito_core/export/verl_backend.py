@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from tito_core.backend.answer import NOTHING, Checks, Reported
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.protocol import EngineInfo, OnChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import MAY_BE_UNREPORTED, EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Capabilities
-from tito_core.ledger.columns import Logprobs
+from tito_core.engine.spec import find, names
+from tito_core.ledger.columns import TokenIds
 
 _NOTHING_BESIDE = Capabilities(
     top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
@@ -49,12 +48,11 @@ class VerlBackend:
         """Give what the configuration says: there is no server to ask."""
         return self.info
 
-    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
         """Sample; nothing streams.
 
         Raises:
             UnsupportedByServerError: A grammar is asked for.
-            ProtocolViolationError: The answer breaks law 2 or 4.
         """
         began = time.perf_counter()
         said = await self._client.generate(
@@ -62,13 +60,9 @@ class VerlBackend:
             prompt_ids=request.input_ids.tolist(),
             sampling_params=parameters(request.sampling),
         )
-        latency_s = time.perf_counter() - began
-        checks = Checks(self.name, request.request_id)
-        reported = _reported(said, request)
-        sent = replace(request, echo=False)
-        return checks.response(reported, sent, latency_s=latency_s, running_id=request.request_id)
+        return _raw(said, request, time.perf_counter() - began)
 
-    async def score(self, token_ids: Sequence[int]) -> Logprobs:
+    async def score(self, token_ids: TokenIds) -> RawScores:
         """Refuse: verl's client cannot."""
         raise UnsupportedByServerError("verl's client cannot score a text; verl computes logprobs itself.")
 
@@ -112,8 +106,10 @@ def parameters(sampling: SamplingParams) -> dict[str, Any]:
 
 def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
     engine = str(rollout.get("name") or "unknown")
-    mode = rollout.get("logprobs_mode")  # of vLLM; SGLang's are processed
-    processed = True if engine == "sglang" else None if mode is None else str(mode).startswith("processed")
+    mode = rollout.get("logprobs_mode")  # vLLM's option; SGLang has none
+    processed = find(engine).processed_logprobs if engine in names() else None
+    if processed is None and mode is not None:
+        processed = str(mode).startswith("processed")
     given = rollout.get("max_model_len")
     longest = int(given) if given else int(rollout["prompt_length"]) + int(rollout["response_length"])
     return EngineInfo(
@@ -123,10 +119,11 @@ def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
         version=engine,
         processed_logprobs=processed,
         capabilities=_NOTHING_BESIDE,
+        unreported=MAY_BE_UNREPORTED,
     )
 
 
-def _reported(said: Any, request: TokenRequest) -> Reported:
+def _raw(said: Any, request: TokenRequest, latency_s: float) -> RawResponse:
     ids = list(said.token_ids)
     sampling = request.sampling
     ended = bool(ids) and ids[-1] in sampling.stop_token_ids and not sampling.ignore_eos
@@ -137,15 +134,12 @@ def _reported(said: Any, request: TokenRequest) -> Reported:
     fields = said.extra_fields
     first, last = fields.get("min_global_steps"), fields.get("max_global_steps", fields.get("global_steps"))
     known = last is not None and first in (None, last)
-    return Reported(
+    return RawResponse(
         finish=finish,
         stop=ids[-1] if ended else None,
         output_ids=ids,
         logprobs=[] if said.log_probs is None and not ids else said.log_probs,
-        logprob_ids=ids,  # they come in the order of the ids
-        echoed=NOTHING,
-        prompt_tokens=len(request.input_ids),
-        completion_tokens=len(ids),
         cached_tokens=fields.get("num_cached_tokens"),
-        spans=[(0, len(ids), str(last))] if known else (),
+        versions=[(0, len(ids), str(last))] if known else (),
+        latency_s=latency_s,
     )

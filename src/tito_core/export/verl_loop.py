@@ -20,8 +20,9 @@ from tito_core.export.logprobs import LogprobPolicy
 from tito_core.export.rolling import let_go, named, roll_out
 from tito_core.export.verl import output_of, outputs_of
 from tito_core.export.verl_backend import VerlBackend
+from tito_core.model import Policy
 from tito_core.parsing.registry import AUTO
-from tito_core.policy import Bound, Policy, bind
+from tito_core.policy import Bound, bind
 
 _bound: dict[int, tuple[Any, Bound]] = {}
 """What was read off a tokenizer, by its identity: a loop is made for every rollout."""

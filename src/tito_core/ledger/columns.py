@@ -25,51 +25,8 @@ _DIMENSIONS = 32
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 
-class ColumnViews:
-    """The columns that lie in one turn's buffer, whose length is checked."""
-
-    __slots__ = ()
-    prompt: int
-    output: int
-    buffer: bytes
-
-    def __post_init__(self) -> None:
-        expected = 5 * self.prompt + 8 * self.output
-        if len(self.buffer) != expected or self.prompt < 0 or self.output < 0:
-            raise LawViolationError(
-                2,
-                f"columns of {self.prompt} prompt and {self.output} output tokens take {expected} bytes, "
-                f"found {len(self.buffer)}.",
-            )
-
-    @property
-    def ids(self) -> TokenIds:
-        """Ids of prompt and output, shape (p + n,)."""
-        return np.frombuffer(self.buffer, _ID, self.prompt + self.output)
-
-    @property
-    def prompt_ids(self) -> TokenIds:
-        """Ids of the delta, shape (p,)."""
-        return np.frombuffer(self.buffer, _ID, self.prompt)
-
-    @property
-    def output_ids(self) -> TokenIds:
-        """Ids that the engine reported, shape (n,)."""
-        return np.frombuffer(self.buffer, _ID, self.output, 4 * self.prompt)
-
-    @property
-    def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
-        return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
-
-    @property
-    def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
-        return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns(ColumnViews):
+class Columns:
     """The columns of one turn's own tokens, in one immutable buffer: 5 bytes a prompt token, 8 an output token.
 
     Little-endian, without gaps: ids (int32) of the prompt tokens and then of the output, the output's logprobs
@@ -84,6 +41,15 @@ class Columns(ColumnViews):
     prompt: int
     output: int
     buffer: bytes
+
+    def __post_init__(self) -> None:
+        expected = 5 * self.prompt + 8 * self.output
+        if len(self.buffer) != expected or self.prompt < 0 or self.output < 0:
+            raise LawViolationError(
+                2,
+                f"columns of {self.prompt} prompt and {self.output} output tokens take {expected} bytes, "
+                f"found {len(self.buffer)}.",
+            )
 
     @classmethod
     def pack(
@@ -111,6 +77,31 @@ class Columns(ColumnViews):
             with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite: law 4 refuses it by name
                 scores = scores.astype(_LOGPROB)
         return cls(len(ids), len(answer), b"".join([part.tobytes() for part in (ids, answer, scores, provenance)]))
+
+    @property
+    def ids(self) -> TokenIds:
+        """Ids of prompt and output, shape (p + n,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt + self.output)
+
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """Ids of the delta, shape (p,)."""
+        return np.frombuffer(self.buffer, _ID, self.prompt)
+
+    @property
+    def output_ids(self) -> TokenIds:
+        """Ids that the engine reported, shape (n,)."""
+        return np.frombuffer(self.buffer, _ID, self.output, 4 * self.prompt)
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """One for each of `output_ids`, shape (n,)."""
+        return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
+
+    @property
+    def prompt_provenance(self) -> Provenances:
+        """One value for each of `prompt_ids`, shape (p,)."""
+        return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

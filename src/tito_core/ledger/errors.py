@@ -11,5 +11,8 @@ class LawViolationError(ValueError):
     """
 
     def __init__(self, law: int, sentence: str) -> None:
-        super().__init__(f"Law {law}: {sentence}")
+        super().__init__(law, sentence)  # what pickle calls it with
         self.law = law
+
+    def __str__(self) -> str:
+        return "Law {}: {}".format(*self.args)

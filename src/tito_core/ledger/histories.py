@@ -17,10 +17,6 @@ from tito_core.ledger.strict import strict
 from tito_core.ledger.turn import Turn
 
 DIGEST_BYTES = 16
-PATHS = 64
-"""Paths that are kept as one list each, those of the latest answers."""
-LONG = 128
-"""Messages from which on a path's copies are laid side by side."""
 
 
 class Entry:
@@ -88,8 +84,6 @@ class Histories:
     def __init__(self) -> None:
         self._root = Entry(None, None, b"")
         self._entries: dict[int, Entry] = {}
-        self._paths: dict[Entry, list[Any]] = {}
-        self._packed = LONG
         self._loaded: dict[bytes, list[int]] = {}
         self._unindexed: list[Turn] = []
 
@@ -102,13 +96,10 @@ class Histories:
         """
         entry, known = self._start(history, after)
         for message in history[known:]:
-            for child in entry.children:  # Entry.child, without a call a message
-                if child.message == message:
-                    break
-            else:
+            child = entry.child(message)
+            if child is None:
                 break
-            entry = child
-            known += 1
+            entry, known = child, known + 1
         digests = self._digests(entry.digest, history[known:])
         self._index_loaded()
         if self._loaded:
@@ -129,7 +120,6 @@ class Histories:
         entry = entry.add(strict(answer), turn.draft.fingerprint)
         entry.turns.append(turn.index)
         self._entries[turn.index] = entry
-        self._keep_path(walk.entry, entry)
 
     def load(self, turns: Iterable[Turn]) -> None:
         """Keep turns of which only the digest is known; they are indexed when a history is first looked for."""
@@ -147,16 +137,12 @@ class Histories:
         entry = self._entries.get(turn)
         if entry is not None and not entry.children:
             entry.message = strict(answer)
-            if entry in self._paths:
-                self._paths[entry][-1] = entry.message
 
     def forget(self) -> None:
         """Let go of every message; what is known stays known by its digest."""
         for index, entry in sorted(self._entries.items()):
             self._loaded.setdefault(entry.digest, []).append(index)
         self._entries.clear()
-        self._paths.clear()
-        self._packed = LONG
         self._root = Entry(None, None, b"")
 
     def entries(self) -> Iterator[Entry]:
@@ -170,36 +156,11 @@ class Histories:
     def _start(self, history: Sequence[Any], after: int | None) -> tuple[Entry, int]:
         """Give the entry of a turn, and its depth, when the history begins with the whole path to it."""
         entry = None if after is None else self._entries.get(after)
-        path = None if entry is None else self._paths.get(entry)
-        if entry is None or path is None or path != history[: len(path)]:
-            return self._root, 0
-        return entry, len(path)
-
-    def _keep_path(self, before: Entry, entry: Entry) -> None:
-        """Keep the messages up to an answer as one list, which takes over that of the answer before it."""
-        path = self._paths.pop(before, [])
-        added = []
-        for above in entry.upward():
-            if path and above is before:
-                break
-            added.append(above.message)
-        path += reversed(added)
-        self._paths[entry] = path
-        if len(self._paths) > PATHS:
-            del self._paths[next(iter(self._paths))]
-        if len(path) > self._packed and len(self._paths) == 1:  # others would keep the copies that lie apart
-            self._pack(entry, path)
-
-    def _pack(self, entry: Entry, path: list[Any]) -> None:
-        """Copy a long path's messages anew, so that they lie side by side in memory.
-
-        They came one by one, with everything else that a turn allocates between them; a comparison then waits for
-        memory most of the time. Done each time that the path has grown by a quarter.
-        """
-        path[:] = [strict(message) for message in path]
-        for above, message in zip(entry.upward(), reversed(path), strict=True):
-            above.message = message
-        self._packed = len(path) + len(path) // 4
+        if entry is not None:
+            path = [above.message for above in entry.upward()][::-1]
+            if path == history[: len(path)]:
+                return entry, len(path)
+        return self._root, 0
 
     def _index_loaded(self) -> None:
         for turn in self._unindexed:

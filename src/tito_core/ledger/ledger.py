@@ -12,7 +12,7 @@ import numpy as np
 from tito_core.ledger import invariants
 from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.call_ids import CallIds
-from tito_core.ledger.columns import Columns, TokenIds
+from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
 from tito_core.ledger.sharing import Sharing
@@ -72,7 +72,6 @@ class Ledger:
         self._histories = Histories()
         self._sharing = Sharing()
         self._lock = threading.Lock()
-        self._sound: Columns | None = None  # which nobody can change, found to hold what the laws ask
         self.call_ids = CallIds(self.uuid)
 
     @classmethod
@@ -99,6 +98,15 @@ class Ledger:
         ledger._annotations = list(annotations)
         return ledger
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make a copy, for pickle and `copy.deepcopy`.
+
+        A copy has the turns and annotations so far and no sink: what is committed to it reaches no file and not this
+        ledger. Of its histories it knows the digests, as a ledger that was loaded.
+        """
+        with self._lock:
+            return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
+
     @property
     def uuid(self) -> str:
         """Identity of the rollout."""
@@ -114,14 +122,13 @@ class Ledger:
         return self._turns[index]
 
     def check(self, draft: Draft) -> None:
-        """Check the laws of a turn that may be committed next; its values are then not looked at again for that.
+        """Check the laws of a turn that may be committed next.
 
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 9 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
         """
         invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
-        self._sound = draft.columns
 
     def commit(self, draft: Draft, walk: Walk | None = None, answer: Any = None) -> Turn:
         """Append a turn, whole or not at all.
@@ -137,9 +144,7 @@ class Ledger:
         """
         with self._lock:
             turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self.call_ids.given))
-            if draft.columns is not self._sound:
-                invariants.check_values(draft, turn=turn.index)
-            invariants.check_facts(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
+            invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
             invariants.check_branch(turn, first=not self._taken(draft.parent))
             if self.sink is not None:
                 self.sink.turn(self.header, turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from tito_core.ledger.strict import strict
@@ -32,7 +33,8 @@ class Sharing:
             server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
         )
         sampling = Sampling(_copy(parameters), index) if known is None else known
-        return draft.placed(sampling, engine, call_ids)
+        extras = dict(draft.extras)  # not the caller's own, who may change it
+        return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras)
 
     def keep(self, turn: Turn) -> None:
         """Let later turns share what this one is the first to have."""

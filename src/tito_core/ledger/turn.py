@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Column, Columns, Logprobs, TokenIds
-from tito_core.ledger.provenance import Provenance, Provenances
-
-_NO_EXTRAS: Mapping[str, Column] = MappingProxyType({})
+from tito_core.ledger.provenance import Provenances
 
 
 class Finish(StrEnum):
@@ -156,20 +153,8 @@ class MediaSpan(NamedTuple):
     sha256: bytes
 
 
-class EngineViews:
-    """What is read off an engine's record."""
-
-    __slots__ = ()
-    server: Server
-
-    @property
-    def semantics(self) -> Semantics:
-        """What the logprobs mean (law 11)."""
-        return self.server.semantics
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class EngineRecord(EngineViews):
+class EngineRecord:
     """What only this engine and this run know of a turn; everything else is equal on every backend (law 13).
 
     Attributes:
@@ -188,47 +173,14 @@ class EngineRecord(EngineViews):
     versions: tuple[VersionSpan, ...]
     responses: tuple[ResponseSpan, ...] = ()
 
-
-class DraftViews:
-    """What is read off a draft's columns and calls."""
-
-    __slots__ = ()
-    columns: Columns
-    calls: tuple[CallRecord, ...]
-    reasoning_closed: bool
-
     @property
-    def prompt_ids(self) -> TokenIds:
-        """The delta: prompt tokens added after the parent's last token, shape (p,)."""
-        return self.columns.prompt_ids
-
-    @property
-    def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
-        return self.columns.prompt_provenance
-
-    @property
-    def output_ids(self) -> TokenIds:
-        """Tokens the engine reported, shape (n,)."""
-        return self.columns.output_ids
-
-    @property
-    def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
-        return self.columns.logprobs
-
-    @property
-    def parse_status(self) -> str:
-        """How the output was read: "ok", "malformed", "truncated" or "unclosed reasoning"."""
-        statuses = {call.status for call in self.calls}
-        for worst in ("malformed", "truncated"):
-            if worst in statuses:
-                return worst
-        return "ok" if self.reasoning_closed else "unclosed reasoning"
+    def semantics(self) -> Semantics:
+        """What the logprobs mean (law 11)."""
+        return self.server.semantics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draft(DraftViews):
+class Draft:
     """Everything of a turn before it has a place in a ledger. Built aside, committed whole (law 5).
 
     Attributes:
@@ -264,29 +216,28 @@ class Draft(DraftViews):
     call_ids: int = 0
     reasoning_closed: bool = True
     branch: Branch | None = None
-    extras: Mapping[str, Column] = field(default_factory=lambda: _NO_EXTRAS)
+    extras: Mapping[str, Column] = field(default_factory=dict)
     media: tuple[MediaSpan, ...] = ()
 
-    def placed(self, sampling: Sampling, engine: EngineRecord, call_ids: int) -> Draft:
-        """Give it with what a ledger puts in place, at each commit: `replace` takes three times as long."""
-        return Draft(
-            self.columns,
-            self.prompt_length,
-            self.finish,
-            self.fingerprint,
-            sampling,
-            self.max_new_tokens,
-            engine,
-            self.parent,
-            self.stop,
-            self.constrained,
-            self.calls,
-            call_ids,
-            self.reasoning_closed,
-            self.branch,
-            self.extras,
-            self.media,
-        )
+    @property
+    def prompt_ids(self) -> TokenIds:
+        """The delta: prompt tokens added after the parent's last token, shape (p,)."""
+        return self.columns.prompt_ids
+
+    @property
+    def prompt_provenance(self) -> Provenances:
+        """One value for each of `prompt_ids`, shape (p,)."""
+        return self.columns.prompt_provenance
+
+    @property
+    def output_ids(self) -> TokenIds:
+        """Tokens the engine reported, shape (n,)."""
+        return self.columns.output_ids
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """One for each of `output_ids`, shape (n,)."""
+        return self.columns.logprobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -307,11 +258,6 @@ class Turn:
     def parent(self) -> int | None:
         """Index of the turn this one extends, or None for a root."""
         return self.draft.parent
-
-    @property
-    def output_provenance(self) -> Provenance:
-        """The one provenance of all output tokens."""
-        return Provenance.CONSTRAINED if self.draft.constrained else Provenance.SAMPLED
 
     @property
     def own_length(self) -> int:

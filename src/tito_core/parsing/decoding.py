@@ -20,7 +20,7 @@ A token that begins inside a character, or that has no text, starts where the ch
 the tokenizer does not know have no text.
 """
 
-_REPLACEMENT = "\ufffd"
+REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
 """Bytes of UTF-8, and so tokens, that one character may take."""
 
@@ -134,7 +134,7 @@ class _Windowed:
         for stop in range(1, len(ids) + 1):
             starts.append(at)
             after = self._decode(ids[anchor:stop])
-            if after.endswith(_REPLACEMENT) and self._may_go_on(ids, shown, stop):
+            if after.endswith(REPLACEMENT) and self._may_go_on(ids, shown, stop):
                 continue
             texts.append(after[len(before) :])
             starts[-1] += max(0, texts[-1].find(self._added.get(ids[stop - 1], "")))  # a blank may come before a tag

@@ -127,6 +127,18 @@ def arguments_json(schema: JsonSchema) -> Grammar:
     return {"type": "json_schema", "json_schema": wanted, "max_whitespace_cnt": 2}
 
 
+def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", after: str = "") -> Grammar:
+    """A call of one of the tools as a JSON object, its arguments under the key `arguments`, between two texts."""
+    return either(
+        sequence(
+            text(f'{before}{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '),
+            arguments_json(schema),
+            text("}" + after),
+        )
+        for name, schema in tools.items()
+    )
+
+
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
     """Exactly this text, in which `anchor` is its control token where the vocabulary has one."""
     token = markup.anchors.get(anchor)

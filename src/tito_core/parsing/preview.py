@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tito_core.parsing.decoding import REPLACEMENT
 from tito_core.parsing.markup import DecodedIds, Mark
 
 if TYPE_CHECKING:
     from tito_core.parsing.turn import TurnParser
 
-_REPLACEMENT = "\ufffd"
 _SELDOM = 16
 """Of a tokenizer whose tokens cannot be decoded apart, all are decoded anew once there are a sixteenth more."""
 Kind = Literal["reasoning", "text"]
@@ -78,7 +78,7 @@ class Preview:
 
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
         self._held = False
-        text = decoded.text.rstrip(_REPLACEMENT)  # bytes that the next token may complete
+        text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
         marks = self._markup.marks(decoded)
         certain = self._certain(text, marks)
         for mark in marks:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -22,7 +21,7 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, expect_preamble, framed
 from tito_core.store.index import Index, packed
-from tito_core.store.records import UNREADABLE, Hook, Loader, SchemaError, expect_readable, record_of, turn_record
+from tito_core.store.records import UNREADABLE, SchemaError, expect_readable, load, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -113,13 +112,12 @@ class LedgerFile:
             headers, turns, annotations = (tuple(found[kind]) for kind in Kind)
         if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
-        with _without_collector():
-            header = next(self._read(headers[:1]))
-            ledger = Loader(_decoding).ledger(header, self._read(turns), self._read(annotations))
-            if ledger.uuid != uuid:
-                raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
-            if check:
-                check_ledger(ledger)
+        header = next(self._read(headers[:1]))
+        ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode)
+        if ledger.uuid != uuid:
+            raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
+        if check:
+            check_ledger(ledger)
         return ledger
 
     def resume(self, uuid: str) -> Ledger:
@@ -279,22 +277,6 @@ class LedgerFile:
         if size != self._index.end:
             self._index.scan(self._file)
             self._file.truncate(self._index.end)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Hold the cycle collector back: a ledger's turns hold no cycle, and looking for one takes longer than reading."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _decoding(kind: type[Any], hook: Hook) -> Callable[[memoryview], Any]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=hook).decode
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:

@@ -1,8 +1,8 @@
 """The file's framing: a magic number with the format's version, then records, each with its length and checksum.
 
 A claimed length is compared with the file's size before any memory is taken (law 12). Reading a whole file, damaged or
-hostile ones too, takes at most `MEMORY_FACTOR` bytes of memory for each byte of the file, and `MEMORY_FLOOR` beyond
-that: an empty MessagePack map is one byte, and a Python dict of its own. Nothing in the format is compressed.
+hostile ones too, takes at most 256 bytes of memory for each byte of the file, and a mebibyte beyond that: an empty
+MessagePack map is one byte, and a Python dict of its own. Nothing in the format is compressed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ HEAD_BYTES = _HEAD.size
 """The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
 BLOCK = 1 << 16
 """Bytes of a file that are read at once."""
-MEMORY_FACTOR = 256
-"""Most bytes of memory that a byte of a file costs its reader."""
-MEMORY_FLOOR = 1 << 20
-"""Bytes of memory that reading the smallest file may take."""
 
 
 class Readable(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -12,7 +12,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.invariants import check_ledger
 from tito_core.ledger.ledger import Ledger
-from tito_core.store.records import Hook, Record, SchemaError, load_record, to_record
+from tito_core.store.records import Record, SchemaError, from_record, to_record
 
 
 def to_json(ledger: Ledger) -> Record:
@@ -38,20 +38,17 @@ def from_json(record: Any) -> Ledger:
     """
     if not isinstance(record, Mapping):
         raise SchemaError(f"This is no ledger: it is of type {type(record).__name__}, expected an object.")
-    ledger = load_record(record, _decoding)
+    ledger = from_record(record, _plain_of)
     check_ledger(ledger)
     return ledger
 
 
-def _decoding(kind: type[Any], hook: Hook) -> Callable[[Any], Any]:
-    def decode(value: Any) -> Any:
-        if isinstance(value, dict) and "columns" in value:
-            value = {**value, "columns": _packed(value["columns"])}
-        # A lone surrogate, or a number of more than 64 bits, has no place in a file, so no ledger is loaded with one.
-        msgspec.msgpack.encode(value, enc_hook=lambda _: None)
-        return msgspec.convert(value, kind, dec_hook=hook, builtin_types=())
-
-    return decode
+def _plain_of(value: Any) -> Any:
+    if isinstance(value, dict) and "columns" in value:
+        value = {**value, "columns": _packed(value["columns"])}
+    # A lone surrogate, or a number of more than 64 bits, has no place in a file, so no ledger is loaded with one.
+    msgspec.msgpack.encode(value, enc_hook=lambda _: None)
+    return value
 
 
 def _packed(lists: Mapping[str, Any]) -> Record:

@@ -12,24 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from tito_core.ledger.columns import Columns
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.strict import plain
-from tito_core.ledger.turn import Draft, Sampling, Semantics, Server, Turn
-from tito_core.store.twins import ORIGINALS, StoredDraft
+from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Semantics, Server, Turn
 
 FORMAT = "strands-tito/ledger"
 SCHEMA = 1
 
+T = TypeVar("T")
 Record = dict[str, Any]
-Hook = Callable[[type, Any], Any]
-"""Makes a value of a class that the decoder does not know."""
-Decoding = Callable[[type[Any], Hook], Callable[[Any], Any]]
-"""Makes what reads a record as a class."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
 """What decoding a hostile record raises; the callers of this package see a `SchemaError`."""
 
@@ -55,17 +52,16 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
     }
 
 
-def from_record(record: Mapping[str, Any]) -> Ledger:
+def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lambda part: part) -> Ledger:
     """Rebuild a ledger, unchecked: `check_ledger` tells whether the laws hold.
+
+    Args:
+        record: The ledger as `to_record` gives it.
+        plain_of: Makes the header, a turn or an annotation as it is in `record` what `to_record` gives.
 
     Raises:
         SchemaError: Another format, a schema newer than this version knows, or parts that do not fit together.
     """
-    return load_record(record, lambda kind, hook: lambda value: msgspec.convert(value, kind, dec_hook=hook))
-
-
-def load_record(record: Mapping[str, Any], decoding: Decoding) -> Ledger:
-    """Rebuild a ledger whose parts `decoding` reads; the errors are those of `from_record`."""
     if record.get("format") != FORMAT:
         raise SchemaError(f"This is no ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
     if record.get("schema") != SCHEMA:
@@ -76,7 +72,7 @@ def load_record(record: Mapping[str, Any], decoding: Decoding) -> Ledger:
     for name in ("turns", "annotations"):
         if not isinstance(record.get(name), list):
             raise SchemaError(f"This ledger has no list of {name}.")
-    return Loader(decoding).ledger(record.get("header"), record["turns"], record["annotations"])
+    return load(record.get("header"), record["turns"], record["annotations"], plain_of)
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
@@ -94,7 +90,7 @@ def turn_record(turn: Turn, *, engine: bool = True) -> Record:
 
 
 def record_of(value: Any) -> Record:
-    """Give a dataclass, or the twin of one, as a plain value, without the fields that have their default."""
+    """Return a dataclass as a plain value, without the fields that have their default."""
     record = {}
     for name, default, factory in _defaults(value.__class__):
         found = getattr(value, name)
@@ -105,7 +101,7 @@ def record_of(value: Any) -> Record:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) or value.__class__ in ORIGINALS:
+    if is_dataclass(value):
         return record_of(value)
     if isinstance(value, Enum):
         return value.value
@@ -125,45 +121,35 @@ def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ..
             nothing if field.default is MISSING else field.default,
             None if field.default_factory is MISSING else field.default_factory,
         )
-        for field in fields(ORIGINALS.get(kind, kind))
+        for field in fields(kind)
     )
 
 
-class Loader:
-    """Rebuilds one ledger from its records, in the order they were written.
+def load(
+    header: Any, turns: Iterable[Any], annotations: Iterable[Any], plain_of: Callable[[Any], Any] = lambda part: part
+) -> Ledger:
+    """Rebuild one ledger from its records, in the order they were written; `plain_of` decodes each.
 
-    Args:
-        decoding: Makes what reads a record, which is called with a hook for what turns have in common.
+    Raises:
+        SchemaError: They do not have the schema's fields, or do not fit together.
     """
+    drafts: list[Draft] = []
 
-    def __init__(self, decoding: Decoding) -> None:
-        self._decoding = decoding
-        self._drafts: list[Draft] = []
-
-    def ledger(self, header: Any, turns: Iterable[Any], annotations: Iterable[Any]) -> Ledger:
-        """Read all of them.
-
-        Raises:
-            SchemaError: They do not have the schema's fields, or do not fit together.
-        """
-        try:
-            begun: Header = self._decoding(Header, self._shared)(header)
-            read = self._decoding(StoredDraft, self._shared)
-            for record in turns:
-                self._drafts.append(read(record))
-            said = map(self._decoding(Annotation, self._shared), annotations)
-            return Ledger.load(begun, self._drafts, said)
-        except UNREADABLE as error:
-            raise SchemaError(f"Record {len(self._drafts)} of a ledger cannot be read: {error}") from error
-
-    def _shared(self, kind: type, value: Any) -> Any:
+    def shared(kind: type, value: Any) -> Any:
         """Give what a turn has in common with an earlier one, or is the first to have."""
-        drafts = self._drafts
         if value.__class__ is not int:
             return _first(kind, value, len(drafts))
         if not 0 <= value < len(drafts):
             raise ValueError(f"It refers to turn {value}, and {len(drafts)} come before it.")
         return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
+
+    try:
+        begun = _read(plain_of(header), Header)
+        for record in turns:
+            drafts.append(_read(plain_of(record), Draft, shared))  # noqa: PERF401  # which `shared` looks at meanwhile
+        return Ledger.load(begun, drafts, [_read(plain_of(record), Annotation) for record in annotations])
+    except UNREADABLE as error:
+        raise SchemaError(f"Record {len(drafts)} of a ledger cannot be read: {error}") from error
 
 
 def expect_readable(turn: Turn, payload: bytes) -> None:
@@ -178,9 +164,41 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
         return known[kind] if isinstance(value, int) else _first(kind, value, 0)
 
     try:
-        msgspec.msgpack.decode(payload, type=StoredDraft, dec_hook=shared)
+        _read(msgspec.msgpack.decode(payload), Draft, shared)
     except UNREADABLE as error:
         raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
+
+
+def _read(value: Any, kind: type[T], shared: Callable[[type, Any], Any] | None = None) -> T:
+    """Make a plain value a `kind`; `shared` makes what turns have in common.
+
+    A field that `kind` does not have raises: what a damaged name or a newer version says is not dropped in silence.
+    """
+    _expect_known_fields(value, kind)
+    return msgspec.convert(value, kind, dec_hook=shared)
+
+
+def _expect_known_fields(value: Any, kind: type) -> None:
+    if not isinstance(value, dict):
+        return
+    known, parts = _FIELDS[kind]
+    if not known >= value.keys():
+        raise ValueError(f"Unknown fields {sorted(map(str, value.keys() - known))} of {kind.__name__}.")
+    for name, part in parts:
+        _expect_known_fields(value.get(name), part)
+
+
+_FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
+    kind: (frozenset(field.name for field in fields(kind)), parts)
+    for kind, parts in {
+        Header: (),
+        Annotation: (),
+        Columns: (),
+        EngineRecord: (),
+        Draft: (("columns", Columns), ("engine", EngineRecord)),
+    }.items()
+}
+"""The names of each class's fields, and those of its parts that are checked, too."""
 
 
 def _first(kind: type, value: Any, index: int) -> Any:

@@ -1,8 +1,8 @@
 """Scripted engines: servers that speak the wire of real vLLM and SGLang, for tests without a model or a GPU.
 
-A *script* says what the policy answers, in token ids; a *wire* is what a real server's HTTP surface looks like,
-recorded from vLLM 0.32.0 and SGLang 0.5.23; a *fault* is what goes wrong. The same script on both wires gives the same
-tokens and logprobs:
+A *script* says what the policy answers, in token ids; a *wire* is what a real server's HTTP surface looks like, and
+comes from the engine's own package (see `WireKit`); a *fault* is what goes wrong. The same script on every wire gives
+the same tokens and logprobs:
 
     from tito_core.testing import Fault, HashPolicy, Replay, first, scripted_engine, scripted_server
 
@@ -11,15 +11,15 @@ tokens and logprobs:
         assert server.engine.requests[0].prompt_ids == (1, 2, 3)
 
     engine = scripted_engine("sglang", HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=first(1, Fault(status=503)))
-    client = httpx.AsyncClient(transport=InProcessTransport(engine), base_url="http://scripted")   # without sockets
+    backend = create_backend("sglang", "http://scripted", http_transport=lambda: InProcessTransport(engine))
 
-Nothing here imports `tito_vllm` or `tito_sglang`: what they are tested against is independent of them.
+What backends are tested against is independent of them: neither this frame nor a wire imports one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from tito_core.testing.engine import Exchange, Latency, ScriptedEngine
 from tito_core.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
@@ -37,14 +37,8 @@ from tito_core.testing.script import (
 )
 from tito_core.testing.server import ScriptedServer
 from tito_core.testing.settle import Decode, Settled
-from tito_core.testing.sglang_wire import SGLangWire
-from tito_core.testing.vllm_wire import VLLMWire
 from tito_core.testing.wire import Encode, EngineState, Wire, WireResponse
-
-Kind = Literal["vllm", "sglang"]
-
-_WIRES: dict[str, tuple[type[VLLMWire] | type[SGLangWire], int]] = {"vllm": (VLLMWire, 32), "sglang": (SGLangWire, 1)}
-"""Each wire with the page of its prefix cache, in tokens, on the recorded servers."""
+from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
 
 __all__ = [
     "THROTTLED",
@@ -56,10 +50,8 @@ __all__ = [
     "FaultPolicy",
     "HashPolicy",
     "InProcessTransport",
-    "Kind",
     "Options",
     "Replay",
-    "SGLangWire",
     "Scorer",
     "Script",
     "ScriptError",
@@ -67,14 +59,16 @@ __all__ = [
     "ScriptedRequest",
     "ScriptedServer",
     "Settled",
-    "VLLMWire",
     "Wire",
+    "WireKit",
     "WireResponse",
     "always",
     "at",
     "every",
+    "find_wire",
     "first",
     "from_function",
+    "installed_wires",
     "scripted_engine",
     "scripted_server",
 ]
@@ -133,21 +127,21 @@ class Options(TypedDict, total=False):
     record: bool
 
 
-def scripted_engine(kind: Kind, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
-    """An engine that speaks `kind`'s wire and says what `script` says; `options` as in `Options`.
+def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
+    """An engine that speaks `kind`'s wire, an installed one, and says what `script` says; `options` as in `Options`.
 
     Raises:
-        ValueError: an unknown kind.
+        ValueError: No installed package can script an engine of that kind.
 
     """
-    if kind not in _WIRES:
-        raise ValueError(f"There is no scripted engine {kind!r}; choose one of {', '.join(_WIRES)}.")
-    wire, page = _WIRES[kind]
+    kit = find_wire(kind)
+    if kit.wire is None:
+        raise ValueError(f"The wire {kind!r} has a reader, but no scripted server.")
     settings = {name: value for name, value in options.items() if name in EngineState.__slots__}
-    state = EngineState(cache=PrefixCache(page), **settings)  # type: ignore[arg-type]  # checked by `Options`
+    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)  # type: ignore[arg-type]  # checked by `Options`
     state.eos_ids = tuple(state.eos_ids)
     return ScriptedEngine(
-        wire(state),
+        kit.wire(state),
         script,
         fault=options.get("fault"),
         latency=options.get("latency", 0.0),
@@ -157,6 +151,6 @@ def scripted_engine(kind: Kind, script: Script, **options: Unpack[Options]) -> S
     )
 
 
-def scripted_server(kind: Kind, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
+def scripted_server(kind: str, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
     """The same engine behind a socket on loopback: enter it with `with` or `async with`."""
     return ScriptedServer(scripted_engine(kind, script, **options), port=port)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Sequence
 
@@ -71,15 +69,3 @@ def routed(ids: Sequence[int], layers: int, experts: int) -> npt.NDArray[np.uint
         for place, token in enumerate(ids[:-1])
     ]
     return np.array(rows, np.uint8).reshape(-1, layers, experts)
-
-
-def npy_text(array: npt.NDArray[np.uint8]) -> str:
-    """Base64 of a whole `.npy`, as vLLM writes arrays."""
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return base64.b64encode(stream.getvalue()).decode()
-
-
-def int32_text(array: npt.NDArray[np.uint8]) -> str:
-    """Base64 of little-endian int32 without a shape, as SGLang writes them."""
-    return base64.b64encode(array.astype("<i4").tobytes()).decode()

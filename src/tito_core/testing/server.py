@@ -76,6 +76,8 @@ class ScriptedServer:
         self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await self._site.start()
         self.port = self._runner.addresses[0][1]
+        if self.engine.state.dead:
+            await self._die()
 
     async def _stop(self) -> None:
         assert self._runner is not None  # set by _start
@@ -92,12 +94,12 @@ class ScriptedServer:
             return web.Response()
         plain = isinstance(response.body, bytes) and response.reset_after is None and response.close_after is None
         if plain and response.drip is None:
-            return web.Response(status=response.status, headers=dict(response.headers), body=response.content)
+            return web.Response(status=response.status, headers=_headers(response), body=response.content)
         return await self._send(request, response)
 
     async def _send(self, request: web.BaseRequest, response: WireResponse) -> web.StreamResponse:
         """Piece by piece. A body that is cut has its whole length announced, so that the client can tell."""
-        sent = web.StreamResponse(status=response.status, headers=dict(response.headers))
+        sent = web.StreamResponse(status=response.status, headers=_headers(response))
         if isinstance(response.body, bytes):
             sent.content_length = len(response.body)
         try:
@@ -120,6 +122,11 @@ class ScriptedServer:
         for connection in list(self._runner.server.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+def _headers(response: WireResponse) -> dict[str, str]:
+    """Its own headers alone: aiohttp would name a content type where the engine names none."""
+    return {"content-type": "", **{name.lower(): value for name, value in response.headers.items()}}
 
 
 def _cut(request: web.BaseRequest, *, reset: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 
-from tito_conformance.scripted_policy import ConformancePolicy
+from conformance.defects.scripted_policy import ConformancePolicy
 from tito_core.testing import ScriptedRequest
 from tito_core.testing.settle import settle
 
@@ -18,13 +18,13 @@ LENGTH = 4096
 
 
 class ToyServer:
-    """Answers with a policy; `shift` moves every logprob by one token."""
+    """Answers with a policy; `lie` changes an answer before it is sent."""
 
-    def __init__(self, tokenizer: Any, end: int, *, shift: bool = False) -> None:
+    def __init__(self, tokenizer: Any, end: int, *, lie: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._tokenizer = tokenizer
         self._policy = ConformancePolicy(tokenizer, end)
         self._end = end
-        self._shift = shift
+        self._lie = lie
         self._number = 0
 
     async def about(self, request: web.Request) -> web.Response:
@@ -50,10 +50,18 @@ class ToyServer:
             number=self._number,
         )
         done = settle(self._policy, wanted, lambda ids: str(self._tokenizer.decode(list(ids))))
-        logprobs = list(done.logprobs[1:] + done.logprobs[:1] if self._shift else done.logprobs)
-        return web.json_response(
-            {"ids": list(done.output_ids), "logprobs": logprobs, "why": done.finish, "stop": done.stop}
-        )
+        answer = {
+            "ids": list(done.output_ids),
+            "logprobs": list(done.logprobs),
+            "why": done.finish,
+            "stop": done.stop,
+            "read": said["ids"],
+            "prompt_tokens": len(said["ids"]),
+            "completion_tokens": len(done.output_ids),
+        }
+        if self._lie is not None:
+            self._lie(answer)
+        return web.json_response(answer)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         text = (await request.json())["text"]

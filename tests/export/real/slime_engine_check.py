@@ -23,6 +23,7 @@ from support import calculating
 from support.scripted import tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_core import Policy
+from tito_core.backend.checked import score
 from tito_core.export import samples_of
 
 EXAMPLE = "examples.strands_sglang.generate_with_strands"
@@ -70,7 +71,7 @@ async def confirmed(policy: Policy, sample: Sample) -> int:
     assert Sample.from_dict(sample.to_dict()) == sample
     mask = np.array(sample.loss_mask, bool)
     recorded = np.array(sample.rollout_log_probs, np.float32)
-    scores = (await policy.backend.score(sample.tokens))[-len(mask) :]
+    scores = (await score(policy.backend, sample.tokens))[-len(mask) :]
     assert np.abs(recorded - scores)[mask].max() <= 1e-4
     return int(mask.sum())
 

@@ -6,7 +6,6 @@ Loose: an "id" or "type" beside, or no closing tag where the completion ends. vL
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from tito_core.parsing import grammar as g
@@ -45,15 +44,8 @@ class HermesCalls(CallFormat):
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        bodies = (
-            g.sequence(
-                g.text('\n{"name": ' + json.dumps(name, ensure_ascii=False) + ', "arguments": '),
-                g.arguments_json(schema),
-                g.text("}\n"),
-            )
-            for name, schema in tools.items()
-        )
-        return g.sequence(g.tag(markup, self.open), g.either(bodies), g.tag(markup, self.close))
+        opened, closed = g.tag(markup, self.open), g.tag(markup, self.close)
+        return g.sequence(opened, g.json_calls(tools, before="\n", after="\n"), closed)
 
 
 def _call(cursor: Cursor) -> Said:

@@ -7,7 +7,6 @@ alone; vLLM 0.32, `tool_parsers/llama_tool_parser.py`, which also reads "argumen
 
 from __future__ import annotations
 
-import json
 import re
 
 from tito_core.parsing import grammar as g
@@ -42,14 +41,7 @@ class Llama3Calls(CallFormat):
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        return g.either(
-            g.sequence(
-                g.text('{"name": ' + json.dumps(name, ensure_ascii=False) + ', "parameters": '),
-                g.arguments_json(schema),
-                g.text("}"),
-            )
-            for name, schema in tools.items()
-        )
+        return g.json_calls(tools, arguments="parameters")
 
 
 def _objects(said: Completion, opened: int, start: int) -> int:

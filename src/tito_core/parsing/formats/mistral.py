@@ -12,8 +12,7 @@ from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
-from tito_core.parsing.formats.granite import forced_array
-from tito_core.parsing.formats.json_array import read_array
+from tito_core.parsing.formats.json_array import forced_array, read_array
 from tito_core.parsing.json_call import after_blank, json_end, said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import BRACKET_THINK

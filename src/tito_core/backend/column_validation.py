@@ -1,0 +1,229 @@
+"""Checks of optional outputs, which become columns of the ledger. The same for every backend."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tito_core.backend.errors import UNREADABLE
+from tito_core.backend.protocol import NO_COLUMNS, RawResponse, Scored, TokenRequest
+from tito_core.backend.raw_values import RawReader, floats, integer
+from tito_core.backend.typed_values import shown
+from tito_core.ledger.columns import Column, Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
+
+_INT32_MAX = 2**31 - 1
+_NPY = b"\x93NUMPY"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnValidation:
+    """Checks of laws 2 and 4 on what was wanted of one answer, which hold for columns as for logprobs.
+
+    Attributes:
+        reader: Reads values, and builds errors.
+        request: What was asked.
+        ids: The output's ids, already checked.
+        logprobs: Theirs.
+    """
+
+    reader: RawReader
+    request: TokenRequest
+    ids: TokenIds
+    logprobs: Logprobs
+
+    def columns(self, raw: RawResponse) -> Mapping[str, Column]:
+        """Give what was wanted as columns, in offsets of the prompt.
+
+        Raises:
+            ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
+        """
+        wanted, found = self.request.wanted, dict[str, Column]()
+        if not len(self.ids):  # aborted before its first token
+            return NO_COLUMNS
+        if wanted.top_logprobs and self._is_there("top_logprobs", raw.top_logprobs):
+            found |= self._top(self._decoded(raw), wanted.top_logprobs)
+        if wanted.prompt_logprobs and self._is_there("prompt_logprobs", raw.prompt_logprobs):
+            found["prompt_logprobs"] = self._prompt(self._pairs("prompt_logprobs", raw.prompt_logprobs))
+        if wanted.routed_experts and self._is_there("routed_experts", raw.routed_experts):
+            found["routed_experts"] = self._experts(raw.routed_experts)
+        if wanted.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
+            rows = self._rows("sampling_mask", raw.sampling_mask)
+            found["sampling_mask"] = self._mask([self.reader.integers("a sampling_mask", row) for row in rows])
+        return found or NO_COLUMNS
+
+    def _is_there(self, name: str, value: object) -> bool:
+        if value is None and not self.request.lenient:
+            raise self.reader.violation(f"Law 4: the answer holds no {name}, though they were asked for.")
+        return value is not None
+
+    def _decoded(self, raw: RawResponse) -> list[Scored]:
+        try:
+            rows = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
+        except UNREADABLE as error:
+            raise self.reader.violation(f"Law 2: top_logprobs cannot be read: {error}.") from error
+        return [self._pairs("top_logprobs", row) for row in self._rows("top_logprobs", rows)]
+
+    def _pairs(self, name: str, entries: object) -> Scored:
+        """Return (id, logprob) pairs with Python's own numbers; what is no id stays, for who looks at ids to refuse."""
+        if not isinstance(entries, Sequence) or not all(isinstance(e, Sequence) and len(e) == 2 for e in entries):
+            raise self.reader.violation(f"Law 2: {name} must be (id, logprob) pairs, not {shown(entries)}.")
+        logprobs = floats([logprob for _, logprob in entries])
+        if logprobs is None:
+            raise self.reader.violation(f"Law 4: a logprob of {name} is no number: {shown(entries)}.")
+        ids = [token if (found := integer(token)) is None else found for token, _ in entries]
+        return list(zip(ids, logprobs, strict=True))
+
+    def _rows(self, name: str, rows: object) -> Sequence[Any]:
+        if not isinstance(rows, Sequence):
+            raise self.reader.violation(f"Law 2: {name} must be a list with an entry a token, not {shown(rows)}.")
+        if len(rows) != len(self.ids):
+            raise self.reader.violation(f"Law 2: {len(self.ids)} output ids, but {name} of {len(rows)} tokens.")
+        return rows
+
+    def _top(self, rows: Sequence[Scored], k: int) -> Mapping[str, Column]:
+        distinct = [dict(row) for row in rows]
+        for offset, (row, once) in enumerate(zip(rows, distinct, strict=True)):
+            if len(once) < k:
+                raise self.reader.violation(
+                    f"Law 2: {k} top_logprobs a token were asked for, output token {offset} has {len(once)}."
+                )
+            if len(once) < len(row) and any(once[token] != logprob for token, logprob in row):
+                raise self.reader.violation(f"Law 4: output token {offset} has a top id with two logprobs: {row}.")
+        width = max(map(len, distinct), default=k)
+        scores = np.full((len(rows), width), np.nan)
+        ids = np.full((len(rows), width), -1, np.int64)
+        for offset, once in enumerate(distinct):
+            ids[offset, : len(once)] = [self._token(token, offset) for token in once]
+            scores[offset, : len(once)] = [np.nan if value is None else value for value in once.values()]
+        scores[~(scores > SENTINEL_LOGPROB)] = np.nan
+        # The lower id first among equals, which engines list in orders of their own; what is masked comes last.
+        order = np.lexsort((ids, np.where(np.isnan(scores), np.inf, -scores)), axis=1)[:, :k]
+        top, values = (np.take_along_axis(each, order, axis=1) for each in (ids, scores))
+        top[np.isnan(values)] = -1
+        self._agrees(top, values)
+        start = len(self.request.input_ids)
+        return {"top_ids": Column.of(start, top), "top_logprobs": Column.of(start, values)}
+
+    def _agrees(self, top: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
+        """Check the sampled token against the likeliest: among them with its own logprob, or less likely than all."""
+        if np.any(values > ROUNDING):
+            raise self.reader.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is no log-probability.")
+        chosen = self.logprobs.astype(np.float64)[:, None]
+        same = top == self.ids[:, None]
+        least = np.where(np.isnan(values), np.inf, values).min(axis=1, initial=np.inf)
+        beyond = ~same.any(axis=1) & (np.isnan(values).any(axis=1) | (chosen[:, 0] > least + ROUNDING))
+        differs = (same & ~(np.abs(values - chosen) <= ROUNDING)).any(axis=1)
+        for wrong, sentence in (
+            (differs, "has logprob {} and among the likeliest another"),
+            (beyond, "has logprob {}, which is among the likeliest, and is not one of them"),
+        ):
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                words = sentence.format(float(self.logprobs[at]))
+                pairs = list(zip(top[at].tolist(), values[at].tolist(), strict=True))
+                raise self.reader.violation(f"Law 4: output id {int(self.ids[at])} at offset {at} {words}: {pairs}.")
+
+    def _prompt(self, entries: Scored) -> Column:
+        first = self.request.first_scored
+        sent = self.request.input_ids[first:].tolist()
+        if len(entries) != len(sent):
+            raise self.reader.violation(
+                f"Law 2: prompt_logprobs of {len(sent)} tokens from offset {first} were asked for, "
+                f"the server gave {len(entries)}."
+            )
+        for offset, (token, (found, logprob)) in enumerate(zip(sent, entries, strict=True), first):
+            if found != token:
+                raise self.reader.violation(
+                    f"Law 4: prompt id {token} at offset {offset} was sent, the server scored {found}."
+                )
+            if logprob is None:
+                raise self.reader.violation(f"Law 4: prompt token {offset} has no logprob (id {token}).")
+        values = np.asarray([logprob for _, logprob in entries], np.float32)
+        try:
+            check_logprobs(values)
+        except LawViolationError as error:
+            raise self.reader.violation(str(error)) from error
+        return Column.of(first, values)
+
+    def _experts(self, said: object) -> Column:
+        """Read routed experts of the whole sequence, or from the offset that was asked for: some servers ignore it."""
+        start = self.request.first_routed
+        whole = len(self.request.input_ids) + len(self.ids) - 1
+        array = self._array(said, (whole, whole - start))
+        shape = self.request.wanted.expert_shape
+        if (array.ndim != 3 and not self.request.lenient) or shape not in (None, array.shape[1:]):
+            expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
+            raise self.reader.violation(
+                f"Law 2: routed_experts have shape {array.shape}, expected ({whole - start}, {expected})."
+            )
+        if len(array) not in (whole, whole - start):
+            raise self.reader.violation(
+                f"Law 2: routed_experts have {len(array)} rows, expected {whole}, or {whole - start} from {start} on."
+            )
+        try:
+            return Column.of(start, array[start:] if len(array) == whole else array)
+        except LawViolationError as error:
+            raise self.reader.violation(str(error)) from error
+
+    def _array(self, said: object, lengths: tuple[int, int]) -> npt.NDArray[Any]:
+        if isinstance(said, np.ndarray) and said.dtype.kind in "iu":
+            return said
+        if not isinstance(said, str):
+            raise self.reader.violation(f"Law 2: routed_experts must be an integer array or base64, not {shown(said)}.")
+        try:
+            raw = base64.b64decode(said, validate=True)
+            if raw.startswith(_NPY):
+                return _read_npy(raw)
+            flat = np.frombuffer(raw, "<i4")
+        except (ValueError, OverflowError) as error:
+            raise self.reader.violation(f"Law 2: routed_experts cannot be read: {error}.") from error
+        shape = self.request.wanted.expert_shape
+        if shape is not None and len(flat) % (shape[0] * shape[1]) == 0:
+            return flat.reshape(-1, *shape)
+        rows = next((rows for rows in lengths if rows and len(flat) % rows == 0), 1)
+        return flat.reshape(rows, -1)
+
+    def _mask(self, rows: Sequence[Sequence[int]]) -> Column:
+        for offset, (token, row) in enumerate(zip(self.ids.tolist(), rows, strict=True)):
+            if token not in row:
+                raise self.reader.violation(
+                    f"Law 4: output id {token} at offset {offset} is not among the {len(row)} ids that its "
+                    "sampling_mask says it was chosen from."
+                )
+            if len(set(row)) < len(row):
+                raise self.reader.violation(f"Law 4: the sampling_mask of output token {offset} holds an id twice.")
+        width = max(self.request.sampling.top_k, *map(len, rows), 1)
+        table = np.full((len(rows), width), -1, np.int64)
+        for offset, row in enumerate(rows):
+            table[offset, : len(row)] = [self._token(token, offset) for token in row]
+        return Column.of(len(self.request.input_ids), table)
+
+    def _token(self, token: int | str | None, offset: int) -> int:
+        if type(token) is not int or not 0 <= token <= _INT32_MAX:
+            raise self.reader.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
+        return token
+
+
+def _read_npy(raw: bytes) -> npt.NDArray[Any]:
+    """Read an integer `.npy`; its header is held to its length first, so that none makes room for what is not there."""
+    stream = io.BytesIO(raw)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(stream)
+    except (TokenError, RecursionError, MemoryError) as error:  # of Python's own parser, which NumPy lets through
+        raise ValueError("its header cannot be parsed") from error
+    body = raw[stream.tell() :]
+    if dtype.kind not in "iu" or len(body) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(body)} bytes are no {dtype} of shape {shape}")
+    return np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")

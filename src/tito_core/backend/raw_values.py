@@ -1,0 +1,149 @@
+"""Lists and numbers of a backend's answer, which may be of any type, read as Python's own."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from tito_core.backend.errors import BackendError, ProtocolViolationError
+from tito_core.backend.typed_values import shown
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.invariants import SIGN, check_logprobs
+
+
+def integer(value: object) -> int | None:
+    """Return an integer, Python's or NumPy's; None for anything else, a bool included."""
+    if type(value) is int:
+        return value
+    return operator.index(value) if _is_integer(value) and isinstance(value, SupportsIndex) else None
+
+
+def integers(value: object) -> list[int] | None:
+    """Return a list, tuple or array of integers, shape (n,); None for anything else."""
+    found = _items(value, "iu")
+    if found is None or set(map(type, found)) <= {int}:
+        return found
+    return [int(one) for one in found] if all(map(_is_integer, found)) else None
+
+
+def floats(value: object) -> list[float | None] | None:
+    """Return a list, tuple or array of numbers or None, shape (n,); None for anything else."""
+    found = _items(value, "fiu")
+    if found is None or set(map(type, found)) <= {float, int, type(None)}:
+        return found
+    known = all(one is None or isinstance(one, float | np.floating) or _is_integer(one) for one in found)
+    return [None if one is None else float(one) for one in found] if known else None
+
+
+def text(value: object) -> str | None:
+    """Return a string that UTF-8 can write; None for anything else, as a file could not keep it."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return str.__str__(value)
+
+
+@dataclass(frozen=True, slots=True)
+class RawReader:
+    """Reads one answer's values; each failure is a `ProtocolViolationError` that carries backend and request id.
+
+    Attributes:
+        backend: The backend's name.
+        request_id: Ours.
+    """
+
+    backend: str
+    request_id: str
+
+    @contextmanager
+    def reading(self, raw: object) -> Iterator[None]:
+        """Refuse an answer whose own objects raise something when they are read."""
+        try:
+            yield
+        except BackendError:
+            raise
+        except Exception as error:
+            raise self.violation(
+                f"Law 4: the {type(raw).__name__} of the backend {self.backend!r} cannot be read: "
+                f"{type(error).__name__}: {shown(error)}. Nothing of it is kept."
+            ) from error
+
+    def violation(self, sentence: str) -> ProtocolViolationError:
+        """Build the error for a broken law."""
+        return ProtocolViolationError(sentence, backend=self.backend, request_id=self.request_id)
+
+    def integers(self, name: str, value: object) -> list[int]:
+        """Return a list of integers that a backend reported."""
+        found = integers(value)
+        if found is None:
+            raise self.violation(f"Law 2: {name} must be a list of integers, not {shown(value)}.")
+        return found
+
+    def floats(self, name: str, value: object) -> list[float | None]:
+        """Return a list of numbers that a backend reported, None where one is missing."""
+        found = floats(value)
+        if found is None:
+            raise self.violation(f"Law 4: {name} must be a list of numbers, not {shown(value)}.")
+        return found
+
+    def token_ids(self, ids: Sequence[int], what: str = "output id") -> TokenIds:
+        """Return ids as int32, shape (n,); none may be negative or larger than int32 holds."""
+        try:  # which refuses what int32 cannot hold, as no NumPy 1 does, and takes half of an array's time
+            packed = struct.pack(f"{len(ids)}i", *ids)
+        except struct.error:
+            packed = None
+        if packed is None or not packed[SIGN::4].isascii():
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise self.violation(f"Law 2: {what} {wrong} is no token.")
+        return np.frombuffer(packed, np.int32)
+
+    def text(self, name: str, said: object) -> str | None:
+        """Return a string that a backend reported, or None."""
+        found = text(said)
+        if (found is None) == (said is None):
+            return found
+        raise self.violation(f"Law 4: {name} must be a string or None, not {shown(said)}.")
+
+    def same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[object]) -> None:
+        """Compare two lists of ids of one length; `sentence` takes the first that differ: id, offset, other id."""
+        if expected == found or tuple(expected) == tuple(found):  # the usual case, in no time
+            return
+        for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one != other:
+                raise self.violation(f"Law 4: {sentence.format(one, offset, other)}.")
+
+    def logprobs(self, values: Sequence[float | None], ids: Sequence[int] = ()) -> Logprobs:
+        """Check logprobs; those of output tokens come with their `ids`, by which one that is missing is named."""
+        try:
+            # What float32 cannot hold becomes infinite, which is refused; so is None.
+            logprobs = np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)
+            check_logprobs(logprobs)
+        except (struct.error, LawViolationError) as error:
+            if None in values:
+                offset = list(values).index(None)
+                of = f" (id {ids[offset]})" if ids else ""
+                raise self.violation(f"Law 4: output token {offset} has no logprob{of}.") from None
+            raise self.violation(str(error)) from error
+        return logprobs
+
+
+def _items(value: object, kinds: str) -> list[Any] | None:
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.ndim == 1 and value.dtype.kind in kinds else None
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
+        return None
+    return list(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,221 @@
+"""Checks of what a backend reports: what breaks a law does not come in. The same for every backend, ours included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from tito_core.backend.column_validation import ColumnValidation
+from tito_core.backend.errors import UNREADABLE
+from tito_core.backend.id_text import SAME
+from tito_core.backend.protocol import (
+    NO_COLUMNS,
+    NOTHING,
+    EngineInfo,
+    RawResponse,
+    TokenRequest,
+    TokenResponse,
+)
+from tito_core.backend.raw_values import RawReader, floats, integer, text
+from tito_core.backend.score_validation import check_output_ids
+from tito_core.backend.typed_values import shown
+from tito_core.backend.wanted import NOTHING_WANTED
+from tito_core.ledger.columns import Logprobs, TokenIds
+from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.invariants import MAX_COUNT, check_versions
+from tito_core.ledger.turn import Finish, VersionSpan
+
+_FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
+
+
+def validated(raw: object, request: TokenRequest, info: EngineInfo) -> TokenResponse:
+    """Check laws 2, 4 and 10 on everything that a backend reports of a generation, and make the response of it.
+
+    Args:
+        raw: What `Backend.generate` returned.
+        request: What was asked.
+        info: What the server said of itself.
+
+    Raises:
+        ProtocolViolationError: It is not a `RawResponse`, or something in it does not agree; the sentence holds both
+            values.
+    """
+    reader = RawReader(info.backend, request.request_id)
+    with reader.reading(raw):
+        return Validation(reader, info).response(raw, request)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Checks of one generation.
+
+    Attributes:
+        reader: Reads values, and builds errors.
+        info: What the server said of itself.
+    """
+
+    reader: RawReader
+    info: EngineInfo
+
+    def response(self, raw: object, request: TokenRequest) -> TokenResponse:
+        """See `validated`."""
+        if not isinstance(raw, RawResponse):
+            raise self.reader.violation(f"Law 4: generate() must return a RawResponse, not {shown(raw)}.")
+        finish = self._finish(raw.finish)
+        ids = None if raw.output_ids is None else self.reader.integers("output_ids", raw.output_ids)
+        never_ran = finish == Finish.ABORT and not ids  # one that SGLang aborts in its queue tells nothing
+        if not never_ran:
+            self._echo(request, raw.echoed)
+            self._count("prompt_tokens", raw.prompt_tokens, len(request.input_ids))
+        output, logprobs = self._output(raw, ids, request, at_least=0 if never_ran else 1)
+        self._count("completion_tokens", raw.completion_tokens, len(output))
+        stop = self._stop(raw.stop) if finish == Finish.STOP else None
+        self._end(finish, ids or [], stop, request)
+        columns = NO_COLUMNS
+        if not never_ran and request.wanted is not NOTHING_WANTED:
+            columns = ColumnValidation(self.reader, request, output, logprobs).columns(raw)
+        message = self.reader.text("message", raw.message)
+        return TokenResponse(
+            output_ids=output,
+            logprobs=logprobs,
+            finish=finish,
+            stop=stop,
+            prompt_length=len(request.input_ids),
+            cached_tokens=self._cached(raw.cached_tokens),
+            latency_s=self._seconds(raw.latency_s),
+            request_id=self.reader.text("request_id", raw.request_id) or request.request_id,
+            versions=self._versions(raw.versions, len(output)),
+            message=message if finish == Finish.ABORT else None,
+            columns=columns,
+        )
+
+    def _finish(self, said: object) -> Finish:
+        found = _FINISHES.get(said) if isinstance(said, str) else None
+        if found is not None:
+            return found
+        raise self.reader.violation(
+            f"Law 4: the server finished with reason {shown(said)}; a generation ends in 'stop' or 'length', or in "
+            "'abort'."
+        )
+
+    def _echo(self, request: TokenRequest, echoed: object) -> None:
+        """Compare the echo with what was sent; undecoded JSON is compared as text first, and decoded if it differs."""
+        undecoded = isinstance(echoed, bytes | msgspec.Raw)
+        if echoed is None or (undecoded and echoed == NOTHING):
+            if not request.echo or "echoed" in self.info.unreported:
+                return
+            raise self.reader.violation(
+                "Law 4: the server did not echo the prompt ids, so nothing proves what it saw: "
+                "it is too old for token-exact rollouts, or a proxy removed the field."
+            )
+        if isinstance(echoed, bytes | msgspec.Raw):
+            if echoed == SAME or (request.text is not None and request.text.is_echoed_in(bytes(echoed))):
+                return
+            try:
+                echoed = msgspec.json.decode(echoed, type=list[int])
+            except UNREADABLE as error:
+                raise self.reader.violation(f"Law 4: the echo of the prompt is no list of ids: {error}.") from error
+        seen, sent = self.reader.integers("echoed", echoed), request.input_ids
+        if len(seen) != len(sent):
+            raise self.reader.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(seen)}.")
+        self.reader.same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), seen)
+
+    def _output(
+        self, raw: RawResponse, ids: list[int] | None, request: TokenRequest, *, at_least: int
+    ) -> tuple[TokenIds, Logprobs]:
+        limit = request.sampling.max_new_tokens
+        if ids is None or raw.logprobs is None:
+            missing = "output ids" if ids is None else "logprobs"
+            raise self.reader.violation(f"Law 4: the answer holds no {missing}, though they were asked for.")
+        logprobs = self.reader.floats("logprobs", raw.logprobs)
+        if len(ids) != len(logprobs):
+            raise self.reader.violation(f"Law 2: the server gave {len(ids)} output ids and {len(logprobs)} logprobs.")
+        if len(ids) < at_least:
+            raise self.reader.violation("Law 4: the server gave no output ids, not even a stop token.")
+        if len(ids) > limit:
+            raise self.reader.violation(f"Law 4: {limit} tokens were asked for, the server gave {len(ids)}.")
+        packed = self.reader.token_ids(ids)
+        if raw.logprob_ids is not None:
+            scored = raw.logprob_ids.tolist() if isinstance(raw.logprob_ids, np.ndarray) else list(raw.logprob_ids)
+            if len(scored) != len(ids):
+                raise self.reader.violation(f"Law 4: {len(ids)} output ids, but logprobs of {len(scored)} ids.")
+            self.reader.same_ids("output id {} at offset {} has the logprob of {}", ids, scored)
+        check_output_ids(packed, self.info.vocab_size, backend=self.info.backend, request_id=request.request_id)
+        return packed, self.reader.logprobs(logprobs, ids)
+
+    def _stop(self, said: object) -> int | str | None:
+        found = integer(said) if text(said) is None else text(said)
+        if found is None and said is not None:
+            raise self.reader.violation(f"Law 4: stop must be a token id, a stop string or None, not {shown(said)}.")
+        return found
+
+    def _end(self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
+        """Check that a stop token is the last id and the only stop, and that a length finish used its budget."""
+        sampling = request.sampling
+        if finish == Finish.STOP and isinstance(stop, int) and output_ids[-1] != stop:
+            raise self.reader.violation(
+                f"Law 4: stop token {stop} ended the output, whose last id is {output_ids[-1]}."
+            )
+        if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
+            raise self.reader.violation(
+                f"Law 4: the output ended for length after {len(output_ids)} of {sampling.max_new_tokens} tokens."
+            )
+        last = None if finish == Finish.ABORT else -1  # what was aborted did not end
+        before = output_ids[sampling.min_new_tokens : last]
+        # With `ignore_eos`, SGLang lets stop ids pass.
+        passed = [] if sampling.ignore_eos else [stop for stop in sampling.stop_token_ids if stop in before]
+        if passed:
+            at = sampling.min_new_tokens + min(map(before.index, passed))
+            raise self.reader.violation(
+                f"Law 4: stop token {output_ids[at]} at output offset {at} did not end the output of "
+                f"{len(output_ids)} tokens."
+            )
+
+    def _count(self, name: str, reported: object, expected: int) -> None:
+        if reported is None and name in self.info.unreported:
+            return
+        if integer(reported) != expected:
+            raise self.reader.violation(
+                f"Law 4: the server reported {name}={shown(reported)}, the request and answer hold {expected}."
+            )
+
+    def _cached(self, reported: object) -> int | None:
+        """Check the tokens from the prefix cache.
+
+        They are not compared with the prompt's: an engine that had to begin a request again may count twice.
+        """
+        found = integer(reported)
+        if reported is not None and (found is None or not 0 <= found <= MAX_COUNT):
+            raise self.reader.violation(
+                f"Law 4: the server reported cached_tokens={shown(reported)}, which is not a count of tokens."
+            )
+        return found
+
+    def _seconds(self, said: object) -> float:
+        [seconds] = floats([said]) or [None]
+        if seconds is None or not (math.isfinite(seconds) and seconds >= 0):
+            raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {shown(said)}.")
+        return float(seconds)
+
+    def _versions(self, spans: object, length: int) -> tuple[VersionSpan, ...]:
+        if not isinstance(spans, Sequence) or isinstance(spans, str):
+            raise self.reader.violation(f"Law 10: versions must be (start, stop, version) spans, not {shown(spans)}.")
+        versions = tuple(map(self._span, spans)) or (VersionSpan(0, length, None),)
+        try:
+            check_versions(versions, length)
+        except LawViolationError as error:
+            raise self.reader.violation(str(error)) from error
+        return versions
+
+    def _span(self, span: object) -> VersionSpan:
+        start, stop, version = span if isinstance(span, Sequence) and len(span) == 3 else (None, None, None)
+        first, last = integer(start), integer(stop)
+        if first is None or last is None or (version is not None and text(version) is None):
+            raise self.reader.violation(
+                f"Law 10: a weight-version span must be (start, stop, version), not {shown(span)}."
+            )
+        return VersionSpan(first, last, text(version))

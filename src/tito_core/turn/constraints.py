@@ -1,0 +1,120 @@
+"""What Strands asks of one turn beside its history: a tool call that is forced, or an answer of a shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import BaseModel
+from strands.types.tools import ToolChoice
+
+from tito_core.backend.sampling import Grammar, SamplingParams
+from tito_core.backend.typed_values import InvalidValueError
+from tito_core.chat.message_check import shown
+from tito_core.parsing.completion import Tools
+from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
+from tito_core.parsing.registry import ToolParser
+from tito_core.parsing.turn import TurnParser
+
+
+class UnsupportedToolChoiceError(ValueError):
+    """A tool call cannot be forced: the parser's format has no grammar, or the tool is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """What is asked of a turn.
+
+    Attributes:
+        tool_choice: {"auto": {}}, {"any": {}} or {"tool": {"name": ...}}; None as "auto".
+        output_model: The shape of the answer, or None. Strands gives one together with the choice of a tool of the
+            same shape; then the tool is called, and the bare answer is for formats in which no call can be forced.
+    """
+
+    tool_choice: ToolChoice | None = None
+    output_model: type[BaseModel] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what a caller gave.
+
+        Raises:
+            UnsupportedToolChoiceError: `tool_choice` does not have Strands' form.
+            InvalidValueError: `output_model` is not a pydantic model.
+        """
+        if self.tool_choice is not None:
+            _check_choice(self.tool_choice)
+        if self.output_model is not None:
+            check_output_model(self.output_model)
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether a tool has to be called."""
+        return self.tool_choice is not None and "auto" not in self.tool_choice
+
+    def sampling(
+        self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
+    ) -> SamplingParams:
+        """Give the sampling parameters of the turn, with the grammar that is asked for.
+
+        Args:
+            base: The rollout's own.
+            parser: Supplies the grammar of a call.
+            tools: The JSON Schema of each tool's arguments, by name.
+            prompt_tail: The end of the prompt, which may have opened reasoning.
+
+        Raises:
+            UnsupportedToolChoiceError: The call cannot be forced.
+        """
+        grammar = self._grammar(parser, tools, prompt_tail)
+        if grammar is None:
+            return base
+        # An engine holds to no least length beside a grammar, and a complete one must be able to end.
+        return base.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
+
+    def _grammar(self, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]) -> Grammar | None:
+        choice = self.tool_choice
+        if not self.forces_call:
+            return self._shape(parser, prompt_tail)
+        try:
+            tool: Mapping[str, Any] | None = cast(Mapping[str, Any], choice).get("tool")
+            name = None if tool is None else tool["name"]
+            forced = parser.call_grammar(tools, name, prompt_tail)
+        except NoCallGrammarError as error:
+            if (shape := self._shape(parser, prompt_tail)) is not None:
+                return shape
+            raise UnsupportedToolChoiceError(f"tool_choice: {str(error)[:500]}") from error
+        return _grammar_of(forced)
+
+    def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
+        if self.output_model is None:
+            return None
+        schema = self.output_model.model_json_schema()
+        thinking = parser.answer_grammar(schema, prompt_tail) if isinstance(parser, TurnParser) else None
+        return Grammar(kind="json_schema", value=json.dumps(schema)) if thinking is None else _grammar_of(thinking)
+
+
+def _check_choice(choice: Any) -> None:
+    is_choice = isinstance(choice, Mapping) and any(key in choice for key in ("auto", "any", "tool"))
+    tool = choice.get("tool", {"name": ""}) if is_choice else None
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise UnsupportedToolChoiceError(
+            f"tool_choice is {shown(choice)}: give {{'auto': {{}}}}, {{'any': {{}}}} or {{'tool': {{'name': ...}}}}."
+        )
+
+
+def check_output_model(output_model: Any) -> None:
+    """Check the shape that an answer is to have.
+
+    Raises:
+        InvalidValueError: It is not a subclass of pydantic's BaseModel.
+    """
+    if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
+        raise InvalidValueError(
+            f"The output model must be a subclass of pydantic.BaseModel, not {shown(output_model)}."
+        )
+
+
+def _grammar_of(forced: CallGrammar) -> Grammar:
+    return Grammar(kind="structural_tag", value=forced.value, avoided_ids=forced.avoided_ids)

@@ -1,0 +1,199 @@
+"""Reading an answer: the sampled ids become the message that Strands stores and the draft that is committed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import msgspec
+from strands.types.content import ContentBlock, Message
+
+from tito_core.backend.checked import score
+from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.score_validation import check_output_ids, outside_vocabulary
+from tito_core.chat.messages import MALFORMED_CALL
+from tito_core.chat.sampled_ids import with_sampled_id
+from tito_core.ledger.columns import Columns
+from tito_core.ledger.histories import extended
+from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
+from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
+from tito_core.settings import MalformedCalls, Settings
+from tito_core.turn.inputs import PolicyParts
+from tito_core.turn.malformed import malformed_of
+from tito_core.turn.parent import as_shown
+from tito_core.turn.request import Prepared
+
+logger = logging.getLogger(__name__)
+
+
+class Read(msgspec.Struct, frozen=True, eq=False):
+    """An answer, read.
+
+    Attributes:
+        message: What Strands will store.
+        draft: The turn, ready to commit.
+        malformed: Its malformed calls.
+        arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
+    """
+
+    message: Message
+    draft: Draft
+    malformed: tuple[ParsedCall, ...]
+    arguments: Mapping[str, str]
+
+
+def read(
+    policy: PolicyParts,
+    prepared: Prepared,
+    response: TokenResponse,
+    next_call_id: Callable[[], str],
+    settings: Settings = Settings(),  # noqa: B008  # frozen
+) -> Read:
+    """Turn an answer into the message that Strands will store and the draft of the turn."""
+    parsed = parse(policy, prepared, response)
+    runs_calls = settings.runs_calls or prepared.forces_call
+    message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
+    drafted = draft(policy, prepared, response, message, parsed)
+    return Read(message, drafted, malformed_of(parsed), sampled_arguments(message, parsed))
+
+
+async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> None:
+    """Check that the server takes back the ids that it sampled, before a turn with them is committed.
+
+    Ids past the client's tokenizer are legal: embeddings are padded, and their rows can be sampled. Where the server
+    does not say how many rows it has, it is asked whether it takes the largest such id in a prompt.
+
+    Raises:
+        ProtocolViolationError: An id is outside the server's vocabulary (law 4).
+        BackendError: The server could not be asked.
+    """
+    largest, backend, rows = int(response.output_ids.max(initial=0)), policy.backend, policy.info.vocab_size
+    if largest < policy.template.encoder.vocab_size:
+        return
+    check_output_ids(response.output_ids, rows, backend=backend.name, request_id=request.request_id)
+    if rows is not None:
+        return
+    try:
+        await score(backend, [int(request.input_ids[0]), largest])
+    except UnsupportedByServerError:
+        logger.warning(
+            "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
+        )
+    except BadRequestError as error:
+        raise outside_vocabulary(
+            largest, "(it refuses the id in a prompt)", backend.name, request.request_id
+        ) from error
+
+
+def named(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> TokenResponse:
+    """Name the stop string that ended an answer, where the server does not: the first that its text completes.
+
+    vLLM up to 0.31 does not. An answer that holds none was ended by its last token, of which the model alone knew.
+    """
+    if response.finish != Finish.STOP or response.stop is not None:
+        return response
+    text = str(policy.tokenizer.decode(response.output_ids.tolist()))
+    ends = {text.find(stop) + len(stop): stop for stop in request.sampling.stop if stop in text}
+    return replace(response, stop=ends[min(ends)] if ends else int(response.output_ids[-1]))
+
+
+def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
+    """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
+    session = policy.parser.start(prepared.tail, prepared.tools)
+    session.feed(response.output_ids.tolist())
+    parsed = session.finish(truncated=response.finish.cut_off)
+    if all(call.name != MALFORMED_CALL for call in parsed.calls):
+        return parsed
+    return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
+
+
+def _not_reserved(call: ParsedCall) -> ParsedCall:
+    if call.status != CallStatus.OK or call.name != MALFORMED_CALL:
+        return call
+    reason = f"{MALFORMED_CALL} is no tool."
+    return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
+
+
+def draft(
+    policy: PolicyParts, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn
+) -> Draft:
+    """Put one answered turn together, ready to commit."""
+    request, match = prepared.request, prepared.match
+    recorded = policy.recorded.recorded(request.sampling, policy.backend.name, policy.info)
+    return Draft(
+        parent=match.parent,
+        columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
+        constrained=request.sampling.grammar is not None,
+        prompt_length=response.prompt_length,
+        finish=response.finish,
+        stop=response.stop,
+        fingerprint=extended(match.walk.digest, as_shown(message)),
+        max_new_tokens=request.sampling.max_new_tokens,
+        sampling=recorded.sampling,
+        reasoning_closed=parsed.reasoning_closed,
+        branch=match.branch,
+        calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
+        engine=EngineRecord(
+            server=recorded.server,
+            request_id=response.request_id,
+            latency_s=response.latency_s,
+            cached_tokens=response.cached_tokens,
+            versions=response.versions,
+            responses=response.responses,
+        ),
+        extras=response.columns,
+    )
+
+
+def assistant_message(
+    parsed: ParsedTurn,
+    finish: Finish,
+    next_call_id: Callable[[], str],
+    malformed: MalformedCalls = "feedback",
+    runs_calls: bool = True,
+) -> Message:
+    """Build the message that Strands will store. No raw text of a call is lost in it.
+
+    Blank text is left out: Strands drops or rewrites it. Of an answer that was cut off all calls stay text, since
+    Strands would rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets
+    feedback, and where none is to run at all.
+    """
+    content: list[ContentBlock] = []
+    if parsed.early_reasoning.strip():
+        content.append(_reasoning(parsed.early_reasoning))
+    text = parsed.text
+    as_text = finish.cut_off or not runs_calls or (malformed != "feedback" and bool(malformed_of(parsed)))
+    if as_text:
+        text = "\n".join([text, *(call.raw for call in parsed.calls)]).strip()
+    if text.strip():
+        content.append({"text": text})
+    if parsed.late_reasoning.strip():
+        content.append(_reasoning(parsed.late_reasoning))
+    if not as_text:
+        content += [_tool_use(call, next_call_id()) for call in parsed.calls]
+    return {"role": "assistant", "content": content}
+
+
+def _reasoning(text: str) -> ContentBlock:
+    return {"reasoningContent": {"reasoningText": {"text": text}}}
+
+
+def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
+    """Give the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
+    uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
+    written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
+    return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
+
+
+def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
+    if call.status == CallStatus.OK and call.name is not None:
+        arguments = dict(call.arguments or {})
+        return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
+    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must
+    # be a mapping: module tools run on lists and strings.
+    said = {"reason": call.reason, "raw": call.raw}
+    if call.name is not None:
+        said["name"] = call.name
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": said}}

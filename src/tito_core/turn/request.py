@@ -1,0 +1,135 @@
+"""Building a turn's request: what is new is rendered, encoded and checked before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import TokenRequest
+from tito_core.backend.request_checks import check_input_ids, clamp_new_tokens
+from tito_core.chat.encoder import EncodedText
+from tito_core.chat.ending import Opened
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Draft
+from tito_core.parsing.parsed import CallStatus
+from tito_core.settings import Settings
+from tito_core.turn.inputs import PolicyParts, TurnInput
+from tito_core.turn.limits import least_length, left_of
+from tito_core.turn.parent import ParentMatch
+
+PROMPT_TAIL = 32
+"""Prompt ids in which a parser looks for a reasoning block that the template opened."""
+
+
+class Prepared(msgspec.Struct, frozen=True, eq=False):
+    """A turn that is ready to send.
+
+    Attributes:
+        match: Where it continues the ledger.
+        delta: Its own prompt tokens.
+        request: The whole prompt and its parameters.
+        text: The prompt as it travels.
+        tools: The JSON Schema of each tool's arguments, by name.
+        tail: The end of the prompt, in which a parser looks for reasoning that the template opened.
+        forces_call: Whether a tool has to be called.
+    """
+
+    match: ParentMatch
+    delta: EncodedText
+    request: TokenRequest
+    text: IdText
+    tools: Mapping[str, Mapping[str, Any]]
+    tail: list[int]
+    forces_call: bool = False
+
+
+async def prepare_turn(
+    policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Settings, match: ParentMatch
+) -> Prepared:
+    """Build a request, and let the referee see a delta of a new shape (law 7); arguments and errors as `prepare`.
+
+    A long text is encoded in a thread, since it would hold up the event loop for seconds.
+    """
+    if match.is_long:
+        # The thread gets a copy of what it renders: the agent's own list may change meanwhile.
+        messages = [*asked.messages[: match.answered], *deepcopy(asked.messages[match.answered :])]
+        build = partial(prepare, policy, ledger, replace(asked, messages=messages), settings, match)
+        prepared = await asyncio.to_thread(build)
+    else:
+        prepared = prepare(policy, ledger, asked, settings, match)
+    answered, length = (0 if match.parent is None else match.answered), len(prepared.request.input_ids)
+    compare = policy.template.comparison(asked.messages, answered, asked.system_prompt, asked.tool_specs, length)
+    if compare is not None:
+        await asyncio.to_thread(compare)
+    return prepared
+
+
+def prepare(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Settings, match: ParentMatch) -> Prepared:
+    """Render what is new after a turn's parent, and check it all before it leaves; any thread may do it.
+
+    Raises:
+        InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
+        TotalTokensReachedError: They leave nothing of `max_total_tokens`.
+        ContextLengthError: They leave no room to answer.
+        UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
+    """
+    backend, wanted = policy.backend.name, settings.sampling.max_new_tokens
+    total, context = settings.max_total_tokens, settings.context_window_limit
+    if match.is_long:
+        least = ledger.path_length(match.parent) + least_length(policy, match, asked)
+        left = left_of(total, least, wanted, at_least=True)
+        clamp_new_tokens(left, least, context, backend=backend, at_least=True)
+    delta = _delta(policy, ledger, match, asked)
+    check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
+    input_ids = ledger.path_ids(match.parent, delta.ids)
+    left = left_of(total, len(input_ids), wanted)
+    room = clamp_new_tokens(left, len(input_ids), context, backend=backend)
+    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in asked.tool_specs or ()}
+    tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
+    sampling = asked.constraint.sampling(settings.sampling, policy.parser, tools, tail)
+    text = policy.prompts.text(ledger, match.parent, delta.ids).standing_for(input_ids)
+    request = TokenRequest(
+        input_ids,
+        policy.sampling(sampling).within(room),
+        os.urandom(16).hex(),
+        ledger.uuid,
+        text,
+        settings.wanted,
+        delta_start=len(input_ids) - len(delta.ids),
+        echo=settings.verify_echo == "always" or match.parent is None,
+    )
+    return Prepared(match, delta, request, text, tools, tail, asked.constraint.forces_call)
+
+
+def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, asked: TurnInput) -> EncodedText:
+    """Render and encode what a turn adds to its parent's tokens."""
+    messages, tools = asked.messages, asked.tool_specs
+    if match.parent is None:
+        return policy.template.first_prompt(messages, asked.system_prompt, tools)
+    before = ledger[match.parent].draft
+    return policy.template.delta(
+        messages[match.answered - 1],
+        messages[match.answered :],
+        int(before.output_ids[-1]) if len(before.output_ids) else None,
+        opened=opened(before),
+        tool_specs=tools or (),
+        history=messages[: match.answered - 1],
+    )
+
+
+def opened(before: Draft) -> Opened:
+    """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
+    if not before.finish.cut_off and not isinstance(before.stop, str):
+        return Opened.MESSAGE
+    if not before.reasoning_closed:
+        return Opened.REASONING
+    cut = before.calls and before.calls[-1].status == CallStatus.TRUNCATED
+    return Opened.CALL if cut else Opened.MESSAGE

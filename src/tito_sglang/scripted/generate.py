@@ -1,0 +1,180 @@
+"""How SGLang 0.5.23 writes a finished generation down: `/generate`, whole and streamed."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tito_core.testing.beside import reported_top, routed, support
+from tito_core.testing.settle import Settled
+from tito_core.testing.text import prefixes, said_text
+from tito_core.testing.wire import (
+    EngineState,
+    WireResponse,
+    cached_tokens,
+    json_response,
+    sse_response,
+    version_spans,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateAnswer:
+    """Renders `/generate`. `many` (a batch, or n above 1) makes the answer a list."""
+
+    state: EngineState
+    body: Mapping[str, Any]
+    many: bool
+
+    def __call__(self, answers: Sequence[Settled], seconds: float) -> WireResponse:
+        """One object per prompt and sample."""
+        if self.body.get("stream"):
+            return sse_response([event for answer in answers for event in self._events(answer, seconds)])
+        written = [self._whole(answer, seconds) for answer in answers]
+        return json_response(written if self.many else written[0])
+
+    def _whole(self, answer: Settled, seconds: float) -> dict[str, Any]:
+        params = answer.request.body.get("sampling_params") or {}
+        text = said_text(self.state, answer, params if isinstance(params, dict) else {})
+        meta = self._waiting(answer, seconds) if answer.queued else self._meta(answer, self._cached(answer), seconds)
+        meta["response_sent_to_client_ts"] = time.time()
+        written = {"text": text, "output_ids": list(answer.output_ids), "meta_info": meta}
+        if self.state.skip_tokenizer_init:
+            del written["text"]
+        if self.body.get("return_prompt_token_ids"):
+            written["prompt_token_ids"] = list(answer.request.prompt_ids)
+        return written
+
+    def _events(self, answer: Settled, seconds: float) -> Iterator[dict[str, Any]]:
+        """Cumulative in text, ids and logprobs; the first event, every `stream_interval`-th token, and the last."""
+        if answer.queued:
+            yield self._whole(answer, seconds)
+            return
+        params = answer.request.body.get("sampling_params") or {}
+        interval = params.get("stream_interval") or 1
+        texts, total, cached = prefixes(self.state, answer, params), len(answer.output_ids), self._cached(answer)
+        for n in range(1, max(1, total) + 1):
+            if n not in (1, total) and (n - 1) % interval:
+                continue
+            part = replace(answer, output_ids=answer.output_ids[:n], logprobs=answer.logprobs[:n])
+            meta = self._meta(part, cached, seconds)
+            if n < total:
+                meta["finish_reason"] = None
+                del meta["weight_versions"], meta["e2e_latency"]
+            if n == 1:
+                meta["response_sent_to_client_ts"] = time.time()
+            event = {"text": texts[n - 1] if texts else "", "output_ids": list(part.output_ids), "meta_info": meta}
+            if self.state.skip_tokenizer_init:
+                del event["text"]
+            if self.body.get("return_prompt_token_ids"):
+                event["prompt_token_ids"] = list(answer.request.prompt_ids)
+            yield event
+
+    def _cached(self, answer: Settled) -> int:
+        """Asking for prompt logprobs from k on keeps the cache only up to k."""
+        start = self.body.get("logprob_start_len")
+        wanted = self.body.get("return_logprob") and start is not None and start >= 0
+        salt = f"{self.body.get('extra_key') or ''}{self.body.get('cache_salt') or ''}"
+        return cached_tokens(self.state, answer, salt, start if wanted else None)
+
+    def _meta(self, answer: Settled, cached: int, seconds: float) -> dict[str, Any]:
+        request = answer.request
+        meta: dict[str, Any] = {
+            "id": request.server_id,
+            "finish_reason": _finish_reason(answer),
+            "prompt_tokens": len(request.prompt_ids),
+            "weight_version": self.state.weight_version,
+            "num_retractions": 0,
+        }
+        if self.body.get("return_logprob"):
+            meta |= self._logprobs(answer)
+        if self.body.get("return_sampling_mask"):
+            meta |= self._mask(answer)
+        meta |= {
+            "reasoning_tokens": 0,
+            "completion_tokens": len(answer.output_ids),
+            "cached_tokens": cached,
+            "weight_versions": version_spans(self.state, answer),
+            "cached_tokens_details": {"device": cached, "host": 0} if cached else None,
+        }
+        if self.body.get("return_routed_experts") and (experts := self._experts(answer)) is not None:
+            meta["routed_experts"] = experts
+        return {**meta, "dp_rank": None, "e2e_latency": seconds}
+
+    def _experts(self, answer: Settled) -> str | None:
+        if self.state.experts is None or answer.said.routed_experts is not None:
+            return answer.said.routed_experts
+        start = self.body.get("routed_experts_start_len") or 0
+        experts = routed((*answer.request.prompt_ids, *answer.output_ids), *self.state.experts)[start:]
+        return base64.b64encode(experts.astype("<i4").tobytes()).decode()  # int32, without a shape
+
+    def _mask(self, answer: Settled) -> dict[str, Any]:
+        """For each output token the ids it was chosen from, and logprobs of the sampled one, or of all, over these."""
+        request, n = answer.request, len(answer.output_ids)
+        whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
+        kept = answer.said.support or [support(answer.scorer, request, whole, p) for p in range(start, len(whole))]
+        of_all = self.body.get("sampling_logprobs_mode") == "support"
+        logprobs = [
+            [logprob for _, logprob in row] if of_all else dict(row)[token]
+            for row, token in zip(kept, answer.output_ids, strict=False)
+        ]
+        return {
+            "output_token_sampling_mask": [[token for token, _ in row] for row in kept[:n]],
+            "output_token_sampling_logprobs": logprobs,
+            "output_token_sampling_mask_length": n,
+        }
+
+    def _waiting(self, answer: Settled, seconds: float) -> dict[str, Any]:
+        """An abort in the queue: no prompt_tokens, no cached_tokens."""
+        logprobs = self._logprobs(answer) if self.body.get("return_logprob") else {}
+        return {
+            "id": answer.request.server_id,
+            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+            "weight_version": self.state.weight_version,
+            "e2e_latency": seconds,
+            "weight_versions": version_spans(self.state, answer),
+            **({name: value for name, value in logprobs.items() if "top" not in name}),
+            "completion_tokens": 0,
+        }
+
+    def _logprobs(self, answer: Settled) -> dict[str, Any]:
+        """`[logprob, id, null]` entries: the prompt's from `logprob_start_len` (raw), and the output's."""
+        ids, start = answer.request.prompt_ids, self.body.get("logprob_start_len")
+        start = len(ids) if start is None or start < 0 else start
+        k = self.body.get("top_logprobs_num") or 0
+        text = self.state.piece if self.body.get("return_text_in_logprobs") else lambda token: None
+        given: list[Any] = []
+        if start < len(ids):
+            scores = answer.scorer.score(ids, start + 1, 1.0) if start + 1 < len(ids) else []
+            given = [[None, ids[start], text(ids[start])]]
+            given += [[lp, token, text(token)] for lp, token in zip(scores, ids[start + 1 :], strict=True)]
+        said = [[lp, token, text(token)] for lp, token in zip(answer.logprobs, answer.output_ids, strict=True)]
+        entries: dict[str, Any] = {
+            "input_token_logprobs": given,
+            "output_token_logprobs": said,
+            "output_token_logprobs_length": len(said),
+        }
+        if k:
+            whole = (*ids, *answer.output_ids)
+            tops = answer.said.top_logprobs or [
+                reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
+            ]
+            before = [answer.scorer.top(ids, n, k, 1.0) for n in range(start + 1, len(ids))]
+            entries["input_top_logprobs"] = [None, *(_entries(top[:k]) for top in before)] if given else []
+            entries["output_top_logprobs"] = [_entries(top[:k]) for top in tops[: len(said)]]
+        return entries
+
+
+def _entries(top: Sequence[tuple[int, float]]) -> list[list[Any]]:
+    return [[logprob, token, None] for token, logprob in top]
+
+
+def _finish_reason(answer: Settled) -> dict[str, Any]:
+    if answer.finish == "stop":
+        return {"type": "stop", "matched": answer.stop}
+    if answer.finish == "length":
+        return {"type": "length", "length": len(answer.output_ids)}
+    return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}

@@ -1,0 +1,209 @@
+"""The HTTP surface of an SGLang 0.5.23 server, as recorded from one. Plain JSON, without code of the backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from tito_core.testing.wire import EngineState, Generation, WireResponse, json_response, now, sse_response
+from tito_sglang.scripted import errors, requests
+from tito_sglang.scripted.errors import Refused, Rejected
+from tito_sglang.scripted.requests import Killed
+
+VERSION = "0.5.23"
+_OPEN = ("/health", "/ready", "/metrics")  # not guarded by the api key
+_UNHEALTHY_AFTER = 20.0  # seconds of pause
+_FLUSHED = (
+    b"Cache flushed.\nPlease check backend logs for more details. "
+    b"(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+
+Answer = WireResponse | Generation
+
+
+class SGLangWire:
+    """SGLang's endpoints: generate by token ids, information, abort, pause and weight versions."""
+
+    name = "sglang"
+
+    def __init__(self, state: EngineState) -> None:
+        self.state = state
+        self._get: dict[str, Callable[[], Answer]] = {
+            "/": lambda: json_response("SGLang is running"),
+            "/health": self._health,
+            "/health_generate": self._health,
+            "/ping": lambda: WireResponse(200),
+            "/ready": lambda: WireResponse(200),
+            "/model_info": self._model_info,
+            "/get_model_info": self._model_info,
+            "/server_info": self._server_info,
+            "/v1/loads": self._loads,
+            "/v1/models": self._models,
+            "/flush_cache": self._flush,
+        }
+        self._post: dict[str, Callable[[dict[str, Any]], Answer]] = {
+            "/abort_request": self._abort,
+            "/flush_cache": lambda body: self._flush(),
+            "/pause_generation": self._pause,
+            "/continue_generation": self._continue,
+            "/update_weight_version": self._update_version,
+            "/update_weights_from_disk": self._update_weights,
+            "/detokenize": self._detokenize,
+            "/tokenize": self._tokenize,
+        }
+
+    def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """See `Wire.route`."""
+        path = path.partition("?")[0]
+        if not path.startswith(_OPEN) and not self.state.admits(headers):
+            return json_response({"error": "Unauthorized"}, 401)
+        if path != "/generate":
+            return self._other(method, path, body)
+        if method not in ("POST", "PUT"):
+            return json_response({"detail": "Method Not Allowed"}, 405)
+        try:
+            return requests.generate(self.state, path, headers, body)
+        except Refused as refused:
+            return refused.response
+        except Rejected as rejected:
+            if msgspec.json.decode(body).get("stream"):
+                return sse_response([errors.rejection_event(str(rejected))])
+            return errors.rejection(str(rejected))
+        except Killed:
+            self.state.dead = True
+            return WireResponse(500, close_after=0)
+
+    def script_error(self, message: str) -> WireResponse:
+        """See `Wire.script_error`."""
+        return errors.rejection(f"scripted engine: {message}")
+
+    def queue_full(self) -> WireResponse:
+        """See `Wire.queue_full`."""
+        return errors.queue_full()
+
+    def _other(self, method: str, path: str, body: bytes) -> Answer:
+        if path not in self._get and path not in self._post:
+            return json_response({"detail": "Not Found"}, 404)
+        if method == "GET" and path in self._get:
+            return self._get[path]()
+        if method != "POST" or path not in self._post:
+            return json_response({"detail": "Method Not Allowed"}, 405)
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except msgspec.DecodeError:
+            return errors.malformed_json(body)
+        return self._post[path](fields)
+
+    def _health(self) -> Answer:
+        since = self.state.paused_since
+        return WireResponse(503 if since is not None and time.monotonic() - since > _UNHEALTHY_AFTER else 200)
+
+    def _model_info(self) -> Answer:
+        model = self.state.model
+        return json_response(
+            {
+                "model_path": model,
+                "served_model_name": model,
+                "tokenizer_path": model,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self.state.weight_version,
+                "load_format": "auto",
+                "reasoning_parser": None,
+                "tool_call_parser": None,
+                "disaggregation_mode": "null",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": "scripted",
+                "architectures": ["ScriptedForCausalLM"],
+            }
+        )
+
+    def _server_info(self) -> Answer:
+        """The few fields that anything here reads; a real one lists all of its launch arguments."""
+        return json_response(
+            {
+                "model_path": self.state.model,
+                "enable_return_routed_experts": self.state.experts is not None,
+                "enable_priority_scheduling": self.state.priorities,
+                "schedule_low_priority_values_first": False,
+                "sampling_mask_max_tokens": requests.SAMPLING_MASK_TOKENS,
+                "version": VERSION,
+                "frontend": "python",
+            }
+        )
+
+    def _loads(self) -> Answer:
+        """Name the version; a real server also tells each worker's queues and memory."""
+        return json_response({"version": VERSION, "accelerator": None, "num_accelerators": 1, "loads": []})
+
+    def _models(self) -> Answer:
+        model = {
+            "id": self.state.model,
+            "object": "model",
+            "created": now(),
+            "owned_by": "sglang",
+            "root": self.state.model,
+            "parent": None,
+            "max_model_len": self.state.max_model_len,
+        }
+        return json_response({"object": "list", "data": [model]})
+
+    def _detokenize(self, body: dict[str, Any]) -> Answer:
+        special = self.state.eos_ids if body.get("skip_special_tokens", True) else ()
+        return json_response({"text": self.state.decode([i for i in body["tokens"] if i not in special])})
+
+    def _tokenize(self, body: dict[str, Any]) -> Answer:
+        """Any model's name is taken. `max_model_len` is the tokenizer's own, which may differ from the server's."""
+        if self.state.skip_tokenizer_init:
+            return errors.no_tokenizer()
+        if self.state.encode is None:
+            return json_response({"detail": "Not Found"}, 404)
+        ids = list(self.state.encode(str(body["prompt"]), bool(body.get("add_special_tokens", True))))
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": self.state.max_model_len})
+
+    def _abort(self, body: dict[str, Any]) -> Answer:
+        """By exact rid, or everything; 200 also for an unknown rid."""
+        rid, everything = body.get("rid"), bool(body.get("abort_all"))
+        self.state.abort(lambda request: everything or request.server_id == rid)
+        return WireResponse(200)
+
+    def _flush(self) -> Answer:
+        """Refused while anything runs."""
+        if self.state.running():
+            return WireResponse(400, body=b"Flush cache failed.\n")
+        self.state.cache.clear()
+        return WireResponse(200, body=_FLUSHED)
+
+    def _pause(self, body: dict[str, Any]) -> Answer:
+        mode = body.get("mode", "abort")
+        if mode not in ("abort", "retract", "in_place"):
+            return errors.bad_pause_mode(body)
+        self.state.pause()
+        if mode == "abort":
+            self.state.abort(lambda request: True)
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    def _continue(self, body: dict[str, Any]) -> Answer:
+        self.state.resume()
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    def _update_version(self, body: dict[str, Any]) -> Answer:
+        version = str(body["new_version"])
+        self.state.set_version(version)
+        message = f"Weight version updated to {version}"
+        return json_response({"success": True, "message": message, "new_version": version})
+
+    def _update_weights(self, body: dict[str, Any]) -> Answer:
+        message = "Succeeded to update model weights."
+        if body.get("abort_all_requests"):
+            self.state.abort(lambda request: True)
+        if (version := body.get("weight_version")) is not None:
+            self.state.set_version(str(version))
+            message += f" Weight version updated to {version}."
+        if body.get("flush_cache", True):
+            self.state.cache.clear()
+        return json_response({"success": True, "message": message, "num_paused_requests": 0})

@@ -1,0 +1,43 @@
+"""SGLang's wire as the conformance suite reads it: code of its own, which shares nothing with the backend."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tito_conformance.wire_reading import Heard, Seen, documents
+
+
+def read(exchange: Seen) -> Heard | None:
+    """Read a generation of `/generate`, whole or streamed; None for a score or anything else."""
+    sent = json.loads(exchange.sent)
+    wanted = sent.get("sampling_params") or {}
+    if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
+        return None
+    heard = Heard(sent["rid"], list(sent["input_ids"]), wanted)
+    answers = documents(exchange)
+    meta = answers[-1]["meta_info"]
+    heard.completion_tokens = meta.get("completion_tokens")
+    heard.output = _whole([answer["output_ids"] for answer in answers], heard.completion_tokens)
+    tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
+    rows = _whole(tables, heard.completion_tokens)
+    heard.logprobs, heard.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
+    heard.echoed = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
+    reason = meta.get("finish_reason") or {}
+    heard.finish, heard.stop = reason.get("type"), reason.get("matched")
+    heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
+    heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
+    heard.text = answers[0].get("text") if len(answers) == 1 else None
+    heard.experts, heard.masks = meta.get("routed_experts"), meta.get("output_token_sampling_mask")
+    heard.scored = [(row[1], row[0]) for row in (meta.get("input_token_logprobs") or [])[1:]]
+    if sent.get("top_logprobs_num"):
+        tables = [answer["meta_info"].get("output_top_logprobs") or [] for answer in answers]
+        heard.top = [[(token, value) for value, token, _ in row] for row in _whole(tables, heard.completion_tokens)]
+    return heard
+
+
+def _whole(parts: list[list[Any]], count: int | None) -> list[Any]:
+    """Put the parts of a stream together: each event repeats what came before, unless the server was told not to."""
+    if len(parts) == 1 or len(parts[-1]) == count:
+        return list(parts[-1])
+    return [item for part in parts for item in part]

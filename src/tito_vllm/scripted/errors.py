@@ -1,0 +1,101 @@
+"""vLLM 0.32's error bodies, one recorded body for each kind of refusal; only values that a client reads are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from tito_core.testing.wire import EngineState, WireResponse, json_response
+
+
+class Refused(Exception):
+    """The request is answered with this error and reaches no script."""
+
+    def __init__(self, response: WireResponse) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+def error(message: str, param: str | None = None, status: int = 400, kind: str = "BadRequestError") -> WireResponse:
+    """`{"error": {message, type, param, code}}`."""
+    return json_response({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+
+
+def bad_value(message: str, param: str, value: Any = None) -> WireResponse:
+    """A rejected value; the server repeats name and value at the end of its sentence."""
+    shown = f"parameter={param}" if value is None else f"parameter={param}, value={value}"
+    return error(f"{message} ({shown})", param)
+
+
+def no_model(name: str, served: str) -> WireResponse:
+    """404 for an unknown model name."""
+    return error(f"The model `{name}` does not exist. Valid aliases: {served}.", "model", 404, "NotFoundError")
+
+
+def not_enabled() -> WireResponse:
+    """403 of `/inference/v1/*` on a server that was started without `--enable-scale-out`."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    return error(message, status=403, kind="PermissionDeniedError")
+
+
+def invalid(problem: Mapping[str, Any]) -> WireResponse:
+    """A body that fails the schema; `param` is the place."""
+    return error(f"1 validation error:\n  {dict(problem)}", problem["loc"], kind="Bad Request")
+
+
+def missing(name: str, given: int) -> WireResponse:
+    """A required field that is absent from a body of `given` fields."""
+    shown = f"<dict of {given} items>"
+    return invalid({"type": "missing", "loc": f"body.{name}", "msg": "Field required", "input": shown})
+
+
+def _schema(kind: str, place: str, message: str) -> Callable[..., WireResponse]:
+    return lambda *_: invalid({"type": kind, "loc": place, "msg": message})
+
+
+invalid_json = _schema("json_invalid", "body.38", "JSON decode error")
+bad_prompt_ids = _schema("greater_than_equal", "body.prompt.1", "Input should be greater than or equal to 0")
+negative_token_ids = _schema("value_error", "body.token_ids", "Value error, token_ids must not contain negative values")
+empty_token_ids = _schema("too_short", "body.token_ids", "List should have at least 1 item after validation, not 0")
+
+_RANGES = (
+    ("presence_penalty", -2, 2, "in [-2, 2]"),
+    ("frequency_penalty", -2, 2, "in [-2, 2]"),
+    ("temperature", 0, inf, "non-negative"),
+    ("temperature", 0, 2, "in [0, 2]"),
+    ("top_p", 5e-324, 1, "in (0, 1]"),
+    ("min_p", 0, 1, "in [0, 1]"),
+    ("top_k", -1, inf, "0 (disable), or at least 1"),
+)
+
+
+def check_sampling(params: Mapping[str, Any], max_tokens: int | None) -> None:
+    """Refuses sampling values out of range. Floats are shown as the server's floats (-1 as -1.0)."""
+    for name, low, high, words in _RANGES:
+        value = params.get(name)
+        if value is not None and not low <= value <= high:
+            value = value if name == "top_k" else float(value)
+            raise Refused(bad_value(f"{name} must be {words}, got {value}.", name, value))
+    if max_tokens is not None and max_tokens < 1:
+        raise Refused(bad_value(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens))
+
+
+def check_logprobs(logprobs: int | None, vocab_size: int, most: int) -> None:
+    """Refuses more top logprobs than `--max-logprobs` allows; -1 asks for the whole vocabulary."""
+    wanted = vocab_size if logprobs == -1 else logprobs or 0
+    if wanted > most:
+        message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {most}"
+        raise Refused(bad_value(message, "logprobs", wanted))
+
+
+def check_replay(state: EngineState, params: Mapping[str, Any]) -> None:
+    """Refuses what a server with `--return-sampling-mask` cannot say the sampling distribution of."""
+    if state.sampling_masks and (params.get("temperature", 1.0) <= 0 or (params.get("top_k") or 0) <= 0):
+        raise Refused(error("sampling distribution replay requires temperature > 0 and top_k > 0"))
+
+
+def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+    """Refuses ids at or past the vocabulary, naming the largest."""
+    if ids and max(ids) >= vocab_size:
+        raise Refused(error(f"Token id {max(ids)} is out of vocabulary"))

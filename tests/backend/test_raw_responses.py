@@ -1,0 +1,340 @@
+"""A backend that lies: whatever it returns, only what agrees with the request comes in, as a checked response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.backends import EOS, PROMPT, VOCAB, request_of
+from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError, RawResponse, RawScores, Wanted
+from tito_core.backend.checked import generate, score, tokenize
+from tito_core.backend.protocol import MAY_BE_UNREPORTED, TokenChunk
+from tito_core.backend.raw_values import floats, integer, integers
+from tito_core.ledger.invariants import check_logprobs, check_versions
+from tito_core.ledger.turn import Finish
+
+OUTPUT = [21, 22, EOS]
+GIVES = Capabilities(top_logprobs=2, prompt_logprobs=True, routed_experts=True, expert_shape=True, sampling_mask=True)
+INFO = EngineInfo("liar", "m", 100, "1", vocab_size=VOCAB, capabilities=GIVES)
+EVERYTHING = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=(2, 2), sampling_mask=True)
+REQUEST = replace(request_of(top_k=4), wanted=EVERYTHING)
+
+
+class Liar:
+    """A third party's backend, without a server: it returns what it was made with."""
+
+    name = "liar"
+
+    def __init__(self, raw: Any, *, info: EngineInfo = INFO, chunks: Sequence[Any] = ()) -> None:
+        self.raw, self.info, self.chunks = raw, info, chunks
+
+    async def connect(self) -> EngineInfo:
+        return self.info
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> Any:
+        for chunk in self.chunks:
+            on_chunk(chunk)
+        return self.raw
+
+    async def score(self, token_ids: Any) -> Any:
+        return self.raw
+
+    async def tokenize(self, text: str) -> Any:
+        return self.raw
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+def truth(**changes: Any) -> RawResponse:
+    """What an honest backend says of this request."""
+    said: dict[str, Any] = {
+        "finish": "stop",
+        "stop": EOS,
+        "output_ids": OUTPUT,
+        "logprobs": [-1.0, -2.0, -3.0],
+        "logprob_ids": OUTPUT,
+        "echoed": list(PROMPT),
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": 3,
+        "cached_tokens": 4,
+        "versions": [(0, 2, "a"), (2, 3, "b")],
+        "top_logprobs": [
+            [(token, logprob), (9, -0.5)] for token, logprob in zip(OUTPUT, (-1.0, -2.0, -3.0), strict=True)
+        ],
+        "prompt_logprobs": [(token, -1.5) for token in PROMPT[1:]],
+        "routed_experts": np.arange(28, dtype=np.int64).reshape(7, 2, 2),
+        "sampling_mask": [[token, 9] for token in OUTPUT],
+        "latency_s": 0.5,
+        "request_id": "r-try2",
+    }
+    return RawResponse(**{**said, **changes})
+
+
+def ask(raw: Any, request: Any = REQUEST, **about: Any) -> Any:
+    return asyncio.run(generate(Liar(raw, **about), request))
+
+
+def refused(act: Any, *args: Any, **settings: Any) -> ProtocolViolationError:
+    with pytest.raises(ProtocolViolationError) as caught:
+        act(*args, **settings)
+    assert caught.value.backend == "liar"
+    assert str(caught.value).startswith("Law ")
+    return caught.value
+
+
+AS_LISTS: dict[str, Any] = {
+    "lists": list,
+    "tuples": tuple,
+    "int64": lambda values: np.array(values, np.int64),
+    "uint16": lambda values: np.array(values, np.uint16),
+    "numpy scalars": lambda values: [np.int32(value) for value in values],
+}
+
+
+@pytest.mark.parametrize("given_as", AS_LISTS)
+def test_lists_may_be_of_any_kind_and_come_out_alike(given_as: str) -> None:
+    of = AS_LISTS[given_as]
+    raw = truth(
+        output_ids=of(OUTPUT),
+        logprob_ids=of(OUTPUT),
+        echoed=of(list(PROMPT)),
+        sampling_mask=[of([token, 9]) for token in OUTPUT],
+        logprobs=np.array([-1.0, -2.0, -3.0], np.float64) if "int" in given_as else [-1, np.float32(-2), -3.0],
+        prompt_tokens=np.int64(5),
+        stop=np.int32(EOS),
+        latency_s=np.float32(0.5),
+        versions=[(np.int64(0), 2, "a"), (2, 3, "b")],
+    )
+    response = ask(raw)
+    assert response.output_ids.tolist() == OUTPUT
+    assert (response.output_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
+    assert response.logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert (response.finish, response.stop, type(response.stop)) == (Finish.STOP, EOS, int)
+    assert (response.request_id, response.latency_s, type(response.latency_s)) == ("r-try2", 0.5, float)
+    assert response.columns["routed_experts"].values.shape == (7, 2, 2)
+    assert [type(each) for span in response.versions for each in span[:2]] == [int] * 4
+
+
+def test_what_may_be_left_out() -> None:
+    raw = RawResponse(
+        finish="stop",
+        output_ids=OUTPUT,
+        logprobs=[-1.0, -2.0, -3.0],
+        echoed=msgspec.json.encode(list(PROMPT)),
+        prompt_tokens=5,
+        completion_tokens=3,
+    )
+    response = ask(raw, request_of())
+    assert (response.request_id, response.stop, response.cached_tokens) == ("r", None, None)
+    assert [span.version for span in response.versions] == [None]
+
+
+@pytest.mark.parametrize("name", sorted(MAY_BE_UNREPORTED))
+def test_what_a_server_cannot_report_is_required_unless_its_backend_says_so(name: str) -> None:
+    refused(ask, truth(**{name: None}))
+    unable = replace(INFO, unreported=frozenset({name}))
+    assert ask(truth(**{name: None}), info=unable).output_ids.tolist() == OUTPUT
+    refused(ask, truth(**{name: [1] if name == "echoed" else 77}), info=unable)
+
+
+class Strange:
+    """An object that raises whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+    def __eq__(self, other: object) -> bool:
+        raise OSError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class StrangeList(list[Any]):
+    """A list that cannot be read."""
+
+    def __iter__(self) -> Any:
+        raise OSError("no items")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+
+GARBAGE: list[Any] = [
+    None, True, False, 0, -1, 3, 2**31, 2**80, 10**5000, 0.5, float("nan"), float("inf"), -float("inf"), "", "x",
+    "\ud800", b"", b"[", b"null", b"[1]", b"\xff", [], [None], [[]], [True, False, True], [0.0, 0.0, 0.0],
+    ["a", "b", "c"], [1, 2],
+    [-1.0, float("nan"), -1.0], [-1.0, -2.0, -float("inf")], [-9999.0] * 3, [False, -1.0, -1.0], [2**40] * 3, [-5] * 3,
+    {}, {"a": 1}, {1, 2, 3}, (), iter([1, 2, 3]), (n for n in (1, 2, 3)), object(), object, Strange(),
+    StrangeList([1, 2]),
+    np.zeros(3), np.zeros((3, 1), np.int32), np.array(7), np.array([1, None], object), np.array([True, False, True]),
+    np.array([np.nan] * 3), np.float32(-1), np.array(["a", "b", "c"]), np.array([2**40] * 3), Decimal(1), 1j,
+    msgspec.Raw(b"{}"), msgspec.Raw(b"[11,12,13,14,16]"), lambda: 1 / 0, lambda: None, lambda: [[("x", 1)]] * 3,
+    Finish.STOP,
+    [(0, 3)], [(0, 3, 7)], [(0, 1, "a"), (2, 3, "b")], [("0", 3, "a")], [(True, 3, None)], [(0, 3, None, 1)], "abc",
+    [[(21, False), (9, -0.5)]] * 3, [[(21, -1.0), (21, -2.0)]] * 3, [(12, True)] * 4, [(12, "x")] * 4, [[21, 21]] * 3,
+    memoryview(b"abc"), bytearray(b"[1]"), range(3), Ellipsis, type("Fake", (), {"output_ids": [1]})(),
+]  # fmt: skip
+
+
+def sound(response: Any) -> None:
+    """What comes in has the types and values that a ledger needs, however it was made."""
+    ids, logprobs = response.output_ids, response.logprobs
+    assert (ids.dtype, logprobs.dtype, ids.shape) == (np.int32, np.float32, logprobs.shape)
+    assert 1 <= len(ids) <= REQUEST.sampling.max_new_tokens or response.finish == Finish.ABORT
+    assert ((ids >= 0) & (ids < VOCAB)).all()
+    check_logprobs(logprobs)
+    check_versions(response.versions, len(ids))
+    assert all(type(span.version) in (str, type(None)) for span in response.versions)
+    assert isinstance(response.finish, Finish)
+    assert type(response.stop) in (int, str, type(None))
+    assert type(response.request_id) is str
+    assert type(response.latency_s) is float
+    assert response.latency_s >= 0
+    assert type(response.cached_tokens) in (int, type(None))
+    assert type(response.message) in (str, type(None))
+    assert all(column.rows == len(ids) for name, column in response.columns.items() if name == "sampling_mask")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(RawResponse)])
+def test_any_field_may_be_a_lie(name: str) -> None:
+    """In each place anything: it is refused in a sentence, or was no lie."""
+    came, refusals = [], list[ProtocolViolationError]()
+    for garbage in GARBAGE:
+        try:
+            response = ask(truth(**{name: garbage}))
+        except ProtocolViolationError as error:
+            refusals.append(error)
+            continue
+        sound(response)
+        came.append(garbage)
+    most = {"message": 5, "stop": 6, "request_id": 6, "cached_tokens": 4, "latency_s": 6, "versions": 4, "finish": 1}
+    assert len(came) <= most.get(name, 2), came
+    assert {error.request_id for error in refusals} <= {"r"}
+    assert all(str(error).startswith("Law ") for error in refusals)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda value: type(value).__name__)
+def test_an_answer_may_be_something_else_altogether(garbage: Any) -> None:
+    refused(ask, garbage)
+    refused(lambda: asyncio.run(score(Liar(garbage), PROMPT)))
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
+    st.lists(st.one_of(st.none(), st.booleans(), st.integers(-3, 40), st.floats(-3, 1), st.text(max_size=2)), max_size=4
+    ),
+    st.lists(st.lists(st.tuples(st.integers(-1, 30), st.floats(-5, 1)), max_size=3), max_size=4),
+    st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 4), st.sampled_from(["a", None, 3])), max_size=3),
+    st.sampled_from(GARBAGE),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in fields(RawResponse)]), VALUES, max_size=4))
+def test_several_lies_at_once(changes: dict[str, Any]) -> None:
+    try:
+        response = ask(truth(**changes))
+    except ProtocolViolationError:
+        return
+    sound(response)
+    assert response.prompt_length == len(PROMPT)
+
+
+SHAPES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"echoed": [*PROMPT[:-1], 9]}, ("15", "offset 4", "9")),
+    ({"echoed": PROMPT[:-1]}, ("5", "4")),
+    ({"echoed": msgspec.Raw(b"[11, 12, 13, 14, 9]")}, ("15", "offset 4", "9")),
+    ({"echoed": None}, ("did not echo",)),
+    ({"output_ids": [21.0, 22, EOS]}, ("output_ids", "[21.0, 22, 2]")),
+    ({"output_ids": [True, 22, EOS]}, ("output_ids", "True")),
+    ({"output_ids": [21, VOCAB, EOS], "logprob_ids": None}, (str(VOCAB), "vocabulary")),
+    ({"logprobs": [-1.0, float("nan"), -3.0]}, ("nan", "offset 1")),
+    ({"logprobs": [-1.0, "x", -3.0]}, ("logprobs", "'x'")),
+    ({"logprobs": [False, -2.0, -3.0]}, ("logprobs", "False")),
+    ({"completion_tokens": 3.0}, ("completion_tokens=3.0", "3")),
+    ({"prompt_tokens": True}, ("prompt_tokens=True", "5")),
+    ({"cached_tokens": -1}, ("cached_tokens=-1",)),
+    ({"latency_s": float("nan")}, ("latency_s", "nan")),
+    ({"request_id": 7}, ("request_id", "7")),
+    ({"message": 7}, ("message", "7")),
+    ({"stop": 2.0}, ("stop", "2.0")),
+    ({"versions": [(0, 3, 7)]}, ("(0, 3, 7)",)),
+    ({"routed_experts": np.zeros((7, 2, 2))}, ("routed_experts", "integer")),
+    ({"sampling_mask": [[21.0], [22], [EOS]]}, ("sampling_mask", "21.0")),
+    ({"top_logprobs": [[(21, False), (9, -0.5)]] * 3}, ("top_logprobs", "False")),
+    ({"logprob_ids": StrangeList(OUTPUT)}, ("OSError", "no items")),
+]
+
+
+@pytest.mark.parametrize(("changes", "values"), SHAPES)
+def test_a_refusal_holds_the_values(changes: dict[str, Any], values: tuple[str, ...]) -> None:
+    sentence = str(refused(ask, truth(**changes)))
+    assert all(value in sentence for value in values), sentence
+
+
+@pytest.mark.parametrize(
+    "chunk", [None, [1], TokenChunk("x"), TokenChunk(np.zeros(2)), TokenChunk(np.array([-1])), TokenChunk([2**31])]
+)  # type: ignore[arg-type]
+def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
+    seen: list[Any] = []
+    backend: Any = Liar(truth(), chunks=[TokenChunk(np.array([21])), chunk])
+    refused(lambda: asyncio.run(generate(backend, REQUEST, seen.append)))
+    assert [each.output_ids.tolist() for each in seen] == [[21]]
+
+
+def scored(**changes: Any) -> Any:
+    raw = RawScores(**{"logprobs": [None, -1.0, -2.0], "token_ids": [None, 12, 13], **changes})
+    return asyncio.run(score(Liar(raw), [11, 12, 13]))
+
+
+@pytest.mark.parametrize("first", [None, float("nan"), np.float32("nan")])
+@pytest.mark.parametrize("ids", [None, [11, 12, 13], (None, 12, 13), np.array([11, 12, 13])])
+def test_scores_of_any_kind_come_out_alike(first: Any, ids: Any) -> None:
+    found = scored(logprobs=[first, -1.0, np.float64(-2.0)], token_ids=ids)
+    assert found.dtype == np.float32
+    assert np.isnan(found[0])
+    assert found[1:].tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "token_ids"])
+def test_any_part_of_scores_may_be_a_lie(name: str) -> None:
+    for garbage in GARBAGE:
+        if not (name == "token_ids" and garbage is None):
+            refused(scored, **{name: garbage})
+
+
+def test_ids_of_a_text_are_ids_or_none() -> None:
+    def of(raw: Any) -> Any:
+        return asyncio.run(tokenize(Liar(raw), "text"))
+
+    assert of(None) is None
+    for good in ([], [1, 2], (1, 2), np.array([1, 2], np.int64), range(3)):
+        assert of(good).dtype == np.int32
+        assert of(good).tolist() == list(good)
+    for bad in ("12", [1.0], [True], [-1], [2**31], np.zeros(2), {"ids": [1]}, Strange(), StrangeList([1])):
+        refused(of, bad)
+
+
+@given(st.lists(st.integers(-(2**53), 2**53), max_size=9))
+def test_numbers_are_read_as_pythons_own(values: list[int]) -> None:
+    for given_as in (values, tuple(values), np.array(values, np.int64), [np.int64(value) for value in values]):
+        found = integers(given_as)
+        assert found == values
+        assert found is not None
+        assert all(type(one) is int for one in found)
+        assert floats(given_as) == values
+    assert [integer(value) for value in values] == values
+    assert [integer(value) for value in (True, np.True_, 1.0, "1", None, np.float32(1))] == [None] * 6

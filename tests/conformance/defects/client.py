@@ -1,0 +1,294 @@
+"""Defects planted in our own client: one mistake each that an adapter has been seen to make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from conformance.defects.defect import Defect
+from tito_core.chat.encoder import EncodedText
+from tito_core.ledger import Ledger
+from tito_core.ledger import ledger as ledger_module
+from tito_core.ledger.columns import Column, Columns
+from tito_core.ledger.provenance import Provenance
+from tito_core.model import Policy
+from tito_core.turn import parent, read
+from tito_core.turn.commit import Recording
+
+BOTH = ("vllm", "sglang")
+
+
+def _patched(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """Replace a function by what is made of it, while the defect lasts."""
+    return lambda: mock.patch.object(owner, name, change(getattr(owner, name)))
+
+
+def _mask(change: Callable[[Any], Any]) -> Any:
+    """Change the loss mask of every trajectory."""
+
+    def of(original: Any) -> Any:
+        def assembled(*arguments: Any, **options: Any) -> Any:
+            path = original(*arguments, **options)
+            return replace(path, loss_mask=np.asarray(change(path), np.uint8))
+
+        return assembled
+
+    return of
+
+
+def _trains_prompts(path: Any) -> Any:
+    return path.provenance != Provenance.SCAFFOLD
+
+
+def _trains_grammars(path: Any) -> Any:
+    return path.loss_mask | (path.provenance == Provenance.CONSTRAINED)
+
+
+def _trains_shared(path: Any) -> Any:
+    return path.provenance == Provenance.SAMPLED
+
+
+def _trains_one_on(path: Any) -> Any:
+    return np.roll(path.loss_mask, 1)
+
+
+def _output(change: Callable[[Any, list[int], list[float]], tuple[list[int], list[float]]]) -> Any:
+    """Change the output of a draft before it is committed."""
+
+    def of(original: Any) -> Any:
+        def drafted(policy: Any, prepared: Any, response: Any, *rest: Any) -> Any:
+            draft = original(policy, prepared, response, *rest)
+            ids, logprobs = change(policy, draft.output_ids.tolist(), draft.logprobs.tolist())
+            columns = Columns.pack(
+                draft.prompt_ids, draft.prompt_provenance, np.array(ids, np.int32), np.array(logprobs, np.float32)
+            )
+            [span, *_] = draft.engine.versions
+            engine = replace(draft.engine, versions=(span._replace(start=0, stop=len(ids)),))
+            return replace(draft, columns=columns, engine=engine)
+
+        return drafted
+
+    return of
+
+
+def _encoded_again(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    again = policy.tokenizer.encode(policy.tokenizer.decode(ids), add_special_tokens=False)
+    return again, (logprobs + [-1.0] * len(again))[: len(again)]
+
+
+def _without_stop(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    return (ids[:-1], logprobs[:-1]) if len(ids) > 1 and ids[-1] in policy.stop_token_ids else (ids, logprobs)
+
+
+def _shifted(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    return ids, logprobs[1:] + logprobs[:1]
+
+
+def _rounded(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    return ids, [float(np.float16(value)) for value in logprobs]
+
+
+def _zeros(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    return ids, [0.0 for _ in logprobs]
+
+
+def _closers(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    """Write the closer of a truncated answer as if it had been sampled."""
+    return (ids, logprobs) if ids[-1] in policy.stop_token_ids else ([*ids, policy.stop_token_ids[0]], [*logprobs, 0.0])
+
+
+def _cursor(original: Any) -> Any:
+    """Take the latest turn for the parent, whatever the history says."""
+
+    def found(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
+        place = original(ledger, opening, messages, state, **options)
+        if not len(ledger) or place.parent == len(ledger) - 1:
+            return place
+        return replace(place, parent=len(ledger) - 1, branch=None)
+
+    return found
+
+
+def _never_branches(original: Any) -> Any:
+    """Take every history for a new one."""
+
+    def found(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
+        from tito_core.ledger.branch import Branch, Reason
+
+        place = original(ledger, opening, messages, state, **options)
+        branch = Branch(Reason.SEPARATE, None) if len(ledger) else None
+        return replace(place, parent=None, branch=branch)
+
+    return found
+
+
+@contextmanager
+def _content_spells() -> Iterator[None]:
+    """Let messages spell control tokens, as the tokenizer itself would."""
+    original = Policy.connect_async.__func__  # type: ignore[attr-defined]
+
+    async def connect(cls: Any, /, **settings: Any) -> Any:
+        return await original(cls, **{**settings, "content_tokens": "as-template"})
+
+    with mock.patch.object(Policy, "connect_async", classmethod(connect)):
+        yield
+
+
+def _marks_content(original: Any) -> Any:
+    """Call a message's tokens the template's, or the other way about."""
+
+    def rendered(self: Any, *arguments: Any, **options: Any) -> EncodedText:
+        encoded = original(self, *arguments, **options)
+        return EncodedText(encoded.ids, np.zeros_like(encoded.provenance))
+
+    return rendered
+
+
+def _delta(change: Callable[[list[int]], list[int]]) -> Any:
+    """Change the ids of every delta but the first prompt."""
+
+    def of(original: Any) -> Any:
+        def delta(self: Any, *arguments: Any, **options: Any) -> EncodedText:
+            encoded = original(self, *arguments, **options)
+            ids = np.array(change(encoded.ids.tolist()), np.int32)
+            provenance = np.resize(encoded.provenance, len(ids))
+            return EncodedText(ids, provenance)
+
+        return delta
+
+    return of
+
+
+def _twice(original: Any) -> Any:
+    """Commit a turn, and once more as if it had been retried."""
+
+    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
+        from tito_core.ledger.branch import Branch, Reason
+
+        turn = original(self, ledger, draft, walk, answer)
+        ledger.commit(replace(draft, branch=Branch(Reason.RETRY, turn.index)))
+        return turn
+
+    return commit
+
+
+def _not_at_all(original: Any) -> Any:
+    """Forget every third turn."""
+
+    def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
+        if len(ledger) % 3 == 2:
+            return ledger[-1]
+        return original(self, ledger, draft, walk, answer)
+
+    return commit
+
+
+def _unmarked(original: Any) -> Any:
+    """Take what a grammar chose for what the policy chose."""
+    return lambda *arguments: replace(original(*arguments), constrained=False)
+
+
+def _columns(change: Callable[[str, Column], Column | None]) -> Any:
+    """Change the optional columns of a draft."""
+
+    def of(original: Any) -> Any:
+        def drafted(*arguments: Any) -> Any:
+            draft = original(*arguments)
+            changed = {name: change(name, column) for name, column in draft.extras.items()}
+            return replace(draft, extras={name: column for name, column in changed.items() if column is not None})
+
+        return drafted
+
+    return of
+
+
+def _rolled(*names: str) -> Callable[[str, Column], Column | None]:
+    return lambda name, column: Column.of(column.start, np.roll(column.values, 1, axis=0)) if name in names else column
+
+
+def _last_version(original: Any) -> Any:
+    """Keep the last weights' name for the whole answer."""
+
+    def drafted(*arguments: Any) -> Any:
+        draft = original(*arguments)
+        spans = draft.engine.versions
+        whole = (spans[-1]._replace(start=0),) if spans else spans
+        return replace(draft, engine=replace(draft.engine, versions=whole))
+
+    return drafted
+
+
+def _results_in_order_of_arrival(original: Any) -> Any:
+    def rendered(self: Any, answered: Any, new: Any, *rest: Any, **options: Any) -> Any:
+        swapped = [{**message, "content": message["content"][::-1]} for message in new]
+        return original(self, answered, swapped, *rest, **options)
+
+    return rendered
+
+
+def _template() -> Any:
+    from tito_core.chat.template import ChatTemplate
+
+    return ChatTemplate
+
+
+CLIENT = (
+    Defect("client-trains-prompts", 3, "The loss mask is 1 on prompt tokens.",
+           client=_patched(ledger_module, "assemble", _mask(_trains_prompts)), wires=BOTH),
+    Defect("client-trains-grammars", 3, "What a grammar chose is trained.",
+           client=_patched(ledger_module, "assemble", _mask(_trains_grammars)), wires=BOTH),
+    Defect("client-trains-shared-twice", 3, "A turn that two trajectories share is trained in both.",
+           client=_patched(ledger_module, "assemble", _mask(_trains_shared)), wires=BOTH),
+    Defect("client-mask-shifted", 3, "The loss mask is shifted by one token.",
+           client=_patched(ledger_module, "assemble", _mask(_trains_one_on)), wires=BOTH),
+    Defect("client-encodes-again", 4, "Answers are decoded and encoded again.",
+           client=_patched(read, "draft", _output(_encoded_again)), wires=BOTH),
+    Defect("client-drops-stop", 4, "The stop token is taken off the answer.",
+           client=_patched(read, "draft", _output(_without_stop)), wires=BOTH),
+    Defect("client-samples-closers", 4, "A closer is written as if it had been sampled.",
+           client=_patched(read, "draft", _output(_closers)), wires=BOTH),
+    Defect("client-shifts-logprobs", 4, "Logprobs are shifted by one.",
+           client=_patched(read, "draft", _output(_shifted)), wires=BOTH),
+    Defect("client-rounds-logprobs", 4, "Logprobs are kept in 16 bits.",
+           client=_patched(read, "draft", _output(_rounded)), wires=BOTH),
+    Defect("client-fills-logprobs", 4, "Logprobs are filled in with 0.0.",
+           client=_patched(read, "draft", _output(_zeros)), wires=BOTH),
+    Defect("client-cursor", 8, "The parent of a turn is the latest one, whatever the history says.",
+           client=_patched(parent, "find_parent", _cursor), wires=BOTH),
+    Defect("client-forgets-history", 8, "Each turn is rendered anew.",
+           client=_patched(parent, "find_parent", _never_branches), wires=BOTH),
+    Defect("client-spells-controls", 6, "Control tokens come from what messages say.",
+           client=_content_spells, wires=BOTH),
+    Defect("client-calls-scaffold-content", 6, "The template's tokens are marked as a message's.",
+           client=_patched(_template(), "delta", _marks_content), wires=BOTH),
+    Defect("client-loses-separator", 7, "The first token of a delta is lost.",
+           client=_patched(_template(), "delta", _delta(lambda ids: ids[1:])), wires=BOTH),
+    Defect("client-loses-opener", 7, "The last token of a delta is lost.",
+           client=_patched(_template(), "delta", _delta(lambda ids: ids[:-1])), wires=BOTH),
+    Defect("client-doubles-closer", 7, "The first token of a delta is there twice.",
+           client=_patched(_template(), "delta", _delta(lambda ids: [ids[0], *ids])), wires=BOTH),
+    Defect("client-reorders-results", 7, "Tool results stand in another order.",
+           client=_patched(_template(), "delta", _results_in_order_of_arrival), wires=BOTH),
+    Defect("client-commits-twice", 5, "A retried turn is there twice.",
+           client=_patched(Recording, "commit", _twice), wires=BOTH),
+    Defect("client-loses-turns", 5, "Some turns are not committed.",
+           client=_patched(Recording, "commit", _not_at_all), wires=BOTH),
+    Defect("client-unmarks-grammars", 9, "What a grammar chose is not marked.",
+           client=_patched(read, "draft", _unmarked), wires=BOTH),
+    Defect("client-loses-columns", 4, "What was wanted beside is lost.",
+           client=_patched(read, "draft", _columns(lambda name, column: None)), wires=BOTH),
+    Defect("client-shifts-experts", 4, "Routed experts are off by one row.",
+           client=_patched(read, "draft", _columns(_rolled("routed_experts"))), wires=BOTH),
+    Defect("client-shifts-prompt-logprobs", 4, "Logprobs of the prompt are off by one.",
+           client=_patched(read, "draft", _columns(_rolled("prompt_logprobs"))), wires=BOTH),
+    Defect("client-shifts-top", 4, "The likeliest tokens are the token's before.",
+           client=_patched(read, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
+    Defect("client-keeps-one-version", 10, "Of several weight versions the last is kept, for the whole answer.",
+           client=_patched(read, "draft", _last_version), wires=BOTH, weights=True),
+)  # fmt: skip
+"""Defects of the client."""

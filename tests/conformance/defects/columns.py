@@ -1,0 +1,111 @@
+"""Defects of what is told beside tokens: likeliest tokens, logprobs of the prompt, experts, sampling masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.defects.answer_views import View
+from conformance.defects.column_views import Pairs, columns_of
+from conformance.defects.defect import Defect, Edit
+from tito_core.testing import ScriptedRequest
+
+
+def _top(change: Callable[[list[Pairs], View, ScriptedRequest], list[Pairs]]) -> Edit:
+    def edit(view: View, request: ScriptedRequest) -> None:
+        columns = columns_of(view)
+        if columns.top:
+            columns.top = change(columns.top, view, request)
+
+    return edit
+
+
+def _without_chosen(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
+    """Put another id in the place of the sampled one."""
+    size = request.vocab_size
+    return [
+        [((token + size // 2) % size if token == chosen else token, value) for token, value in row]
+        for chosen, row in zip(view.ids, rows, strict=True)
+    ]
+
+
+def _rest(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
+    """Put less likely ids in the place of the likeliest that was not sampled."""
+    found = []
+    for chosen, row in zip(view.ids, rows, strict=True):
+        best = max((pair for pair in row if pair[0] != chosen), key=lambda pair: pair[1])
+        found.append([(token, value - 9.0) if token == best[0] else (token, value) for token, value in row])
+    return found
+
+
+def _scored(change: Callable[[Pairs], Pairs]) -> Edit:
+    def edit(view: View, request: ScriptedRequest) -> None:
+        columns = columns_of(view)
+        if len(columns.scored) > 2:
+            columns.scored = change(columns.scored)
+
+    return edit
+
+
+def _values_shifted(pairs: Pairs) -> Pairs:
+    values = [value for _, value in pairs]
+    return [(token, value) for (token, _), value in zip(pairs, values[1:] + values[:1], strict=True)]
+
+
+def _pairs_shifted(pairs: Pairs) -> Pairs:
+    return pairs[1:] + pairs[:1]
+
+
+def _scaled(pairs: Pairs) -> Pairs:
+    return [(token, value * 0.5) for token, value in pairs]
+
+
+def _experts(change: Callable[[Any], Any]) -> Edit:
+    def edit(view: View, request: ScriptedRequest) -> None:
+        columns = columns_of(view)
+        if columns.experts is not None:
+            columns.experts = change(columns.experts)
+
+    return edit
+
+
+def _mask(change: Callable[[list[int], int], list[int]]) -> Edit:
+    def edit(view: View, request: ScriptedRequest) -> None:
+        meta = view.answer["meta_info"]
+        if "output_token_sampling_mask" in meta:
+            rows = zip(meta["output_token_sampling_mask"], view.ids, strict=True)
+            meta["output_token_sampling_mask"] = [change(row, chosen) for row, chosen in rows]
+
+    return edit
+
+
+COLUMNS = (
+    Defect("top-without-the-chosen", 4, "The likeliest tokens lack the sampled one.", _top(_without_chosen)),
+    Defect("top-of-the-neighbour", 4, "The likeliest tokens are the next token's.",
+           _top(lambda rows, view, request: rows[1:] + rows[:1])),
+    Defect("top-short", 2, "The last token has no likeliest ones.", _top(lambda rows, view, request: [*rows[:-1], []])),
+    Defect("top-scaled", 4, "The likeliest tokens' logprobs are of another temperature.",
+           _top(lambda rows, view, request: [[(token, value * 0.5) for token, value in row] for row in rows])),
+    Defect("top-too-unlikely", 4, "A likely token is told as an unlikely one.", _top(_rest)),
+    Defect("prompt-logprobs-shifted", 4, "Logprobs of the prompt are shifted by one token.", _scored(_values_shifted)),
+    Defect("prompt-logprobs-named-wrong", 4, "Logprobs of the prompt are those of other tokens.",
+           _scored(_pairs_shifted)),
+    Defect("prompt-logprobs-short", 2, "The prompt's last token has no logprob.", _scored(lambda pairs: pairs[:-1])),
+    Defect("prompt-logprobs-scaled", 11, "Logprobs of the prompt are at another temperature.", _scored(_scaled)),
+    Defect("experts-off-by-one", 4, "Routed experts are off by one row.",
+           _experts(lambda array: np.roll(array, 1, axis=0))),
+    Defect("experts-early", 4, "Routed experts come one row early.",
+           _experts(lambda array: np.roll(array, -1, axis=0))),
+    Defect("experts-short", 2, "The last row of experts is lost.", _experts(lambda array: array[:-1])),
+    Defect("experts-of-fewer-layers", 2, "Experts are of fewer layers than the model has.",
+           _experts(lambda array: array[:, :1])),
+    Defect("experts-of-the-last-token", 4, "Every token has the last one's experts.",
+           _experts(lambda array: np.broadcast_to(array[-1:], array.shape))),
+    Defect("mask-without-the-chosen", 4, "A sampling mask lacks the sampled token.",
+           _mask(lambda row, chosen: [token for token in row if token != chosen]), wires=("sglang",)),
+    Defect("mask-too-wide", 4, "A sampling mask holds more tokens than top_k left.",
+           _mask(lambda row, chosen: [*row, *(token for token in range(64) if token not in row)]), wires=("sglang",)),
+)  # fmt: skip
+"""Defects of what is told beside."""

@@ -1,0 +1,90 @@
+"""Defects of what the policy says: parameters that it does not hear, prompts that it did not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from conformance.defects.defect import Defect, Wrap
+from tito_core.testing import Completion, Script, ScriptedRequest
+
+
+def _asked(**changes: Any) -> Wrap:
+    """Make a policy that does not hear some parameters."""
+    return lambda script: _Wrapped(script, lambda request: replace(request, **changes))
+
+
+class _Wrapped:
+    """A script that hears another request, and scores as before."""
+
+    def __init__(self, script: Any, heard: Callable[[ScriptedRequest], ScriptedRequest]) -> None:
+        self.script = script
+        self.heard = heard
+        self.score, self.top = script.score, script.top
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        other = self.heard(request)
+        completion: Completion = self.script(other)
+        if completion.finish is None and completion.output_ids and completion.output_ids[-1] in other.stop_ids:
+            return replace(completion, finish="stop", stop=completion.output_ids[-1])  # though the request says go on
+        return completion
+
+
+def _seedless(script: Any) -> Script:
+    return _Wrapped(script, lambda request: replace(request, seed=request.number))
+
+
+def _of_the_neighbour(script: Any) -> Script:
+    """Answer each prompt as if it were the one before."""
+    before: list[tuple[int, ...]] = []
+
+    def heard(request: ScriptedRequest) -> ScriptedRequest:
+        before.append(request.prompt_ids)
+        return replace(request, prompt_ids=before[-2] if len(before) > 1 else request.prompt_ids)
+
+    return _Other(script, heard)
+
+
+class _Other(_Wrapped):
+    """A script whose logprobs too are of what it heard."""
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        other = self.heard(request)
+        said: Completion = self.script(other)
+        if said.logprobs is not None or not len(said.output_ids):
+            return said
+        ids = (*other.prompt_ids, *said.output_ids)
+        start = len(other.prompt_ids)
+        return replace(said, logprobs=self.script.score(ids, start, request.reported_temperature))
+
+
+def _cut_prompt(script: Any) -> Script:
+    return _Other(script, lambda request: replace(request, prompt_ids=request.prompt_ids[:-2] or request.prompt_ids))
+
+
+def _crowded(script: Any) -> Script:
+    """Answer otherwise where others are answered too: every second request hears another prompt."""
+
+    def heard(request: ScriptedRequest) -> ScriptedRequest:
+        if request.number % 3:
+            return request
+        return replace(
+            request, prompt_ids=(*request.prompt_ids[:-1], (request.prompt_ids[-1] + 1) % request.vocab_size)
+        )
+
+    return _Other(script, heard)
+
+
+POLICIES = (
+    Defect("temperature-ignored", 4, "The temperature is ignored: greedy answers vary.", wrap=_asked(temperature=1.0)),
+    Defect("seed-ignored", 4, "The seed is ignored.", wrap=_seedless),
+    Defect("top-k-ignored", 4, "top_k is ignored.", wrap=_asked(top_k=0)),
+    Defect("ignore-eos-ignored", 4, "ignore_eos is ignored.", wrap=_asked(ignore_eos=False)),
+    Defect("min-tokens-ignored", 4, "min_new_tokens is ignored.", wrap=_asked(min_new_tokens=0)),
+    Defect("grammar-ignored", 9, "A grammar is ignored.", wrap=_asked(grammar=None)),
+    Defect("answer-of-the-neighbour", 4, "An answer is that of another request.", wrap=_of_the_neighbour),
+    Defect("prompt-cut", 4, "The policy did not read the end of the prompt.", wrap=_cut_prompt),
+    Defect("alone-otherwise", 4, "Some answers are to another prompt.", wrap=_crowded),
+)
+"""Defects of what the policy says."""

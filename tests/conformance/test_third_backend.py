@@ -1,0 +1,102 @@
+"""A third party's backend is checked as ours are: lies of its server that nobody could read off a known wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripted import tokenizer
+from tito_conformance import suite, target
+from tito_conformance.findings import rows
+from tito_conformance.profiles import PROFILES
+from tito_conformance.report import did_not_apply
+from tito_conformance.target import Target
+from tito_core.backend import registry
+
+HERE = Path(__file__).parent
+Lie = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy backend, found by its entry point."""
+    monkeypatch.syspath_prepend(str(HERE / "toy"))
+    points = [EntryPoint("toy", "toy_backend:ToyBackend", registry.ENTRY_POINT_GROUP)]
+    for module in (registry, target):
+        monkeypatch.setattr(module, "entry_points", lambda group: points)
+
+
+@pytest.fixture
+def run(installed: None) -> Callable[[Lie | None], suite.Outcome]:
+    from toy_server import ToyServer, serving
+
+    def play(lie: Lie | None) -> suite.Outcome:
+        loaded = tokenizer()
+        with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
+            return suite.run(Target("toy", url, loaded), PROFILES["quick"], shrink=False)
+
+    return play
+
+
+def test_its_prompts_ids_logprobs_and_counts_are_checked_without_a_wire(run: Any) -> None:
+    outcome = run(None)
+    assert outcome.sound, (str(outcome.broken), outcome.error)
+    passed = outcome.tally.passed
+    names = ("answers", "prompt", "echo", "output", "logprobs", "usage", "finish", "versions", "lost", "rescored")
+    assert all(passed[name] >= 8 for name in names), passed
+    assert outcome.connected.wire is None
+    assert not outcome.connected.recorder.recorded[outcome.tally.turns * 10 :], "what was checked is forgotten"
+    left = did_not_apply(rows(outcome))
+    assert {"text", "forced", "routed", "changed"} <= set(left)
+    assert not {"prompt", "echo", "output", "logprobs", "usage"} & set(left)
+
+
+def set_to(name: str, change: Callable[[Any], Any]) -> Lie:
+    def lie(answer: dict[str, Any]) -> None:
+        answer[name] = change(answer[name])
+
+    return lie
+
+
+SOUND = 30
+"""Answers before the first lie: those at connect are sound."""
+LIES: dict[str, Lie] = {
+    "it read another prompt": set_to("read", lambda ids: [*ids[:-1], ids[-1] + 1]),
+    "it read a cut prompt": set_to("read", lambda ids: ids[1:]),
+    "it does not say what it read": set_to("read", lambda ids: None),
+    "it counts a longer prompt": set_to("prompt_tokens", lambda count: count + 1),
+    "it counts fewer tokens": set_to("completion_tokens", lambda count: count - 1),
+    "it counts in floats": set_to("completion_tokens", float),
+    "a logprob is positive": set_to("logprobs", lambda values: [0.5, *values[1:]]),
+    "a logprob is missing": set_to("logprobs", lambda values: [None, *values[1:]]),
+    "logprobs are text": set_to("logprobs", lambda values: list(map(str, values))),
+    "a logprob is cut": set_to("logprobs", lambda values: values[:-1]),
+    "an id is negative": set_to("ids", lambda ids: [-1, *ids[1:]]),
+    "an id is past the vocabulary": set_to("ids", lambda ids: [10_000_000, *ids[1:]]),
+    "an id is a fraction": set_to("ids", lambda ids: [ids[0] + 0.5, *ids[1:]]),
+    "a token more": lambda answer: answer.update(
+        ids=[*answer["ids"], 5] * 10, logprobs=[*answer["logprobs"], -1.0] * 10
+    ),
+    "it stopped for no reason": set_to("why", lambda why: "tired"),
+    "length is called a stop": set_to("why", lambda why: "length"),
+    "another token stopped it": set_to("stop", lambda stop: 7),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_a_lie_of_its_server_does_not_come_in(run: Any, lie: Lie) -> None:
+    answers = 0
+
+    def late(answer: dict[str, Any]) -> None:
+        nonlocal answers
+        answers += 1
+        if answers > SOUND:
+            lie(answer)
+
+    outcome = run(late)
+    assert outcome.broken is not None, outcome.error
+    assert outcome.broken.check.law in (2, 4)

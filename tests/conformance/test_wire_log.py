@@ -1,0 +1,78 @@
+"""The log of the wire: what users' own pool carries is written down as it goes by, and nothing of it is changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
+from support.scripted import tokenizer
+from tito_conformance.target import Target, connect
+from tito_conformance.wire_log import WireLog
+from tito_core.backend import EngineConnectionError
+from tito_core.testing import Fault, HashPolicy, ScriptedServer, always
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("carried", [in_process, over_socket])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_exchange_is_recorded_as_it_went_over_the_wire(kind: Kind, carried: Any, streams: bool) -> None:
+    engine = engine_of(kind)
+    log = WireLog(carried(engine))
+    backend = BACKENDS[kind]("http://scripted", api_key="secret", http_transport=log.transport, sleep=Waits())
+    response = await backend.generate(request_of(), (lambda _: None) if streams else None)
+    await backend.aclose()
+    logged = sorted((one.method, one.path, one.sent, one.status, bytes(one.got)) for one in log.exchanges)
+    assert logged == sorted(
+        (one.method, one.path, one.body, one.response.status, one.response.content) for one in engine.exchanges
+    )
+    assert all(one.whole for one in log.exchanges)
+    assert "secret" not in str(log.exchanges)
+    assert log.exchanges[-1].headers["content-type"] == "application/json"
+    assert str(response.output_ids.tolist())[1:-1].replace(" ", "") in bytes(log.exchanges[-1].got).decode() or streams
+
+
+@pytest.mark.parametrize("carried", [in_process, over_socket])
+async def test_of_an_answer_that_breaks_off_what_came_is_kept(carried: Any) -> None:
+    engine = engine_of("sglang", fault=always(Fault(close_after=20)))
+    log = WireLog(carried(engine))
+    backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
+    await backend.connect()
+    with pytest.raises(EngineConnectionError):
+        await backend.generate(request_of())
+    await backend.aclose()
+    broken = next(one for one in reversed(log.exchanges) if one.path == "/generate")
+    assert (broken.status, len(broken.got), broken.whole) == (200, 20, False)
+
+
+async def test_a_request_without_an_answer_is_recorded_too() -> None:
+    engine = engine_of("sglang", fault=always(Fault(reset_after=0)))
+    log = WireLog(over_socket(engine))
+    backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
+    await backend.connect()
+    with pytest.raises(EngineConnectionError):
+        await backend.generate(request_of())
+    await backend.aclose()
+    lost = next(one for one in reversed(log.exchanges) if one.path == "/generate")
+    assert (lost.status, lost.whole) == (None, False)
+    assert json.loads(lost.sent)["rid"] == "r"
+
+
+async def test_the_suite_listens_to_a_server_behind_a_unix_socket(tmp_path: Path) -> None:
+    size = len(tokenizer())
+    engine = engine_of("sglang", HashPolicy(size, eos_ids=[2]), vocab_size=size)
+    serving = ScriptedServer(engine)
+    runner = web.ServerRunner(web.Server(serving._respond, access_log=None), shutdown_timeout=0.05)
+    await runner.setup()
+    await web.UnixSite(runner, str(tmp_path / "engine.sock")).start()
+    try:
+        connected = await connect(Target("sglang", f"unix://{tmp_path}/engine.sock", tokenizer()))
+        assert connected.log is not None
+        assert "/v1/models" in [one.path for one in connected.log.exchanges]
+        await connected.policy.backend.aclose()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,146 @@
+"""Ledgers, trajectories and samples cross processes: a copy is equal by every column, and from then on its own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields, is_dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.drafts import make_draft
+from support.forests import digest_of
+from support.rollout_forests import chain, rollouts
+from tito_core import store
+from tito_core.export import sample_of, samples_of
+from tito_core.export.batch import padded
+from tito_core.export.packing import packed
+from tito_core.export.turnwise import trained_turns
+from tito_core.ledger import Column, LawViolationError, Ledger, Sampling, Server, check_ledger
+
+OPENING: dict[str, Any] = {"system": None, "tools": []}
+ASKED: dict[str, Any] = {"role": "user", "content": [{"text": "hi"}]}
+SAID: dict[str, Any] = {"role": "assistant", "content": [{"text": "yes"}]}
+
+
+def pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.fixture(params=[pickled, copy.deepcopy], ids=["pickle", "deepcopy"], scope="module")
+def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    return request.param
+
+
+def expect_equal(one: Any, other: Any) -> None:
+    """Compare values field by field; arrays by dtype and bytes, which tells NaN from NaN."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    elif is_dataclass(one):
+        for field in fields(one):
+            expect_equal(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, tuple | list):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            expect_equal(left, right)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for name in one:
+            expect_equal(one[name], other[name])
+    elif isinstance(one, Sampling | Server):
+        for name in type(one).__slots__:
+            expect_equal(getattr(one, name), getattr(other, name))
+    else:
+        assert one == other or one != one  # NaN
+
+
+@given(rollouts())
+def test_a_copy_is_equal_by_every_column(copied: Callable[[Any], Any], ledger: Ledger) -> None:
+    again = copied(ledger)
+    expect_equal([again.header, list(again), again.annotations], [ledger.header, list(ledger), ledger.annotations])
+    expect_equal(again.trajectories(train_constrained=True), ledger.trajectories(train_constrained=True))
+    for turn in again:
+        shared = again[turn.draft.sampling.first].draft, again[turn.draft.engine.server.first].draft
+        assert (turn.draft.sampling, turn.draft.engine.server) == (shared[0].sampling, shared[1].engine.server)
+    check_ledger(again)
+
+
+@given(rollouts(), st.integers(0, 9))
+def test_a_copy_goes_on_alone(
+    copied: Callable[[Any], Any], tmp_path_factory: pytest.TempPathFactory, ledger: Ledger, choice: int
+) -> None:
+    with store.LedgerFile(tmp_path_factory.mktemp("copy") / "a.tito", "a") as file:
+        file.attach(ledger)
+        again = copied(ledger)
+        assert again.sink is None
+        before, size = store.encode(ledger), file.path.stat().st_size
+        parent = choice % len(ledger)
+        turn = again.commit(make_draft(parent, ledger.path_length(parent), [100], [200]))
+        again.annotate("reward", 7)
+        assert (store.encode(ledger), file.path.stat().st_size) == (before, size)
+        assert (len(again), again[-1], again.annotation("reward")) == (len(ledger) + 1, turn, 7)
+        check_ledger(again)
+        assert ledger.commit(make_draft(parent, ledger.path_length(parent), [101], [201])).index == turn.index
+        assert file.path.stat().st_size > size
+
+
+def test_a_copy_finds_the_parents_of_turns_to_come_and_gives_out_later_call_ids(copied: Callable[[Any], Any]) -> None:
+    ledger, history = Ledger(), [OPENING, ASKED, SAID, ASKED]
+    ledger.call_ids.next()
+    fingerprint = digest_of(history[:3])
+    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.walk(history[:2]), SAID)
+    again = copied(ledger)
+    assert [entry.turns for entry in again.walk(history).entry.upward() if entry.turns] == [[0]]
+    assert again.call_ids.next().endswith("_2")
+
+
+def test_what_the_caller_changes_later_does_not_reach_a_turn() -> None:
+    extras = {"routed_experts": Column.of(0, [[1]])}
+    ledger = Ledger()
+    turn = ledger.commit(make_draft(None, 0, [100], [200], extras=extras))
+    extras.clear()
+    assert list(turn.draft.extras) == ["routed_experts"]
+
+
+@given(rollouts())
+def test_samples_of_every_exporter_are_copied(copied: Callable[[Any], Any], ledger: Ledger) -> None:
+    samples = samples_of(ledger)
+    width = max(map(len, samples))
+    options: dict[str, Any] = {"trainer": "X", "temperature": 1.0, "logprobs": "as-recorded"}
+    made = [
+        *samples,
+        sample_of(ledger, branches="last"),
+        padded(samples, pad_id=0, length=width),
+        packed(samples, pad_id=0, length=width),
+        *trained_turns(ledger, **options),
+    ]
+    for one in made:
+        expect_equal(copied(one), one)
+
+
+def test_a_ledger_crosses_to_a_process_of_its_own_and_back(tmp_path: Path) -> None:
+    ledger = chain((2, 3), (1, 2), (4, 1))
+    ledger.annotate("reward", 0.5)
+    store.append(tmp_path / "a.tito", [ledger])
+    [loaded] = store.read(tmp_path / "a.tito")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        for each in (ledger, loaded):
+            assert pool.submit(store.encode, each).result() == store.encode(ledger)
+            assert store.encode(pool.submit(copy.copy, each).result()) == store.encode(ledger)
+        [trajectory] = ledger.trajectories()
+        expect_equal(pool.submit(copy.copy, trajectory).result(), trajectory)
+
+
+def test_a_broken_law_crosses(copied: Callable[[Any], Any]) -> None:
+    error = LawViolationError(4, "a logprob is missing.")
+    again = copied(error)
+    assert (type(again), str(again), again.law) == (LawViolationError, "Law 4: a logprob is missing.", 4)

@@ -1,0 +1,114 @@
+"""All that can refuse a turn runs before its commit (law 5): a failure at any step leaves everything as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.conversations import asked
+from support.interrupts import Boom
+from support.scripted import BACKENDS, Says, call, model_of
+from tito_core import store
+from tito_core.ledger import LawViolationError, Ledger
+from tito_core.ledger.columns import Columns
+from tito_core.turn import read
+
+LOOK: Any = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
+STEPS = tuple(f"/tito_core/{name}/" for name in ("turn", "chat", "parsing", "ledger", "store"))
+"""Where a turn's own steps are; those of a backend are lost in test_transactions.py."""
+
+
+async def stream(model: Any, messages: list[Any], state: dict[str, Any]) -> None:
+    async for _ in model.stream(messages, [LOOK], "Be brief.", model_state=state):
+        pass
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+async def test_tokens_that_were_not_sampled_are_refused_before_the_turn_is_committed_and_stored(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = read.draft
+
+    def other_ids(*given: Any) -> Any:
+        draft = original(*given)
+        ids = np.roll(draft.output_ids, 1).astype(np.int32)
+        columns = Columns.pack(draft.prompt_ids, draft.prompt_provenance, ids, draft.logprobs)
+        return replace(draft, columns=columns)
+
+    with store.LedgerFile(tmp_path / "a.tito", "a") as file:
+        model = model_of(kind, Says("Yes, indeed."), store=file)
+        state: dict[str, Any] = {"other": 1}
+        monkeypatch.setattr(read, "draft", other_ids)
+        with pytest.raises(LawViolationError, match=r"^Law 4"):
+            await stream(model, [asked("Well?")], state)
+        assert len(model.ledger) == 0
+        assert model.ledger.uuid not in file
+        assert state == {"other": 1}
+
+
+class Failing:
+    """Raises when a function of ours is first called, by its number; notes whether the commit had begun by then."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seen: Counter[str] = Counter()
+        self.at = ""
+        self.in_commit = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or self.at:
+            return
+        self.in_commit |= code is Ledger.commit.__code__
+        # `_next` is a callback of the event loop, which logs what it raises.
+        if not any(step in code.co_filename for step in STEPS) or code.co_name in ("__del__", "<lambda>", "_next"):
+            return
+        where = f"{code.co_filename}:{code.co_qualname}"
+        if where not in self.seen and len(self.seen) == self.number:
+            self.at = where
+            raise Boom
+        self.seen[where] += 1
+
+
+async def test_an_error_in_any_function_of_a_turn_leaves_ledger_store_and_state_as_before(tmp_path: Path) -> None:
+    kept = whole = number = 0
+    while True:
+        path = tmp_path / f"{number}.tito"
+        with store.LedgerFile(path, "a") as file:
+            model = model_of("vllm", Says(call("look", "{}")), store=file)
+            history, state = [asked("Well?")], dict[str, Any]()
+            await stream(model, history, state)
+            before, state_before = store.encode(model.ledger), copy.deepcopy(state)
+            other = [*history, {"role": "assistant", "content": [{"text": "Another."}]}, asked("And now?")]
+            failing, failed = Failing(number), False
+            sys.setprofile(failing)
+            try:
+                async with asyncio.timeout(10):
+                    await stream(model, other, state)
+            except Exception:  # what a function of ours raised may be another's cause by now
+                failed = True
+            finally:
+                sys.setprofile(None)
+            if not failing.at:
+                break
+            after = store.encode(model.ledger)
+            assert (after == before) == (len(model.ledger) == 1), failing.at
+            if failed and not failing.in_commit:
+                assert (len(model.ledger), state) == (1, state_before), failing.at
+                file.sync()
+                assert [store.encode(found) for found in store.read(path)] == [before], failing.at
+                kept += 1
+            else:
+                whole += 1
+        number += 1
+    assert kept > 100
+    assert whole < kept

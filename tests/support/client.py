@@ -1,0 +1,69 @@
+"""A plain HTTP client over any carrier, for tests of a scripted engine that leave our backends out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as codec
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tito_core.backend.carrier import Carrier, Reply
+from tito_core.backend.id_text import in_pieces
+
+LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class Got:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        return self.content.decode()
+
+    def json(self) -> Any:
+        return codec.loads(self.content)
+
+
+class Client:
+    def __init__(self, carrier: Carrier, base_url: str) -> None:
+        self._carrier = carrier
+        self._base_url = base_url
+
+    async def post(self, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None) -> Got:
+        async with self.stream("POST", path, json=json, headers=headers) as reply:
+            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+
+    async def get(self, path: str) -> Got:
+        async with self.stream("GET", path) as reply:
+            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Reply]:
+        body = b"" if json is None else codec.dumps(json).encode()
+        kind = {} if json is None else {"Content-Type": "application/json"}
+        async with asyncio.timeout(5):
+            reply = await self._carrier.send(
+                method, self._base_url + path, {**kind, **(headers or {})}, in_pieces(body)
+            )
+        try:
+            yield reply
+        finally:
+            await reply.aclose()
+
+
+async def lines(reply: Reply) -> AsyncIterator[str]:
+    """The lines of a body as they come."""
+    rest = b""
+    async for piece in reply.pieces():
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.decode()

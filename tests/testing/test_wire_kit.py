@@ -1,0 +1,125 @@
+"""A third party's wire is found by its entry point, scripted and read by the suite, exactly as ours are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from support.scripted import BACKENDS
+from tito_conformance.target import Connected, Target
+from tito_conformance.wire_log import Exchange, WireLog
+from tito_conformance.wire_reading import generations
+from tito_core.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
+
+TOY = """
+import json
+from tito_conformance.wire_reading import Heard
+from tito_core.testing.script import ScriptedRequest
+from tito_core.testing.wire import Generation, WireResponse, json_response
+from tito_core.testing.wire_kit import WireKit
+
+
+class ToyWire:
+    name = "toy"
+
+    def __init__(self, state):
+        self.state = state
+
+    def route(self, method, path, headers, body):
+        sent = json.loads(body)
+        request = ScriptedRequest(
+            tuple(sent["ids"]), sent["most"], eos_ids=self.state.eos_ids, vocab_size=self.state.vocab_size
+        )
+        return Generation([request], self.written)
+
+    def written(self, answers, seconds):
+        [answer] = answers
+        return json_response({"ids": answer.output_ids, "logprobs": answer.logprobs, "why": answer.finish})
+
+    def script_error(self, message):
+        return WireResponse(400, {}, message.encode())
+
+    def queue_full(self):
+        return None
+
+
+def read(exchange):
+    sent, got = json.loads(exchange.sent), json.loads(exchange.got)
+    if "most" not in sent:
+        return None
+    return Heard("a", sent["ids"], sent, output=got["ids"], logprobs=got["logprobs"], finish=got["why"])
+
+
+KIT = WireKit(read, ToyWire, cache_page=4)
+READ_ALONE = WireKit(read)
+"""
+POINTS = "[tito.wires]\ntoy = toy_wire:KIT\ntoy-read = toy_wire:READ_ALONE\ntoy-wrong = toy_wire:ToyWire\n"
+
+
+@pytest.fixture
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A third party's distribution, as an installer leaves it."""
+    info = tmp_path / "toy_wire-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-wire\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    (tmp_path / "toy_wire.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("toy_wire", None)
+    find_wire.cache_clear()
+
+
+def connected(backend: str, log: WireLog | None) -> Connected:
+    return Connected(Target(backend, "http://scripted", None), cast(Any, None), cast(Any, None), log)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_it_is_scripted_and_read() -> None:
+    body = {"ids": [1, 2, 3], "most": 8}
+    with scripted_server("toy", Replay([[5, 6, 2]]), eos_ids=[2]) as server:
+        got = httpx.post(f"{server.base_url}/sample", json=body, trust_env=False)
+    assert server.engine.requests[0].prompt_ids == (1, 2, 3)
+    assert server.engine.state.cache.page == 4
+    exchange = Exchange("POST", "/sample", {}, json.dumps(body).encode(), 200, bytearray(got.content), whole=True)
+    wire = connected("toy", WireLog()).wire
+    assert wire is not None
+    [heard] = generations(wire.read, [exchange, Exchange("POST", "/sample", {}, b"{}", 200, bytearray(b"{}"), True)])
+    assert (heard.prompt, heard.output, heard.finish) == ([1, 2, 3], [5, 6, 2], "stop")
+    assert heard.logprobs == got.json()["logprobs"]
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_wire_may_have_a_reader_alone() -> None:
+    assert connected("toy-read", WireLog()).wire is not None
+    with pytest.raises(ValueError, match=r"'toy-read'.*no scripted server"):
+        scripted_engine("toy-read", Replay([]))
+
+
+@pytest.mark.usefixtures("_installed")
+def test_an_entry_point_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"toy_wire:ToyWire.*not a WireKit"):
+        find_wire("toy-wrong")
+
+
+def test_an_unknown_name_lists_the_installed_ones() -> None:
+    with pytest.raises(ValueError, match="no wire 'toy'") as raised:
+        scripted_server("toy", Replay([]))
+    assert ", ".join(installed_wires()) in str(raised.value)
+    assert {*BACKENDS} <= {*installed_wires()}
+    assert connected("toy", WireLog()).wire is None
+    assert connected(BACKENDS[0], None).wire is None
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_ours_are_kits_too(kind: str) -> None:
+    kit = find_wire(kind)
+    assert isinstance(kit, WireKit)
+    assert kit.wire is not None
+    assert scripted_engine(kind, Replay([])).wire.name == kind
