@@ -71,6 +71,13 @@ class ParsedTurn:
     suspects: tuple[ParsedCall, ...] = ()
 
     @property
+    def records(self) -> tuple[ParsedCall, ...]:
+        """The calls and the suspects, in order."""
+        return (
+            tuple(sorted((*self.calls, *self.suspects), key=lambda call: call.start)) if self.suspects else self.calls
+        )
+
+    @property
     def early_reasoning(self) -> str:
         """The reasoning before any text."""
         late = self.late_reasoning
