@@ -104,8 +104,11 @@ def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[
     return "a tag lost", text[:begin] + text[end:]
 
 
-def _comma(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
-    places = [m.start() for m in re.finditer(r"[}\]]", text) if m.start() >= start and '"' in text]
+def _comma(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
+    plain = text
+    for tag in family.control:  # a bracket of a tag ends no list
+        plain = plain.replace(tag, " " * len(tag))
+    places = [m.start() for m in re.finditer(r"[}\]]", plain) if m.start() >= start and '"' in text]
     if not places:
         return "", text
     at = chance.choice(places)

@@ -21,12 +21,12 @@ _LONGEST_NUMBER = 4000
 
 
 def literal(text: str) -> Any:
-    """Read one literal.
+    """Read one literal, as `repr` writes it: nothing follows the last item of a list.
 
     Raises:
         Malformed: The text is none, or more than one.
     """
-    reader = Calls(text, 0, len(text))
+    reader = Calls(text, 0, len(text), trailing=False)
     value = reader._value(1)
     if text[reader.at :].strip():
         raise Malformed(f"Stray text follows the literal: {shortened(text[reader.at :].strip())}.")
@@ -39,13 +39,15 @@ class Calls:
     Attributes:
         at: The next character to read.
         lines: Whether calls stand on lines of their own, without brackets and commas.
+        trailing: Whether a comma may follow the last item of a list or an object.
     """
 
-    def __init__(self, text: str, start: int, stop: int, lines: bool = False) -> None:
+    def __init__(self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True) -> None:
         self._text = text
         self._stop = stop
         self.at = start
         self.lines = lines
+        self.trailing = trailing
 
     @property
     def at_end(self) -> bool:
@@ -111,16 +113,21 @@ class Calls:
 
     def _list(self, deep: int) -> list[Any]:
         result = []
-        while not self._skip("]"):
+        if self._skip("]"):
+            return result
+        while True:
             result.append(self._value(deep))
             if not self._skip(","):
                 self._need("]")
-                break
-        return result
+                return result
+            if self.trailing and self._skip("]"):
+                return result
 
     def _mapping(self, deep: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        while not self._skip("}"):
+        if self._skip("}"):
+            return result
+        while True:
             self._blank()
             key = self._string()
             self._need(":")
@@ -129,8 +136,9 @@ class Calls:
             result[key] = self._value(deep)
             if not self._skip(","):
                 self._need("}")
-                break
-        return result
+                return result
+            if self.trailing and self._skip("}"):
+                return result
 
     def _string(self) -> str:
         found = self._match(_STRING, "a string in quotes")
