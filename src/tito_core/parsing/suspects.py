@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from tito_core.parsing.completion import Tools
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.parsed import ParsedCall
 
 _STRUCTURE = "<{[(=>]})"
 _KEY = re.compile(r"""["'](?:arguments|parameters)["']?\s*:""")
 _BEFORE, _AFTER = frozenset("\"'=[{<>|.:"), frozenset("\"'=[{<>|(")
+UNMARKED = "It looks like a call, but has not the markup of one."
 
 
 class Suspicion:
@@ -22,6 +24,11 @@ class Suspicion:
     def __init__(self, tags: Iterable[str]) -> None:
         spelled = sorted(tags, key=len, reverse=True)
         self._tags = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+
+    def of(self, said: Completion, start: int, stop: int, reason: str = UNMARKED) -> tuple[ParsedCall, ...]:
+        """Return the record of what looks so between two characters of a completion, or nothing."""
+        found = self.find(said.text[start:stop], said.tools)
+        return () if found is None else (said.suspect(start + found[0], start + found[1], reason, found[2]),)
 
     def find(self, text: str, tools: Tools) -> tuple[int, int, str | None] | None:
         """Find the first and one past the last character that look so, and the tool that is named; None for plain text.

@@ -169,7 +169,7 @@ class _Reader:
         reasoning = "\n".join(filter(None, (early, late)))
         texts = [said.text[start:stop] for start, stop in self._texts]
         for start, stop in self._texts:
-            self._suspect(start, stop, "It looks like a call, but has not the markup of one.")
+            self._suspects += self._suspicion.of(said, start, stop)
         calls, suspects = tuple(said.calls), tuple(self._suspects)
         return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects)
 
@@ -237,11 +237,6 @@ class _Reader:
                     begun = len(said.text)
             mark = following
         said.loosen(first, f"The call stands in reasoning that never ended: {self._reasoning.close} comes before it.")
-        self._suspect(start, begun, "It looks like a call, but stands in reasoning that never ended.")
+        reason = "It looks like a call, but stands in reasoning that never ended."
+        self._suspects += self._suspicion.of(said, start, begun, reason)
         return begun
-
-    def _suspect(self, start: int, stop: int, reason: str) -> None:
-        """Record what looks like a call in a text."""
-        found = self._suspicion.find(self._said.text[start:stop], self._said.tools)
-        if found is not None:
-            self._suspects.append(self._said.suspect(start + found[0], start + found[1], reason, found[2]))

@@ -216,12 +216,9 @@ class _Messages:
 
     def _take(self, into: list[str], start: int, stop: int) -> None:
         start = max(start, self._sampled)
-        text = self._said.text[start:stop]
-        into.append(text)
-        found = _SUSPICION.find(text, self._said.tools) if into is self._texts else None
-        if found is not None:
-            reason = "It looks like a call, but has not the markup of one."
-            self._suspects.append(self._said.suspect(start + found[0], start + found[1], reason, found[2]))
+        into.append(self._said.text[start:stop])
+        if into is self._texts:
+            self._suspects += _SUSPICION.of(self._said, start, stop)
 
 
 def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
