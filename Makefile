@@ -80,11 +80,12 @@ mutants: $(READY)  ## mutate each package, or PACKAGE=ledger, and write docs/mut
 defects: $(READY)  ## plant every defect, and see that the conformance suite notices; writes docs/defects.md
 	@$(BIN)/python tools/defects.py $(DEFECTS_ARGS)
 
-lint: $(READY)  ## ruff, mypy, import contracts
+lint: $(READY)  ## ruff, mypy, import contracts and circles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/house.py --check
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check -q --fix . && $(BIN)/ruff format -q .

@@ -98,19 +98,23 @@ def code_lines(text: str) -> int:
 
 
 def engine_names(src: Path) -> list[str]:
-    """Return `file:line name` of every identifier or string that names an engine."""
+    """Return `file:line name` of every identifier, string or file that names an engine."""
     found = []
     for package in NEUTRAL:
         for path in sorted((src / package).rglob("*.py")):
-            tree = ast.parse(path.read_text("utf-8"))
-            allowed = {id(words) for words in docstrings(tree)}
-            for node in ast.walk(tree):
-                place = f"{path.relative_to(src)}:{getattr(node, 'lineno', 0)}"
-                said = [] if id(node) in allowed else names(node)
-                found += [f"{place} {name[:60]!r}" for name in said if ENGINES.search(name)]
+            shown = path.relative_to(src)
+            found += [f"{shown}:{line} {name[:60]!r}" for line, name in named(path.read_text("utf-8"))]
             if ENGINES.search(path.name):
-                found.append(f"{path.relative_to(src)}:0 the file's name")
+                found.append(f"{shown}:0 the file's name")
     return found
+
+
+def named(source: str) -> list[tuple[int, str]]:
+    """Return each identifier and string of a source that names an engine, with its line."""
+    tree = ast.parse(source)
+    allowed = {id(words) for words in docstrings(tree)}
+    every = ((node, name) for node in ast.walk(tree) if id(node) not in allowed for name in names(node))
+    return [(getattr(node, "lineno", 0), name) for node, name in every if ENGINES.search(name)]
 
 
 def names(node: ast.AST) -> Iterator[str]:
