@@ -168,8 +168,8 @@ PROOFS = {
     ),
     "mutated-calls": Proof(
         "Calls of every format with one thing changed (a character, a tag or a piece lost, doubled, swapped or moved; "
-        "a cut, other quotes): none ends as plain text without a status, none that is malformed runs, and one that runs "
-        "says what its own text says, strict and lenient.",
+        "a cut, other quotes): none ends as plain text without a status, none that is malformed runs, and one that "
+        "runs says what its own text says, strict and lenient.",
         "calls of each format",
         20_000,
         2_500,

@@ -112,7 +112,7 @@ class Calls:
         return _WORDS[word]
 
     def _list(self, deep: int) -> list[Any]:
-        result = []
+        result: list[Any] = []
         if self._skip("]"):
             return result
         while True:
