@@ -103,7 +103,7 @@ MUTATIONS: tuple[Callable[[str, list[tuple[int, int]], random.Random], str], ...
 def squeezed(family: Family, said: str) -> str:
     """Drop blanks, and what a family may leave out or write otherwise."""
     said = re.sub(r"\s+", "", said)
-    if "pythonic" in family.name:
+    if "pythonic" in family.name or family.name in ("lfm2", "olmo3"):  # Python lets a comma follow the last item
         said = re.sub(r",([)\]}])", r"\1", said)
     said = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', said)
     said = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", said)  # Gemma's keys may stand bare

@@ -28,7 +28,7 @@ from tito_core.parsing.typed_value import is_of_type
 ANCHORS = (OPEN, CLOSE, SEPARATOR) = ("<|open|>", "<|close|>", "<|sep|>")
 SECTION = Section(f"{OPEN}tools{SEPARATOR}", f"{CLOSE}tools{SEPARATOR}", f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}")
 ARGUMENT, END_ARGUMENT = f"{OPEN}argument ", f"{CLOSE}argument{SEPARATOR}"
-_CALL = re.compile(r'tool="([^"<>\n]+)"(?: index="[0-9]+")?')
+_CALL = re.compile(r'tool="([^"<>\n]+)" index="[0-9]+"')
 _ARGUMENT = re.compile(r'key="([^"\n]+)" type="(string|number|integer|boolean|null|object|array)"')
 
 
@@ -52,7 +52,7 @@ class KimiK3Calls(CallFormat):
 def _call(cursor: Cursor) -> Said:
     head = _CALL.fullmatch(written := cursor.upto(SEPARATOR).strip())
     if head is None:
-        raise cursor.fault(f'The call must say tool="...", not {written[:60]!r}.')
+        raise cursor.fault(f'The call must say tool="..." and index="...", not {written[:60]!r}.')
     name = cursor.sound_name(_plain(head[1]))
     arguments: dict[str, Any] = {}
     while cursor.peek() == ARGUMENT:
