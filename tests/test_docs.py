@@ -139,7 +139,7 @@ def test_the_page_on_migrating_puts_our_package_in_the_others_place(monkeypatch:
 def test_every_parser_is_on_the_page_on_tool_calls() -> None:
     table = (ROOT / "docs/tools.md").read_text(encoding="utf-8").split("## Formats")[1].split("The default")[0]
     named = {name for name in known_tool_parsers() if "test" not in name}
-    assert set(re.findall(r"`(\w+)`", table)) == named
+    assert set(re.findall(r"`([\w-]+)`", table)) == named
 
 
 def test_every_reason_is_on_the_ledger_page() -> None:

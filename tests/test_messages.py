@@ -32,7 +32,7 @@ def build(**changes: Any) -> TITOModel:
         ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host.s name"),
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
-        ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, deepseek_v3"),
+        ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, cohere_command"),
         ({"sampling": {"temprature": 1}}, InvalidValueError, "did you mean 'temperature'"),
         ({"sampling": {"extra": {"n": 2}}}, InvalidValueError, "For n samples, make n rollouts"),
         (
@@ -138,6 +138,7 @@ def nested(levels: int) -> Any:
 HOSTILE = {"unshowable": Unshowable(), "nested": nested(100_000), "digits": 10**5000}
 OPTIONS = [
     *("backend", "base_url", "tokenizer", "model_id", "sampling", "parser", "template_arguments", "content_tokens"),
+    "tool_calls",
     *("context_window_limit", "history", "malformed_calls", "thinking", "on_abort", "max_resumes"),
     *("turn_timeout_s", "max_total_tokens", "stream", "verify_echo", "store", "wanted", "api_key", "timeout_s"),
     *("connect_timeout_s", "max_connections", "max_attempts", "unheard_of"),

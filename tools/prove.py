@@ -166,6 +166,17 @@ PROOFS = {
         lambda count, seed: f"TITO_CASES={count} TITO_SEED={seed} {PYTEST} -s tests/parsing/test_arbitrary_ids.py",
         r"(\d+) cases",
     ),
+    "mutated-calls": Proof(
+        "Calls of every format with one thing changed (a character, a tag or a piece lost, doubled, swapped or moved; "
+        "a cut, other quotes): none ends as plain text without a status, none that is malformed runs, and one that "
+        "runs says what its own text says, strict and lenient.",
+        "calls of each format",
+        20_000,
+        2_500,
+        (*PARSING, "tests/parsing/test_mutated.py"),
+        lambda count, seed: f"TITO_MUTATED={count} TITO_SEED={seed} {PYTEST} -s tests/parsing/test_mutated.py",
+        r"(\d+) mutated calls",
+    ),
     "round-trips": Proof(
         "Calls that a real chat template renders, encoded, parse as the calls that they were: random schemas and "
         "arguments, strings that spell the format's tags among them, over each template of the zoo that shows any.",

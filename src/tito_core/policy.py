@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tito_core.backend.errors import printable
 from tito_core.backend.protocol import Backend, EngineInfo
@@ -26,7 +26,14 @@ from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
 from tito_core.interrupt import StoppableRunner, in_thread
 from tito_core.parsing.detection import Detected
-from tito_core.parsing.registry import AUTO, ToolParser, choose_tool_parser, control_strings, get_tool_parser
+from tito_core.parsing.registry import (
+    AUTO,
+    ToolCalls,
+    ToolParser,
+    choose_tool_parser,
+    control_strings,
+    get_tool_parser,
+)
 from tito_core.store import LedgerFile
 from tito_core.turn.policy_parts import PolicyParts
 from tito_core.vocabulary import QUESTION, compare
@@ -44,6 +51,8 @@ class PolicyOptions(BackendOptions, total=False):
     Attributes:
         parser: Name of the tool-call format; "auto", the default, takes the one that the chat template shows, and the
             choice is logged and kept as `policy.detected`.
+        tool_calls: Which calls run: on "strict", the default, those that the family's documentation or template shows,
+            on "lenient" also loose ones that have exactly one reading, which the ledger marks. Nothing is repaired.
         template_arguments: Arguments of the chat template, fixed for all rollouts, such as {"enable_thinking": False}.
         content_tokens: "inert", the default: no control token comes from message content, whatever it spells (law 6).
             "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
@@ -52,6 +61,7 @@ class PolicyOptions(BackendOptions, total=False):
     """
 
     parser: str
+    tool_calls: ToolCalls
     template_arguments: Mapping[str, Any] | None
     content_tokens: ContentTokens
     store: LedgerFile | str | PathLike[str] | None
@@ -74,6 +84,7 @@ async def connect(
     base_url: str | Sequence[str] = "",
     tokenizer: str | PreTrainedTokenizerBase,
     parser: str = AUTO,
+    tool_calls: ToolCalls = "strict",
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
     store: LedgerFile | str | PathLike[str] | None = None,
@@ -89,7 +100,13 @@ async def connect(
     engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
     name = getattr(tokenizer, "name_or_path", tokenizer)
     logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
-    bound = bind(tokenizer, parser, template_arguments=template_arguments, content_tokens=content_tokens)
+    bound = bind(
+        tokenizer,
+        parser,
+        tool_calls=tool_calls,
+        template_arguments=template_arguments,
+        content_tokens=content_tokens,
+    )
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
     probe = bound.template.first_prompt([asked(QUESTION)], None, bound.template.rendering.usual_tools)
     logger.info("backend=<%s> | asking the server what it is", engine.name)
@@ -118,6 +135,7 @@ def bind(
     tokenizer: str | PreTrainedTokenizerBase,
     parser: str = AUTO,
     *,
+    tool_calls: ToolCalls = "strict",
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
 ) -> Bound:
@@ -128,9 +146,11 @@ def bind(
     """
     if not isinstance(parser, str):
         raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {shown(parser)}.")
+    if tool_calls not in get_args(ToolCalls):
+        raise InvalidValueError(f"tool_calls must be 'strict' or 'lenient', not {shown(tool_calls)}.")
     loaded = load_tokenizer(tokenizer)
     detected = choose_tool_parser(parser, loaded)
-    chosen = get_tool_parser(detected.name, loaded)
+    chosen = get_tool_parser(detected.name, loaded, tool_calls=tool_calls)
     markup = control_strings(chosen).union([loaded.eos_token] if loaded.eos_token else [])
     template = ChatTemplate.of(
         loaded, content_tokens=content_tokens, markup=markup, **checked_arguments(template_arguments)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from tito_core.parsing import CallStatus, ParsedCall, UnknownParserError, known_tool_parsers
+from tito_core.parsing import ParsedCall, UnknownParserError, known_tool_parsers
 from tito_core.parsing import get_tool_parser as bound_parser
 
 
@@ -150,7 +150,7 @@ def format_of(parser: ToolParser | str | None) -> str:
 
 def _result(call: ParsedCall, call_id: str) -> ToolParseResult:
     call_id = call.id or call_id
-    if call.status == CallStatus.OK and call.name is not None:
+    if call.status.runs and call.name is not None:
         return ToolParseResult(call_id, call.name, dict(call.arguments or {}))
     return ToolParseResult.from_parse_error(call_id, call.raw, call.name)
 

@@ -68,6 +68,7 @@ def test_what_is_said_goes_where_it_belongs(connected: list[dict[str, Any]]) -> 
     shared: dict[str, Any] = {
         "base_url": ["http://a", "http://b"],
         "parser": "hermes",
+        "tool_calls": "lenient",
         "template_arguments": {"a": 1},
         "content_tokens": "as-template",
         "store": "s",

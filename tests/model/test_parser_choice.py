@@ -46,7 +46,7 @@ def test_a_named_parser_is_taken_whatever_the_template_shows() -> None:
     backend = backend_of(engine_of("vllm", Says("")), "vllm")
     model = TITOModel(backend=backend, tokenizer=tokenizer(), parser="qwen_xml")
     assert (model.policy.detected.name, model.policy.detected.why) == ("qwen_xml", "It was named by the user.")
-    with pytest.raises(UnknownParserError, match=r"no tool parser 'hermse'\. Known parsers: auto, deepseek_v3"):
+    with pytest.raises(UnknownParserError, match=r"no tool parser 'hermse'\. Known parsers: auto, cohere_command"):
         TITOModel(backend=backend, tokenizer=tokenizer(), parser="hermse")
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from support.byte_level import byte_level
-from tito_core.parsing import ParsedTurn, get_tool_parser
+from tito_core.parsing import ParsedTurn, Tools, get_tool_parser
 
 Call = tuple[str, dict[str, Any]]
 GUARD = "☃"
@@ -23,6 +23,10 @@ def dumps(value: Any) -> str:
 
 def plain(value: Any) -> str:
     return value if isinstance(value, str) else dumps(value)
+
+
+def python(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Family:
         think: Tags of its reasoning.
         anchored: Whether `control` holds a part of tags, not whole tags.
         one: Whether a turn holds one call at most.
+        nested: Whether lists and objects may hold anything; else they say no types of their own, and are left out.
     """
 
     name: str
@@ -50,10 +55,16 @@ class Family:
     think: tuple[str, str] | None = ("<think>", "</think>")
     nested_keys: str = "ab1é _\"'"
     one: bool = False
+    nested: bool = True
 
     def tokenizer(self, by_token: bool) -> Any:
-        thinks = tuple(tag.removesuffix("thought\n") for tag in self.think or ())
-        return _tokenizer(self.control + thinks if by_token else ())
+        return _tokenizer(self.control + self.thinks if by_token else ())
+
+    @property
+    def thinks(self) -> tuple[str, ...]:
+        """Tags of reasoning that are one token each."""
+        alone = (tag.removesuffix("thought\n") for tag in self.think or ())
+        return tuple(tag for tag in alone if not any(control in tag for control in self.control))
 
 
 @cache
@@ -61,24 +72,32 @@ def _tokenizer(control: tuple[str, ...]) -> Any:
     return byte_level(tuple(dict.fromkeys(control)))
 
 
-def hermes(calls: Sequence[Call]) -> str:
-    return "\n".join(f'<tool_call>\n{{"name": {dumps(n)}, "arguments": {dumps(a)}}}\n</tool_call>' for n, a in calls)
+Render = Callable[[Sequence[Call]], str]
 
 
-def qwen3_coder(calls: Sequence[Call]) -> str:
+def in_tags(tag: str) -> Render:
+    def render(calls: Sequence[Call]) -> str:
+        return "\n".join(f'<{tag}>\n{{"name": {dumps(n)}, "arguments": {dumps(a)}}}\n</{tag}>' for n, a in calls)
+
+    return render
+
+
+def functions(tag: str, frame: str, value: Callable[[Any], str]) -> Render:
     def one(name: str, arguments: dict[str, Any]) -> str:
-        given = "".join(f"<parameter={k}>\n{plain(v)}\n</parameter>\n" for k, v in arguments.items())
-        return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+        given = "".join(f"<parameter={k}>{frame}{value(v)}{frame}</parameter>\n" for k, v in arguments.items())
+        return f"<{tag}>\n<function={name}>\n{given}</function>\n</{tag}>"
 
-    return "\n".join(one(*call) for call in calls)
+    return lambda calls: "\n".join(one(*call) for call in calls)
 
 
-def glm45(calls: Sequence[Call]) -> str:
+def arg_keys(family: str) -> Render:
+    key, value = f"{family}arg_key", f"{family}arg_value"
+
     def one(name: str, arguments: dict[str, Any]) -> str:
-        pairs = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{plain(v)}</arg_value>\n" for k, v in arguments.items())
-        return f"<tool_call>{name}\n{pairs}</tool_call>"
+        pairs = "".join(f"<{key}>{k}</{key}>\n<{value}>{plain(v)}</{value}>\n" for k, v in arguments.items())
+        return f"<{family}tool_call>{name}\n{pairs}</{family}tool_call>"
 
-    return "\n".join(one(*call) for call in calls)
+    return lambda calls: "\n".join(one(*call) for call in calls)
 
 
 def glm47(calls: Sequence[Call]) -> str:
@@ -117,17 +136,19 @@ def minimax_m2(calls: Sequence[Call]) -> str:
     return f"<minimax:tool_call>\n{''.join(one(*c) for c in calls)}</minimax:tool_call>" if calls else ""
 
 
-def dsml(block: str) -> Callable[[Sequence[Call]], str]:
+def dsml(block: str, space: str = "") -> Render:
+    begin, end = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
+
     def one(name: str, arguments: dict[str, Any]) -> str:
         given = "\n".join(
-            f'<｜DSML｜parameter name="{k}" string="{dumps(isinstance(v, str))}">{plain(v)}</｜DSML｜parameter>'
+            f'{begin}parameter name="{k}" string="{dumps(isinstance(v, str))}">{plain(v)}{end}parameter>'
             for k, v in arguments.items()
         )
-        return f'<｜DSML｜invoke name="{name}">\n{given}\n</｜DSML｜invoke>'
+        return f'{begin}invoke name="{name}">\n{given}\n{end}invoke>'
 
     def render(calls: Sequence[Call]) -> str:
         inner = "\n".join(one(*call) for call in calls)
-        return f"<｜DSML｜{block}>\n{inner}\n</｜DSML｜{block}>" if calls else ""
+        return f"{begin}{block}>\n{inner}\n{end}{block}>" if calls else ""
 
     return render
 
@@ -166,8 +187,62 @@ def pythonic(calls: Sequence[Call]) -> str:
     return f"[{', '.join(one(*call) for call in calls)}]" if calls else ""
 
 
-def llama4_pythonic(calls: Sequence[Call]) -> str:
-    return f"<|python_start|>{pythonic(calls)}<|python_end|>" if calls else ""
+def between(opened: str, closed: str, render: Render) -> Render:
+    return lambda calls: f"{opened}{render(calls)}{closed}" if calls else ""
+
+
+def lines(calls: Sequence[Call]) -> str:
+    return "\n".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})" for n, a in calls)
+
+
+def cohere(calls: Sequence[Call]) -> str:
+    each = (
+        f'    {{"tool_call_id": "{i}", "tool_name": {dumps(n)}, "parameters": {dumps(a)}}}'
+        for i, (n, a) in enumerate(calls)
+    )
+    return "[\n" + ",\n".join(each) + "\n]"
+
+
+def step3(calls: Sequence[Call]) -> str:
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f'<steptml:parameter name="{k}">{python(v)}</steptml:parameter>' for k, v in arguments.items())
+        invoke = f'<steptml:invoke name="{name}">{given}</steptml:invoke>'
+        return f"<｜tool_call_begin｜>\nfunction<｜tool_sep｜>{invoke}<｜tool_call_end｜>\n"
+
+    return f"<｜tool_calls_begin｜>\n{''.join(one(*call) for call in calls)}<｜tool_calls_end｜>" if calls else ""
+
+
+def kimi_k3(calls: Sequence[Call]) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+    def one(number: int, name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(
+            f'<|open|>argument key="{k}" type="{kinds.get(type(v), "null")}"<|sep|>{plain(v)}<|close|>argument<|sep|>'
+            for k, v in arguments.items()
+        )
+        return f'<|open|>call tool="{name}" index="{number}"<|sep|>{given}<|close|>call<|sep|>'
+
+    inner = "".join(one(i, *call) for i, call in enumerate(calls, 1))
+    return f"<|open|>tools<|sep|>{inner}<|close|>tools<|sep|>" if calls else ""
+
+
+def minimax_m3(calls: Sequence[Call]) -> str:
+    mark = "]<]minimax[>["
+
+    def element(key: str, value: Any) -> str:
+        if isinstance(value, dict):
+            inner = "".join(element(k, v) for k, v in value.items())
+        elif isinstance(value, list):
+            inner = "".join(element("item", v) for v in value)
+        else:
+            inner = plain(value)
+        return f"{mark}<{key}>{inner}{mark}</{key}>"
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(element(k, v) for k, v in arguments.items())
+        return f'{mark}<invoke name="{name}">{given}{mark}</invoke>\n'
+
+    return f"{mark}<tool_call>\n{''.join(one(*c) for c in calls)}{mark}</tool_call>" if calls else ""
 
 
 def gemma4(calls: Sequence[Call]) -> str:
@@ -207,14 +282,71 @@ KIMI = (
 )
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 WORDS = r"[ab_]{1,4}"
+PYTHON = ("<|python_start|>", "<|python_end|>")
+LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+STEP3 = (
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    "<｜tool_sep｜>",
+)
+XTML = ("<|open|>", "<|close|>", "<|sep|>")
+XTML_THINK = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 BRACKETS = ("[THINK]", "[/THINK]")
+
+
+def tags(word: str) -> tuple[str, str]:
+    return f"<{word}>", f"</{word}>"
+
 
 FAMILIES = {
     family.name: family
     for family in (
-        Family("hermes", CALL, hermes),
-        Family("qwen3_coder", CALL, qwen3_coder, typed=True),
-        Family("glm45", GLM, glm45, typed=True),
+        Family("hermes", CALL, in_tags("tool_call")),
+        Family("ernie45", CALL, in_tags("tool_call")),
+        Family("longcat", tags("longcat_tool_call"), in_tags("longcat_tool_call"), think=tags("longcat_think")),
+        Family("qwen3_coder", CALL, functions("tool_call", "\n", plain), typed=True),
+        Family("mimo", CALL, functions("tool_call", "", plain), typed=True),
+        Family(
+            "seed_oss",
+            tags("seed:tool_call"),
+            functions("seed:tool_call", "", python),
+            typed=True,
+            think=tags("seed:think"),
+        ),
+        Family("glm45", GLM, arg_keys(""), typed=True),
+        Family(
+            "longcat2",
+            tuple(f"{tag[: tag.index(tag.strip('</'))]}longcat_{tag.strip('</')}" for tag in GLM),
+            arg_keys("longcat_"),
+            typed=True,
+            think=tags("longcat_think"),
+        ),
+        Family("step3", STEP3, step3, typed=True),
+        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK),
+        Family(
+            "minimax_m3",
+            ("]<]minimax[>[",),
+            minimax_m3,
+            typed=True,
+            think=tags("mm:think"),
+            nested=False,
+        ),
+        Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
+        Family(
+            "cohere_command",
+            ("<|START_ACTION|>", "<|END_ACTION|>"),
+            between("<|START_ACTION|>", "<|END_ACTION|>", cohere),
+            think=("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS),
+        Family(
+            "olmo3",
+            tags("function_calls"),
+            between("<function_calls>", "</function_calls>", lines),
+            keys=WORDS,
+        ),
         Family("glm47", GLM, glm47, typed=True),
         Family("deepseek_v3", DEEPSEEK, deepseek_v3),
         Family("deepseek_v31", DEEPSEEK, deepseek_v31),
@@ -222,6 +354,7 @@ FAMILIES = {
         Family("minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True),
         Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls")),
         Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls")),
+        Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " ")),
         Family("gpt_oss", HARMONY, gpt_oss, think=None, beside=False, one=True),
         Family("llama3_json", ("<|python_tag|>",), llama3_json, beside=False, think=None),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
@@ -229,7 +362,7 @@ FAMILIES = {
         Family("phi4_mini", (), prefixed("functools"), beside=False, think=None),
         Family("xlam", (), xlam, beside=False),
         Family("pythonic", (), pythonic, keys=WORDS, beside=False, think=None),
-        Family("llama4_pythonic", ("<|python_start|>", "<|python_end|>"), llama4_pythonic, keys=WORDS, think=None),
+        Family("llama4_pythonic", PYTHON, between(*PYTHON, pythonic), keys=WORDS, think=None),
         Family(
             "gemma4",
             ("<|tool_call>", "<tool_call|>", '<|"|>'),
@@ -244,8 +377,7 @@ NAMES = sorted(FAMILIES)
 def ids_of(family: Family, said: str, by_token: bool = True) -> list[int]:
     """Encode a turn: the format's own tags as its vocabulary has them, and everything else with control tokens off."""
     tokenizer, spelled = family.tokenizer(by_token), _tokenizer(())
-    thinks = tuple(tag.removesuffix("thought\n") for tag in family.think or ())
-    tags = (*family.control, *thinks, "<|im_end|>") if by_token else ("<|im_end|>",)
+    tags = (*family.control, *family.thinks, "<|im_end|>") if by_token else ("<|im_end|>",)
     ids: list[int] = []
     for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", said):
         if piece in tags:
@@ -264,9 +396,12 @@ def parse(
     truncated: bool = False,
     chunk: int = 0,
     tail: Sequence[int] = (),
+    tools: Tools | None = None,
+    lenient: bool = False,
 ) -> ParsedTurn:
-    tools = {name: schema_of(arguments) for name, arguments in calls}
-    session = get_tool_parser(family.name, family.tokenizer(by_token)).start(tail, tools)
+    tools = {name: schema_of(arguments) for name, arguments in calls} if tools is None else tools
+    parser = get_tool_parser(family.name, family.tokenizer(by_token), tool_calls="lenient" if lenient else "strict")
+    session = parser.start(tail, tools)
     for at in range(0, len(ids), chunk or len(ids) or 1):
         session.feed(ids[at : at + (chunk or len(ids))])
     return session.finish(truncated=truncated)

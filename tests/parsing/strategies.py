@@ -16,15 +16,18 @@ def guarded(family: Family, control: bool) -> st.SearchStrategy[str]:
     if not control or not family.control:
         return text
     spelled = st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.control])
-    if family.think:
-        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:].strip()}" for tag in family.think])
+    if family.thinks:
+        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.thinks])
     return text | st.tuples(text, spelled, text).map("".join)
 
 
 def arguments(family: Family, control: bool = True) -> st.SearchStrategy[dict[str, Any]]:
     strings = guarded(family, control)
+    scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings
+    if not family.nested:
+        return st.dictionaries(st.from_regex(family.keys, fullmatch=True), scalars, max_size=3)
     values = st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings,
+        scalars,
         lambda inner: (
             st.lists(inner, max_size=3) | st.dictionaries(st.text(family.nested_keys, max_size=3), inner, max_size=3)
         ),

@@ -12,7 +12,8 @@ from parsing.strategies import turns
 from tito_core.parsing import CallStatus
 
 PLAIN = {"qwen3_coder", "glm45", "glm47", "minimax_m2", "deepseek_v32", "deepseek_v4", "gemma4"}
-PLAIN |= {"pythonic", "llama4_pythonic", "nemotron"}
+PLAIN |= {"pythonic", "llama4_pythonic", "deepseek_v41", "kimi_k3", "lfm2", "longcat2", "mimo", "minimax_m3", "olmo3"}
+PLAIN |= {"seed_oss", "step3"}
 
 
 @pytest.mark.parametrize("by_token", [True, False])

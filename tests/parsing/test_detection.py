@@ -125,13 +125,43 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
     ("alias", "name"),
     [
         ("qwen_xml", "qwen3_coder"),
+        ("qwen3_xml", "qwen3_coder"),
+        ("step3p5", "qwen3_coder"),
+        ("nanbeige", "qwen3_coder"),
         ("nemotron", "qwen3_coder"),
         ("nemotron_v3", "qwen3_coder"),
+        ("qwen", "hermes"),
+        ("qwen25", "hermes"),
+        ("qwen3_json", "hermes"),
+        ("granite4", "hermes"),
         ("glm", "glm47"),
+        ("ling3", "glm47"),
+        ("llama3", "llama3_json"),
         ("llama4_json", "llama3_json"),
         ("phi4_mini_json", "phi4_mini"),
+        ("deepseekv3", "deepseek_v3"),
+        ("deepseekv31", "deepseek_v31"),
+        ("deepseekv32", "deepseek_v32"),
+        ("deepseekv4", "deepseek_v4"),
+        ("deepseekv41", "deepseek_v41"),
+        ("minimax-m2", "minimax_m2"),
+        ("minimax-m3", "minimax_m3"),
+        ("cohere_command3", "cohere_command"),
+        ("cohere_command4", "cohere_command"),
     ],
 )
 def test_aliases(alias: str, name: str) -> None:
     tokenizer = tokenizer_of("byte level")
     assert get_tool_parser(alias, tokenizer).calls is get_tool_parser(name, tokenizer).calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("alias", ["openai", "gpt-oss"])
+def test_aliases_of_harmony(alias: str) -> None:
+    assert isinstance(get_tool_parser(alias, byte_level((*FAMILIES["gpt_oss"].control,))), gpt_oss.HarmonyParser)
+
+
+@pytest.mark.parametrize("name", ["jamba", "internlm", "gigachat3", "hf", "hunyuan"])
+def test_a_name_of_a_parser_that_we_lack_lists_ours(name: str) -> None:
+    with pytest.raises(UnknownParserError, match=r"Known parsers: auto, .*hermes, .*xlam") as caught:
+        get_tool_parser(name, byte_level(()))
+    assert "qwen25" not in str(caught.value)

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from parsing.families import FAMILIES, NAMES, ids_of
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
 
-REFUSED = {"gpt_oss": "stop token", "gemma4": "notation", "pythonic": "Python", "llama4_pythonic": "Python"}
+REFUSED = {
+    "gpt_oss": "stop token",
+    **dict.fromkeys(("gemma4", "step3", "kimi_k3", "minimax_m3"), "notation"),
+    **dict.fromkeys(("pythonic", "llama4_pythonic", "lfm2", "olmo3"), "Python"),
+}
 TOOLS: dict[str, Any] = {
     "look": {
         "type": "object",

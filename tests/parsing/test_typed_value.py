@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tito_core.parsing.formats.python_literals import literal
 from tito_core.parsing.said import Malformed
 from tito_core.parsing.typed_value import rendered, typed_value, types_of
 
@@ -151,3 +152,19 @@ def test_what_a_schema_allows(schema: Any, types: set[str] | None) -> None:
 def test_a_string_is_not_decoded_even_where_it_could_be() -> None:
     assert read("None", {"type": "string"}) == "None"
     assert read(" 5 ", {"type": ["string"]}) == " 5 "
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("['p', 2]", ["p", 2]), ("{'a': [None, True]}", {"a": [None, True]}), ("[]", []), ('["p", 2]', ["p", 2])],
+)
+def test_lists_and_objects_may_stand_as_python_writes_them(text: str, value: object) -> None:
+    tools = {"look": {"properties": {"at": {"type": ["array", "object"]}}}}
+    assert typed_value(text, tools, "look", "at", literal) == value
+
+
+@pytest.mark.parametrize("text", ["['p', 2,]", "{'a': 1,}", "['p' 2]", "['p', 2", "['p'] x", "(1, 2)", "[x]", "7"])
+def test_what_python_would_not_write_is_malformed(text: str) -> None:
+    tools = {"look": {"properties": {"at": {"type": ["array", "object"]}}}}
+    with pytest.raises(Malformed):
+        typed_value(text, tools, "look", "at", literal)

@@ -10,6 +10,7 @@ from typing import Any
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend
 from tito_core.engine import models
+from tito_core.parsing.registry import ToolCalls
 from tito_core.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
@@ -81,7 +82,8 @@ def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> T
     }
     engine = engine_of(kind, script, name, **engine_options)
     backend = backend_of(engine, kind)
-    shared = replace(policy_of(kind, name), backend=backend, store=options.pop("store", None))
+    policy = policy_of(kind, name, options.pop("tool_calls", "strict"))
+    shared = replace(policy, backend=backend, store=options.pop("store", None))
     if "max_model_len" in engine_options:
         shared = replace(shared, info=replace(shared.info, max_model_len=engine_options["max_model_len"]))
     model = shared.model(**options)
@@ -90,10 +92,10 @@ def model_of(kind: str, script: Any, name: str = "smollm2", **options: Any) -> T
 
 
 @cache
-def policy_of(kind: str, name: str = "smollm2") -> Policy:
+def policy_of(kind: str, name: str = "smollm2", tool_calls: ToolCalls = "strict") -> Policy:
     """Load tokenizer and template once; each model then gets an engine of its own."""
     engine = engine_of(kind, Says(""), name)
-    return Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name))
+    return Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer(name), tool_calls=tool_calls)
 
 
 def call(name: str, arguments: str) -> str:

@@ -74,14 +74,14 @@ class Counts:
         statuses = [call.status for turn in ledger for call in turn.draft.calls]
         delta = sum(len(turn.draft.prompt_ids) for turn in ledger)
         inserted = sum(int((turn.draft.prompt_provenance == Provenance.INSERTED).sum()) for turn in ledger)
-        good = statuses.count(CallStatus.OK)
+        good = statuses.count(CallStatus.OK) + statuses.count(CallStatus.LENIENT)
         return cls(
             turns=len(ledger),
             prompt=delta - inserted,
             inserted=inserted,
             sampled=sum(len(turn.draft.output_ids) for turn in ledger),
             good_calls=good,
-            malformed_calls=len(statuses) - good,
+            malformed_calls=len(statuses) - good - statuses.count(CallStatus.SUSPECT),
         )
 
 

@@ -126,7 +126,7 @@ class CallRecord(NamedTuple):
 
     Attributes:
         name: The tool's name, or None where the tokens do not say it for certain.
-        status: "ok", "malformed" or "truncated".
+        status: "ok", "lenient", "malformed", "truncated", or "suspect" for text that only looks like a call.
         start: First token of the call, as an offset within the turn's output.
         stop: One past its last token.
         reason: Why it is not "ok", as a sentence; empty otherwise.

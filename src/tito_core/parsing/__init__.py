@@ -1,12 +1,14 @@
 """Completion token ids to reasoning, text and tool calls; one file a format."""
 
 from tito_core.parsing import formats as _formats  # each registers itself
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Tools
-from tito_core.parsing.detection import Detected, DetectionError, detect_tool_parser
+from tito_core.parsing.detection import Detected, DetectionError, Marks, detect_tool_parser
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.parsing.registry import (
     ParserSession,
+    ToolCalls,
     ToolParser,
     UnknownParserError,
     control_strings,
@@ -17,14 +19,17 @@ from tito_core.parsing.registry import (
 )
 
 __all__ = [
+    "CallFormat",
     "CallGrammar",
     "CallStatus",
     "Detected",
     "DetectionError",
+    "Marks",
     "NoCallGrammarError",
     "ParsedCall",
     "ParsedTurn",
     "ParserSession",
+    "ToolCalls",
     "ToolParser",
     "Tools",
     "UnknownParserError",

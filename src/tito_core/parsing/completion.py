@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 import msgspec
@@ -44,14 +45,23 @@ class Completion:
         decoded: The ids and their text.
         truncated: Whether the engine stopped for length.
         tools: Schemas by the tool's name.
+        lenient: Whether a loose call is lenient; else it is malformed.
         calls: What was read, in order.
     """
 
-    def __init__(self, markup: Markup, decoded: DecodedIds, truncated: bool, tools: Tools | None = None) -> None:
+    def __init__(
+        self,
+        markup: Markup,
+        decoded: DecodedIds,
+        truncated: bool,
+        tools: Tools | None = None,
+        lenient: bool = False,
+    ) -> None:
         self.decoded = decoded
         self.text = decoded.text
         self.truncated = truncated
         self.tools: Tools = tools or {}
+        self.lenient = lenient
         self.calls: list[ParsedCall] = []
         self.markup = markup
         self._marks = markup.marks(decoded)
@@ -63,6 +73,11 @@ class Completion:
             if tags is None or self._marks[i].tag in tags:
                 return self._marks[i]
         return None
+
+    def previous(self, char: int) -> Mark | None:
+        """Give the last mark before a character."""
+        i = bisect_left(self._starts, char)
+        return self._marks[i - 1] if i else None
 
     def frame(self, opened: int, body: int, close: str, before: Set[str], begin: int | None = None) -> Frame:
         """Find where a call ends: at its closing tag, or unclosed before one of other tags or at the end.
@@ -81,12 +96,28 @@ class Completion:
             return Frame(opened, body, found.start, found.start, False)
         return Frame(opened, body, found.start, found.stop, True)
 
-    def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said]) -> int:
-        """Read the call in a frame; give the character after it."""
+    def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said], *, ends: bool = False) -> int:
+        """Read the call in a frame; give the character after it.
+
+        Args:
+            frame: Where the call stands.
+            close: Its closing tag.
+            body: Reads what stands before that.
+            ends: Whether a body that is sound is whole, so that one at the end of a completion lacks its tag alone.
+        """
         if frame.closed:
             self.judge(frame.opened, frame.stop, body, Cursor(self, frame.body, frame.end))
-        else:
-            self.unclosed(frame.opened, frame.stop, f"The call has no closing {close} tag.")
+            return frame.stop
+        reason = f"The call has no closing {close} tag."
+        if ends and not self.truncated and frame.stop == len(self.text):
+            try:
+                said = body(Cursor(self, frame.body, frame.end))
+            except Malformed:
+                pass
+            else:
+                self.add(frame.opened, frame.stop, replace(said, loose=reason))
+                return frame.stop
+        self.unclosed(frame.opened, frame.stop, reason)
         return frame.stop
 
     def judge(self, start: int, stop: int, read: Callable[P, Said], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -99,8 +130,30 @@ class Completion:
             self.add(start, stop, said)
 
     def add(self, start: int, stop: int, said: Said) -> None:
-        """Add a sound call."""
-        self._add(start, stop, CallStatus.OK, said.name, said.arguments, "", said.id, said.text)
+        """Add a sound call, or a loose one: lenient where that is asked for, else malformed."""
+        if said.loose and not self.lenient:
+            self.malformed(start, stop, said.loose, said.name)
+            return
+        status = CallStatus.LENIENT if said.loose else CallStatus.OK
+        self._add(start, stop, status, said.name, said.arguments, said.loose, said.id, said.text)
+
+    def loosen(self, first: int, reason: str) -> None:
+        """Make the sound calls from index `first` on loose ones."""
+        for i, call in enumerate(self.calls[first:], first):
+            if not call.status.runs:
+                continue
+            if self.lenient:
+                self.calls[i] = replace(call, status=CallStatus.LENIENT, reason=call.reason or reason)
+            else:
+                self.spoil(i, reason)
+
+    def spoil(self, index: int, reason: str) -> None:
+        """Make a call that would run a malformed one."""
+        call = self.calls[index]
+        if call.status.runs:
+            self.calls[index] = replace(
+                call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason
+            )
 
     def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
         """Add a call that does not end: truncated where the engine cut it off, else malformed."""
@@ -112,6 +165,11 @@ class Completion:
     def malformed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
         """Add a malformed call."""
         self._add(start, stop, CallStatus.MALFORMED, name, None, reason)
+
+    def suspect(self, start: int, stop: int, reason: str, name: str | None = None) -> ParsedCall:
+        """Build the record of a text that looks like a call."""
+        first, last = self.decoded.span_of(start, stop)
+        return ParsedCall(CallStatus.SUSPECT, name, None, self.text[start:stop], first, last, reason)
 
     def _add(
         self,

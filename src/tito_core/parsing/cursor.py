@@ -18,6 +18,7 @@ class Cursor:
     Attributes:
         name: The tool's name, once it is known for certain; faults carry it.
         taken: The tag that was taken last.
+        loose: The first way in which the call differs from what its family documents; see `Said`.
     """
 
     def __init__(self, said: Completion, start: int, stop: int) -> None:
@@ -26,6 +27,7 @@ class Cursor:
         self._stop = stop
         self.name: str | None = None
         self.taken: str | None = None
+        self.loose = ""
 
     @property
     def tools(self) -> Tools:
@@ -35,6 +37,10 @@ class Cursor:
     def fault(self, reason: str) -> Malformed:
         """Make the error for a reason."""
         return Malformed(reason, self.name)
+
+    def loosen(self, reason: str) -> None:
+        """Note that the call is loose."""
+        self.loose = self.loose or reason
 
     def rest(self) -> str:
         """Take everything that is left, tags included."""
@@ -82,6 +88,13 @@ class Cursor:
         """Give the tag that stands right here; None when there is none."""
         mark = self._next()
         return mark.tag if mark is not None and mark.start == self._at else None
+
+    def skip_blank(self) -> bool:
+        """Take the blanks that stand right here; return whether there are any."""
+        begun = self._at
+        while self._at < self._stop and self._said.text[self._at].isspace():
+            self._at += 1
+        return self._at > begun
 
     def skip(self, text: str) -> bool:
         """Take a text that is no tag, if it stands right here."""

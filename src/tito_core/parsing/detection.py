@@ -28,34 +28,24 @@ class Detected:
 
 
 @dataclass(frozen=True, slots=True)
-class _Marks:
+class Marks:
     """A format is shown where a template has all of `has` and nothing of `lacks`."""
 
-    name: str
     has: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
     def shown(self, template: str) -> bool:
+        """Return whether a template shows the format."""
         return all(mark in template for mark in self.has) and not any(mark in template for mark in self.lacks)
 
 
-_TABLE = (
-    _Marks("hermes", ("<tool_call>", '{"name": ', '"arguments": '), ("<function=", "<arg_key>", "<|tool_call>")),
-    _Marks("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
-    _Marks("glm45", ("<tool_call>{function-name}\n<arg_key>",)),
-    _Marks("glm47", ("<tool_call>{function-name}<arg_key>",)),
-    _Marks("kimi_k2", ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")),
-    _Marks("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
-    _Marks("deepseek_v31", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ("```json",)),
-    _Marks("deepseek_v32", ("｜DSML｜", "function_calls>")),
-    _Marks("deepseek_v4", ("｜DSML｜", "tool_calls>"), ("function_calls>",)),
-    _Marks("gpt_oss", ("<|channel|>commentary", "<|call|>")),
-    _Marks("llama3_json", ('{"name": function name, "parameters": dictionary',), ("<|python_start|>",)),
-    _Marks("llama4_pythonic", ("<|python_start|>", "<|header_start|>")),
-    _Marks("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
-    _Marks("gemma4", ("<|tool_call>call:", '<|"|>')),
-    _Marks("mistral", ("[TOOL_CALLS]",)),
-)
+_TABLE: dict[str, Marks] = {}
+"""What shows each format, by the parser's name."""
+
+
+def register_marks(name: str, marks: Marks) -> None:
+    """Let templates that have certain marks show a format."""
+    _TABLE[name] = marks
 
 
 def detect_tool_parser(template: str) -> Detected:
@@ -67,22 +57,21 @@ def detect_tool_parser(template: str) -> Detected:
     Raises:
         DetectionError: It shows none that is known, or several, which are named.
     """
-    shown = [marks for marks in _TABLE if marks.shown(template)]
+    shown = sorted(name for name, marks in _TABLE.items() if marks.shown(template))
     if not shown:
-        known = ", ".join(marks.name for marks in _TABLE)
+        known = ", ".join(sorted(_TABLE))
         raise DetectionError(
             f"The chat template shows no format of tool calls that is known by its marks ({known}): name the parser, "
             "as in parser='hermes'; for a policy that calls no tools any will do."
         )
     if len(shown) > 1:
-        names = " and ".join(repr(marks.name) for marks in shown)
+        names = " and ".join(map(repr, shown))
         raise DetectionError(
-            f"The chat template shows {names}, and a guess could be wrong: name the parser, as in "
-            f"parser={shown[0].name!r}."
+            f"The chat template shows {names}, and a guess could be wrong: name the parser, as in parser={shown[0]!r}."
         )
     [only] = shown
-    has = " and ".join(repr(mark) for mark in only.has)
-    return Detected(only.name, f"The chat template has {has}, which only {only.name} writes.")
+    has = " and ".join(map(repr, _TABLE[only].has))
+    return Detected(only, f"The chat template has {has}, which only {only} writes.")
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:

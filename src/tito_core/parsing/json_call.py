@@ -6,9 +6,10 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Set
 from typing import Any, NoReturn
 
-from tito_core.parsing.said import Malformed, Said
+from tito_core.parsing.said import Malformed, Said, shortened
 
 DEEPEST = 100
 """Levels of lists and objects that a call may hold; deeper ones overflow the stack of whoever copies them."""
@@ -92,7 +93,15 @@ def said_arguments(name: str, text: str, call_id: str | None = None) -> Said:
     return Said(name, json_arguments(text, name), call_id, text.strip())
 
 
-def said_object(value: Any, text: str, arguments: str = "arguments", call_id: str | None = None) -> Said:
+def said_object(
+    value: Any,
+    text: str,
+    arguments: str = "arguments",
+    call_id: str | None = None,
+    allowed: Set[str] = frozenset(),
+    loosely: Set[str] = frozenset(),
+    name_key: str = "name",
+) -> Said:
     """Read a call from a decoded JSON value, as `json_call` does.
 
     Args:
@@ -100,21 +109,29 @@ def said_object(value: Any, text: str, arguments: str = "arguments", call_id: st
         text: It, as JSON.
         arguments: Key of the arguments.
         call_id: Key of the call's id in a format that may have one (Mistral).
+        allowed: Other keys that a call may have. A "type" among these or the next must be "function".
+        loosely: Other keys that make it loose.
+        name_key: Key of the name.
     """
     if not isinstance(value, dict):
         raise Malformed(f"The call must be a JSON object, not {type(value).__name__}.")
-    name = value.get("name")
+    name = value.get(name_key)
     if not isinstance(name, str) or not name:
-        raise Malformed('The call has no "name" string.')
+        raise Malformed(f'The call has no "{name_key}" string.')
     if not isinstance(value.get(arguments), dict):
         raise Malformed(f'The call has no "{arguments}" object.', name)
-    if extra := set(value) - {"name", arguments, call_id}:
-        raise Malformed(f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}.", name)
+    extra = set(value) - {name_key, arguments, call_id} - allowed
+    loose = f"The call has unexpected keys: {', '.join(sorted(extra)[:5])}." if extra else ""
+    if extra - loosely:
+        raise Malformed(loose, name)
+    if "type" in value and value["type"] != "function":
+        raise Malformed(f'The call\'s "type" must be "function", not {shortened(repr(value["type"]))}.', name)
     written = None if call_id is None else value.get(call_id)
     if written is not None and not isinstance(written, str):
         raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
     begun = _USUAL.match(text) if len(value) == 2 else None  # then nothing but a brace follows the arguments
-    return Said(name, value[arguments], written, _last(text, begun.end()) if begun else _member(text, arguments))
+    given = _last(text, begun.end()) if begun else _member(text, arguments)
+    return Said(name, value[arguments], written, given, loose)
 
 
 def _last(text: str, start: int) -> str:

@@ -100,9 +100,17 @@ class Markup:
         found = [Mark(starts[i], starts[i] + len(tokens[token]), tokens[token]) for i, token in tags]
         if self._spelled is not None:
             spelled = self._spelled.finditer(decoded.text)
-            found += [Mark(m.start(), m.end(), m.group()) for m in spelled if self._anchored(decoded, m)]
+            marks = [Mark(m.start(), m.end(), m.group()) for m in spelled if self._anchored(decoded, m)]
+            found = [*self._alone(found, marks), *marks]
             found.sort()
         return found
+
+    def _alone(self, tokens: list[Mark], tags: list[Mark]) -> list[Mark]:
+        """Leave out the anchors that are part of a tag, where an anchor alone is a tag too."""
+        if not self.tokens.keys() & self.anchors.values():
+            return tokens
+        held = {tag.start + tag.tag.find(anchor) for tag in tags for anchor in self.anchors if anchor in tag.tag}
+        return [token for token in tokens if token.start not in held]
 
     def _anchored(self, decoded: DecodedIds, match: re.Match[str]) -> bool:
         for anchor, token in self.anchors.items():

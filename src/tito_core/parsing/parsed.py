@@ -12,8 +12,15 @@ class CallStatus(StrEnum):
     """How well a tool call is formed."""
 
     OK = "ok"
-    MALFORMED = "malformed"  # what a lenient parser would repair; never executed
+    LENIENT = "lenient"  # not as the family documents it, with one reading; executed where `tool_calls` is "lenient"
+    MALFORMED = "malformed"  # what a repair would change; never executed
     TRUNCATED = "truncated"  # the engine stopped for length inside it
+    SUSPECT = "suspect"  # text that looks like a call: spelled tags, or a tool's name in call form; never executed
+
+    @property
+    def runs(self) -> bool:
+        """Whether such a call is executed."""
+        return self in (CallStatus.OK, CallStatus.LENIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +30,13 @@ class ParsedCall:
     Attributes:
         status: See `CallStatus`.
         name: The tool's name; None where the tokens do not say it for certain.
-        arguments: The decoded arguments of an "ok" call, else None.
+        arguments: The decoded arguments of a call that runs, else None.
         raw: The call's text as sampled, markup included.
         start: First token of the call, markup included, as an offset within the completion.
         stop: One past its last token.
-        reason: Why it is not "ok", as a sentence for the policy to read; empty otherwise.
+        reason: Why it is not "ok", as a sentence; empty otherwise. The policy reads that of a malformed call.
         id: The call's id where the format has the policy write one (Kimi), as sampled; else None.
-        arguments_text: The arguments of an "ok" call as sampled, where the format writes them as JSON; else None.
+        arguments_text: The arguments of a call that runs as sampled, where the format writes them as JSON; else None.
     """
 
     status: CallStatus
@@ -53,6 +60,7 @@ class ParsedTurn:
         calls: Tool calls, in order.
         reasoning_closed: False when the completion ended inside a reasoning block, whatever that block held.
         late_reasoning: The end of `reasoning` that came after text; it has a place of its own in the message.
+        suspects: Parts of `text`, or of reasoning that was never closed, that look like calls; for the record alone.
     """
 
     reasoning: str
@@ -60,6 +68,14 @@ class ParsedTurn:
     calls: tuple[ParsedCall, ...]
     reasoning_closed: bool = True
     late_reasoning: str = ""
+    suspects: tuple[ParsedCall, ...] = ()
+
+    @property
+    def records(self) -> tuple[ParsedCall, ...]:
+        """The calls and the suspects, in order."""
+        return (
+            tuple(sorted((*self.calls, *self.suspects), key=lambda call: call.start)) if self.suspects else self.calls
+        )
 
     @property
     def early_reasoning(self) -> str:

@@ -48,6 +48,7 @@ class Preview:
         self._at = 0  # the first character of theirs that was not read yet
         self._next = 0  # how many ids there must be before they are looked at
         self._over = False
+        self._held = False  # nothing is certain before the reasoning closes
         self._text = _Stripped()
         self._thoughts = _Thoughts("" if parser.reasoning is None else parser.reasoning.label)
         self._in_block = in_reasoning
@@ -57,6 +58,8 @@ class Preview:
         if self._over:
             return []
         self._ids += ids
+        if self._held and not self._may_close(len(ids)):
+            return []
         end = len(self._ids)
         while end and self._ids[end - 1] in self._markup.special:
             end -= 1  # it may be the stop token, which is no text
@@ -67,13 +70,26 @@ class Preview:
         self._forget(decoded)
         return pieces
 
+    def _may_close(self, new: int) -> bool:
+        """Return whether the newest ids end the tag that closes reasoning."""
+        assert self._parser.reasoning is not None
+        close = self._parser.reasoning.close
+        return close in self._markup.decode(self._ids[-new - len(close) :])[0]
+
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
+        self._held = False
         text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
-        certain = self._certain(text)
-        for mark in self._markup.marks(decoded):
+        marks = self._markup.marks(decoded)
+        certain = self._certain(text, marks)
+        for mark in marks:
             if mark.start >= certain:
                 break
-            if mark.start >= self._at and self._counts(mark):
+            if mark.start < self._at:
+                continue
+            if self._in_block and mark.tag in self._parser.calls.opening and not self._closes(decoded, mark):
+                certain, self._held = mark.start, True  # reasoning that never ends may end in calls
+                break
+            if self._counts(mark):
                 yield self._said(text[self._at : mark.start])
                 self._at = mark.stop
                 yield self._turn(mark)
@@ -82,12 +98,19 @@ class Preview:
         yield self._said(text[self._at : certain])
         self._at = max(self._at, certain)
 
-    def _certain(self, text: str) -> int:
+    def _certain(self, text: str, marks: Sequence[Mark]) -> int:
         """Give where the text ends, or where a tag may have begun that is not all there."""
-        for start in range(max(0, len(text) - self._longest), len(text)):
-            if text[start:] in self._beginnings:
+        first = max(0, len(text) - self._longest)
+        near = [mark for mark in marks[-self._longest :] if mark.stop > first]
+        for start in range(first, len(text)):
+            if text[start:] in self._beginnings and not any(mark.start < start < mark.stop for mark in near):
                 return start
         return len(text)
+
+    def _closes(self, decoded: DecodedIds, mark: Mark) -> bool:
+        assert self._parser.reasoning is not None
+        close = self._parser.reasoning.close
+        return any(other.tag == close and other.start > mark.start for other in self._markup.marks(decoded))
 
     def _counts(self, mark: Mark) -> bool:
         if self._in_block:
@@ -101,6 +124,8 @@ class Preview:
             self._in_block = False
             return Piece("reasoning", self._thoughts.end_block())
         reasoning, opening = self._parser.reasoning, self._parser.calls.opening
+        if mark.tag in self._parser.calls.wrappers:
+            return Piece("text", "")
         if reasoning is not None and mark.tag == reasoning.open and mark.tag not in opening:
             self._in_block = True
             self._thoughts.begin_block(late=self._text.begun)

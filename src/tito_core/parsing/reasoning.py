@@ -33,5 +33,8 @@ BRACKET_THINK = ReasoningTags("[THINK]", "[/THINK]")
 THOUGHT_CHANNEL = ReasoningTags("<|channel>", "<channel|>", "thought\n")
 """Gemma 4 (its chat template of 2026-07-09)."""
 
+LONGCAT_THINK = ReasoningTags("<longcat_think>", "</longcat_think>")
+"""LongCat."""
+
 REASONING = {"think": THINK, "bracket_think": BRACKET_THINK, "channel": THOUGHT_CHANNEL, "none": None}
 """What a user may choose by name."""

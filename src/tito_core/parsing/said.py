@@ -38,12 +38,15 @@ class Said:
         arguments: Its arguments.
         id: The id that the policy wrote, in formats that have one.
         text: The arguments as the policy wrote them, where that is JSON.
+        loose: How it differs from what the family documents, as a sentence; empty where it does not. Its reading is
+            still the only one.
     """
 
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
     text: str | None = None
+    loose: str = ""
 
 
 def shortened(text: str, longest: int = 60) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Protocol
+from copy import copy
+from typing import TYPE_CHECKING
 
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, JsonSchema, Tools
-from tito_core.parsing.grammar import CallGrammar, Grammar, after_reasoning, arguments_json, chosen
+from tito_core.parsing.grammar import CallGrammar, after_reasoning, arguments_json, chosen
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
-from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Preview
 from tito_core.parsing.reasoning import THINK, ReasoningTags
+from tito_core.parsing.suspects import Suspicion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,69 +23,30 @@ REMEMBERED = 256
 """Ends of prompts of which it is remembered whether they leave reasoning open; a template writes few."""
 
 
-class CallFormat(Protocol):
-    """How a family writes tool calls. Stateless."""
-
-    @property
-    def tags(self) -> Sequence[str]:
-        """All its markup."""
-
-    @property
-    def anchors(self) -> Sequence[str]:
-        """Control tokens that its tags hold; see `Markup`."""
-
-    @property
-    def bare(self) -> str:
-        """The characters that a call without any tag begins with; none where every call has a tag."""
-
-    @property
-    def opening(self) -> Set[str]:
-        """The tags that begin a call or a section of calls outside reasoning."""
-
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read what the opening tag at character `opened` begins into `said.calls`; give the character after it."""
-
-    def read_bare(self, said: Completion, start: int) -> int | None:
-        """Read calls that begin without any tag, at the first character that is neither reasoning nor blank.
-
-        Returns:
-            The character after them; None where the text is no call, as always in formats that have a tag.
-        """
-
-    def grammar(self, markup: Markup, tools: Tools) -> Grammar:
-        """Give the structural tag that forces one call of any of `tools`.
-
-        Raises:
-            NoCallGrammarError: The format has none.
-        """
-
-
-class TaggedCalls:
-    """What formats in which every call has its tag have in common."""
-
-    anchors: Sequence[str] = ()
-    bare: str = ""
-
-    def read_bare(self, said: Completion, start: int) -> int | None:
-        """Calls always have their tag."""
-        return None
-
-
 class TurnParser:
-    """Strict parser of one family's turns: what a lenient one would repair is malformed."""
+    """Parser of one family's turns: what a repair would change is malformed, and so is a loose call unless lenient."""
+
+    lenient = False
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, calls: CallFormat, reasoning: ReasoningTags | None = THINK
     ) -> None:
-        tags = [*calls.tags, *((reasoning.open, reasoning.close) if reasoning else ())]
+        tags = [*calls.tags, *calls.wrappers, *((reasoning.open, reasoning.close) if reasoning else ())]
         self.markup = Markup(tokenizer, tags, calls.anchors)
         self.calls = calls
         self.reasoning = reasoning
-        self.starts = frozenset({*calls.opening, *((reasoning.open,) if reasoning else ())})
+        self.starts = frozenset({*calls.opening, *calls.wrappers, *((reasoning.open,) if reasoning else ())})
         # Of a tag by token it is certain that it was meant as one, so outside any call it is damage.
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
+        self.suspicion = Suspicion(calls.tags)
         self._openings: dict[tuple[int, ...], bool] = {}
+
+    def leniently(self) -> TurnParser:
+        """Build a parser that reads loose calls too."""
+        parser = copy(self)
+        parser.lenient = True
+        return parser
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> TurnSession:
         """Begin a completion; a reasoning block that the generation prompt left open in `prompt_tail` counts."""
@@ -151,7 +115,8 @@ class TurnSession:
         """Parse everything that was fed."""
         markup = self._parser.markup
         decoded = DecodedIds(markup.decode, without_stop(self._ids, markup.special))
-        return _Reader(self._parser, Completion(markup, decoded, truncated, self._tools)).read(self._in_reasoning)
+        said = Completion(markup, decoded, truncated, self._tools, self._parser.lenient)
+        return _Reader(self._parser, said).read(self._in_reasoning)
 
 
 def without_stop(ids: Sequence[int], special: Set[int]) -> Sequence[int]:
@@ -170,33 +135,43 @@ class _Reader:
         self._reasoning = parser.reasoning
         self._starts = parser.starts | parser.stray
         self._strays = parser.stray
+        self._suspicion = parser.suspicion
         self._said = said
         self._blocks: list[str] = []
         self._late: list[str] = []  # those after text
-        self._texts: list[str] = []
-        self._talked = False  # whether any of them is more than blank
+        self._texts: list[tuple[int, int]] = []  # where there is text; what follows on is one
+        self._suspects: list[ParsedCall] = []
+        self._talked = False  # whether any of the texts is more than blank
         self._closed = True
         self._spoken = False  # calls without a tag are the message, so nothing is said before them
 
     def read(self, in_reasoning: bool) -> ParsedTurn:
         """Sort the whole completion into reasoning, text and calls."""
+        said = self._said
         at = self._block(0) if in_reasoning and self._reasoning else 0
         while self._closed:
-            mark = self._said.next(at, self._starts)
-            at = self._text(at, len(self._said.text) if mark is None else mark.start)
+            mark = said.next(at, self._starts)
+            at = self._text(at, len(said.text) if mark is None else mark.start)
             if mark is None:
                 break
             if mark.start < at:  # calls without a tag went past it
                 continue
             if mark.tag in self._calls.opening:
-                at = self._calls.read(self._said, mark.start, mark.tag)
+                after = self._calls.read(said, mark.start, mark.tag)
+                at = self._text(mark.start, mark.stop) if after is None else after
             elif mark.tag in self._strays:
                 at = self._stray(mark)
+            elif mark.tag in self._calls.wrappers:
+                at = mark.stop
             else:
                 at = self._block(mark.stop)
         early, late = ("\n".join(filter(None, blocks)) for blocks in (self._blocks, self._late))
         reasoning = "\n".join(filter(None, (early, late)))
-        return ParsedTurn(reasoning, "".join(self._texts).strip(), tuple(self._said.calls), self._closed, late)
+        texts = [said.text[start:stop] for start, stop in self._texts]
+        for start, stop in self._texts:
+            self._suspects += self._suspicion.of(said, start, stop)
+        calls, suspects = tuple(said.calls), tuple(self._suspects)
+        return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects)
 
     def _stray(self, first: Mark) -> int:
         """Report tags that stand outside any call, up to the next that could begin something, as one malformed call."""
@@ -205,19 +180,29 @@ class _Reader:
         while last is not None and last.tag in self._strays:
             stop = last.stop
             last = self._said.next(stop)
-        self._said.malformed(first.start, stop, f"The tag {first.tag} stands outside any call.")
+        reason = f"The tag {first.tag} stands outside any call."
+        rest = self._said.text[first.start :] if self._said.truncated else None
+        if rest is not None and any(tag.startswith(rest) and tag != rest for tag in self._calls.tags):
+            stop = len(self._said.text)  # the beginning of a longer tag
+            self._said.unclosed(first.start, stop, reason)
+        else:
+            self._said.malformed(first.start, stop, reason)
         return stop
 
     def _text(self, start: int, stop: int) -> int:
         """Take text, or the calls that it is; give the character after them."""
         text = self._said.text[start:stop]
-        if not self._spoken and not self._said.calls and text.strip():
+        blank = not text.strip()
+        if not self._spoken and not self._said.calls and not blank:
             self._spoken = True
             after = self._calls.read_bare(self._said, start + len(text) - len(text.lstrip()))
             if after is not None:
                 return after
-        self._texts.append(text)
-        self._talked = self._talked or bool(text.strip())
+        if self._texts and self._texts[-1][1] == start:
+            start = self._texts.pop()[0]
+        if start < stop:
+            self._texts.append((start, stop))
+        self._talked = self._talked or not blank
         return stop
 
     def _block(self, start: int) -> int:
@@ -226,6 +211,32 @@ class _Reader:
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._said.text) if close is None else close.start
+        if close is None and not self._said.truncated:
+            stop = self._ending(start)
         blocks = self._late if self._talked else self._blocks
         blocks.append(self._reasoning.text_of(self._said.text[start:stop]))
         return stop if close is None else close.stop
+
+    def _ending(self, start: int) -> int:
+        """Read the calls that reasoning without an end ends in; give where they begin.
+
+        Such calls are loose, since nothing says that the policy was done with reasoning. Calls with words after them
+        are drafts.
+        """
+        assert self._reasoning is not None
+        said, opening = self._said, self._calls.opening
+        begun, first = len(said.text), len(said.calls)
+        mark = said.next(start, opening)
+        while mark is not None:
+            after = self._calls.read(said, mark.start, mark.tag)
+            following = said.next(mark.stop if after is None else after, opening)
+            if after is not None:
+                begun = min(begun, mark.start)
+                if said.text[after : len(said.text) if following is None else following.start].strip():
+                    del said.calls[first:]
+                    begun = len(said.text)
+            mark = following
+        said.loosen(first, f"The call stands in reasoning that never ended: {self._reasoning.close} comes before it.")
+        reason = "It looks like a call, but stands in reasoning that never ended."
+        self._suspects += self._suspicion.of(said, start, begun, reason)
+        return begun

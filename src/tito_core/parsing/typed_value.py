@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tito_core.parsing.completion import JsonSchema, Tools
@@ -35,28 +35,53 @@ def parameter_schema(tools: Tools, name: str, key: str) -> tuple[JsonSchema, Jso
     return (schema if isinstance(schema, Mapping) else {}), whole
 
 
-def typed_value(text: str, tools: Tools, name: str, key: str) -> Any:
-    """Read the value of parameter `key` of tool `name`.
+def typed_value(text: str, tools: Tools, name: str, key: str, literal: Callable[[str], Any] | None = None) -> Any:
+    """Read the value of parameter `key` of tool `name`; see `value_of`."""
+    return value_of(text, *parameter_schema(tools, name, key), name, key, literal)
+
+
+def value_of(
+    text: str,
+    schema: JsonSchema,
+    whole: JsonSchema,
+    name: str,
+    key: str,
+    literal: Callable[[str], Any] | None = None,
+) -> Any:
+    """Read a value by its schema.
 
     A parameter that may only be a string is the text as it stands, blanks included, and so is one of unknown type. Any
     other is JSON, or `True`, `False` or `None`; one that may be a string beside is the text where it is no such JSON.
 
+    Args:
+        text: The value as written.
+        schema: The parameter's.
+        whole: The tool's, in which local references are looked up.
+        name: The tool's name.
+        key: The parameter's name.
+        literal: Reads what is no JSON, in families whose templates write lists and objects as Python does; raises
+            `Malformed` too.
+
     Raises:
         Malformed: The text is no value of a type that the schema allows.
     """
-    schema, whole = parameter_schema(tools, name, key)
     types = types_of(schema, whole)
     if types is None or types == {"string"}:
         return text
     try:
         value = _PYTHON[text.strip()] if text.strip() in _PYTHON else json_value(text, f"value of {key!r}", name)
-    except Malformed:
+    except Malformed as fault:
         if "string" in types:
             return text
-        raise
+        if literal is None:
+            raise
+        try:
+            value = literal(text)
+        except Malformed:
+            raise fault from None
     if isinstance(value, str) and "string" in types:
         return text  # a string is written without quotes, so these are its own
-    if _allowed(value, types):
+    if any(is_of_type(value, kind) for kind in types):
         return value
     if "string" in types:
         return text
@@ -95,15 +120,25 @@ def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] |
     return None
 
 
+def resolved(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
+    """Follow a schema's local references; the empty schema where they lead nowhere."""
+    for _ in range(_DEEPEST_REFERENCE):
+        if not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        schema = _looked_up(reference, whole) or {}
+    return {}
+
+
 def rendered(value: Any) -> str:
     """Write a value as these formats do: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _allowed(value: Any, types: set[str]) -> bool:
-    if isinstance(value, float) and value.is_integer() and "integer" in types:
+def is_of_type(value: Any, kind: str) -> bool:
+    """Return whether a value has a JSON type."""
+    if isinstance(value, float) and value.is_integer() and kind == "integer":
         return True  # JSON Schema counts 5.0 among the integers
-    return any(name in types for name in _OF_VALUE[type(value)])
+    return kind in _OF_VALUE[type(value)]
 
 
 def _looked_up(reference: str, whole: JsonSchema) -> JsonSchema | None:

@@ -25,28 +25,45 @@ class CallCounts:
     Attributes:
         ok: Sound ones, whether or not there is such a tool.
         truncated: Those that the token limit cut off.
-        malformed: The others, by the kind of fault, the commonest first.
+        malformed: Those that are damaged, or loose where `tool_calls` is "strict", by the kind of fault, the commonest
+            first.
+        lenient: Loose ones that ran, since `tool_calls` is "lenient", by how they were loose, the commonest first.
+        suspect: Texts that look like calls; they are none, and do not count among them.
     """
 
     ok: int = 0
     truncated: int = 0
     malformed: Mapping[str, int] = field(default_factory=dict)
+    lenient: Mapping[str, int] = field(default_factory=dict)
+    suspect: int = 0
 
     @classmethod
     def of(cls, calls: Iterable[CallRecord]) -> CallCounts:
         """Count."""
         statuses: Counter[str] = Counter()
-        kinds: Counter[str] = Counter()
+        kinds: dict[str, Counter[str]] = {CallStatus.MALFORMED: Counter(), CallStatus.LENIENT: Counter()}
         for call in calls:
             statuses[call.status] += 1
-            if call.status == CallStatus.MALFORMED:
-                kinds[kind_of(call.reason)] += 1
-        return cls(statuses[CallStatus.OK], statuses[CallStatus.TRUNCATED], dict(kinds.most_common()))
+            if call.status in kinds:
+                kinds[call.status][kind_of(call.reason)] += 1
+        malformed, lenient = (dict(found.most_common()) for found in kinds.values())
+        return cls(
+            statuses[CallStatus.OK],
+            statuses[CallStatus.TRUNCATED],
+            malformed,
+            lenient,
+            statuses[CallStatus.SUSPECT],
+        )
 
     @property
     def total(self) -> int:
-        """All of them."""
-        return self.ok + self.truncated + sum(self.malformed.values())
+        """All of them, without the suspect."""
+        return self.ran + self.truncated + sum(self.malformed.values())
+
+    @property
+    def ran(self) -> int:
+        """Those that ran."""
+        return self.ok + sum(self.lenient.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +89,11 @@ class ParseReport:
         return cls({name: CallCounts.of(calls) for name, calls in by_name.items()}, every)
 
     def __str__(self) -> str:
-        lines = [f"{self.all.ok} of {self.all.total} calls are sound"]
+        lines = [f"{self.all.ran} of {self.all.total} calls are sound"]
         for name, counts in self.tools.items():
-            faults = [f"{number} malformed ({kind})" for kind, number in counts.malformed.items()]
+            faults = [f"{number} lenient ({kind})" for kind, number in counts.lenient.items()]
+            faults += [f"{number} malformed ({kind})" for kind, number in counts.malformed.items()]
             faults += [f"{counts.truncated} truncated"] if counts.truncated else []
+            faults += [f"{counts.suspect} suspect"] if counts.suspect else []
             lines.append(f"{'unknown tool' if name is None else name}: {', '.join([f'{counts.ok} ok', *faults])}")
         return "\n".join(lines)

@@ -144,7 +144,7 @@ def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> P
 
 
 def _not_reserved(call: ParsedCall) -> ParsedCall:
-    if call.status != CallStatus.OK or call.name != MALFORMED_CALL:
+    if not call.status.runs or call.name != MALFORMED_CALL:
         return call
     reason = f"{MALFORMED_CALL} is no tool."
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
@@ -168,7 +168,7 @@ def draft(
         sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
         branch=match.branch,
-        calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.calls),
+        calls=tuple(CallRecord(c.name, str(c.status), c.start, c.stop, c.reason) for c in parsed.records),
         engine=EngineRecord(
             server=recorded.server,
             request_id=response.request_id,
@@ -222,7 +222,7 @@ def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
 
 
 def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
-    if call.status == CallStatus.OK and call.name is not None:
+    if call.status.runs and call.name is not None:
         arguments = dict(call.arguments or {})
         return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
     # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must

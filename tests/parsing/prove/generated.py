@@ -59,7 +59,8 @@ def value(chance: random.Random, deep: int = 0) -> Any:
 
 def calls(chance: random.Random, family: Family) -> list[Call]:
     names = chance.sample(NAMES, 1 if family.one else chance.choice((1, 1, 2, 3)))
-    return [(name, {key: value(chance) for key in chance.sample(KEYS, chance.randrange(4))}) for name in names]
+    deep = 0 if family.nested else 2
+    return [(name, {key: value(chance, deep) for key in chance.sample(KEYS, chance.randrange(4))}) for name in names]
 
 
 def sound(family: Family, count: int, seed: int = 0) -> Iterator[Turn]:
@@ -73,7 +74,8 @@ def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
     """Damage one place of the last call, whose values are plain words and numbers: no damage hides inside a value."""
     chance = random.Random(f"{family.name} {seed}")
     while count:
-        said: list[Call] = [(n, {k: chance.choice((7, "word", ["p", 2])) for k in chance.sample(KEYS, 2)})
+        values = (7, "word", ["p", 2] if family.nested else "p")
+        said: list[Call] = [(n, {k: chance.choice(values) for k in chance.sample(KEYS, 2)})
                             for n in chance.sample(NAMES, 1 if family.one else 2)]  # fmt: skip
         text = family.render(said)
         from_last = len(family.render(said[:-1])) // 2 if len(said) > 1 else 1
@@ -102,8 +104,11 @@ def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[
     return "a tag lost", text[:begin] + text[end:]
 
 
-def _comma(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
-    places = [m.start() for m in re.finditer(r"[}\]]", text) if m.start() >= start and '"' in text]
+def _comma(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
+    plain = text
+    for tag in family.control:  # a bracket of a tag ends no list
+        plain = plain.replace(tag, " " * len(tag))
+    places = [m.start() for m in re.finditer(r"[}\]]", plain) if m.start() >= start and '"' in text]
     if not places:
         return "", text
     at = chance.choice(places)

@@ -21,6 +21,8 @@ Theirs = Callable[[Turn], list[Call]]
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 VLLM = {
     "phi4_mini": "phi4_mini_json",
+    "cohere_command": "cohere_command4",
+    "longcat2": "",
 }
 SGLANG = {
     "deepseek_v3": "deepseekv3",
@@ -31,9 +33,11 @@ SGLANG = {
     "llama3_json": "llama3",
     "llama4_pythonic": "pythonic",
     "minimax_m2": "minimax-m2",
-    "granite": "",
-    "phi4_mini": "",
-    "xlam": "",
+    "minimax_m3": "minimax-m3",
+    "deepseek_v41": "deepseekv41",
+    "hunyuan_a13b": "",  # what it calls hunyuan is another format
+    "cohere_command": "cohere_command4",
+    **dict.fromkeys(("granite", "phi4_mini", "xlam", "ernie45", "longcat", "longcat2", "olmo3", "seed_oss"), ""),
 }
 
 
@@ -50,7 +54,10 @@ def vllm(family: Family) -> Theirs:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 
-    made = ToolParserManager.get_tool_parser(VLLM.get(family.name, family.name))
+    name = VLLM.get(family.name, family.name)
+    if not name:
+        raise LookupError("it has no such parser")
+    made = ToolParserManager.get_tool_parser(name)
     tokenizer = family.tokenizer(True)
 
     def parse(turn: Turn) -> list[Call]:

@@ -1,33 +1,7 @@
-"""Formats of tool calls, a family a file; importing this registers them all."""
+"""Formats of tool calls, one file or one row of a file each; importing this package registers every module in it."""
 
-from tito_core.parsing.formats import (
-    deepseek,
-    dsml,
-    gemma4,
-    glm,
-    gpt_oss,
-    hermes,
-    json_array,
-    kimi_k2,
-    llama3_json,
-    minimax_m2,
-    mistral,
-    pythonic,
-    qwen3_coder,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "deepseek",
-    "dsml",
-    "gemma4",
-    "glm",
-    "gpt_oss",
-    "hermes",
-    "json_array",
-    "kimi_k2",
-    "llama3_json",
-    "minimax_m2",
-    "mistral",
-    "pythonic",
-    "qwen3_coder",
-]
+for _module in sorted(iter_modules(__path__), key=lambda module: module.name):
+    import_module(f"{__name__}.{_module.name}")

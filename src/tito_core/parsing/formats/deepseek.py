@@ -15,14 +15,15 @@ V3.1 writes the name and the arguments alone (vLLM 0.32, `tool_parsers/deepseekv
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 
 SECTION = Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
@@ -30,7 +31,7 @@ TYPE = "function"
 FENCE, END_FENCE = "\n```json\n", "\n```"
 
 
-class DeepSeekCalls(TaggedCalls):
+class DeepSeekCalls(CallFormat):
     """A section of calls.
 
     Attributes:
@@ -46,9 +47,6 @@ class DeepSeekCalls(TaggedCalls):
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
         return SECTION.read(said, opened, _fenced_call if self.fenced else _plain_call)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -81,5 +79,15 @@ def _plain_call(cursor: Cursor) -> Said:
     return said_arguments(name, cursor.rest())
 
 
-register_format("deepseek_v3", DeepSeekCalls(fenced=True))
-register_format("deepseek_v31", DeepSeekCalls(fenced=False))
+register_format(
+    "deepseek_v3",
+    DeepSeekCalls(fenced=True),
+    "deepseekv3",
+    marks=Marks(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
+)
+register_format(
+    "deepseek_v31",
+    DeepSeekCalls(fenced=False),
+    "deepseekv31",
+    marks=Marks(("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), ("```json",)),
+)

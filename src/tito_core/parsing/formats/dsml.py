@@ -1,4 +1,4 @@
-"""Calls of DeepSeek V3.2 and V4: a section of functions whose parameters say whether they are strings.
+"""Calls of DeepSeek V3.2, V4 and V4.1: a section of functions whose parameters say whether they are strings.
 
     <｜DSML｜tool_calls>
     <｜DSML｜invoke name="look">
@@ -7,9 +7,9 @@
     </｜DSML｜invoke>
     </｜DSML｜tool_calls>
 
-V3.2 writes `function_calls` for `tool_calls`. `｜DSML｜` is a control token: tags that merely spell it are text.
-Sources: vLLM 0.32, `tokenizers/deepseek_v32_encoding.py`, `tokenizers/deepseek_v4_encoding.py` and
-`parser/deepseek_v4.py`.
+V3.2 writes `function_calls` for `tool_calls`; V4.1 writes `<｜DSML｜ calls>`, and a blank before every other word too.
+`｜DSML｜` is a control token: tags that merely spell it are text. Sources: vLLM 0.32,
+`tokenizers/deepseek_{v32,v4,v41}_encoding.py`, `parser/deepseek_v4.py` and `parser/deepseek_v41.py`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ import re
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.minimax_m2 import quoted
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 
 ANCHOR = "｜DSML｜"
-INVOKE, END_INVOKE = f"<{ANCHOR}invoke", f"</{ANCHOR}invoke>"
-PARAMETER, END_PARAMETER = f"<{ANCHOR}parameter", f"</{ANCHOR}parameter>"
 _HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
 
 
-class DsmlCalls(TaggedCalls):
+class DsmlCalls(CallFormat):
     """A section of functions.
 
     Attributes:
@@ -43,56 +42,72 @@ class DsmlCalls(TaggedCalls):
 
     anchors = (ANCHOR,)
 
-    def __init__(self, block: str) -> None:
-        self.section = Section(f"<{ANCHOR}{block}>", f"</{ANCHOR}{block}>", INVOKE, END_INVOKE)
-        self.tags = (self.section.open, self.section.close, INVOKE, END_INVOKE, PARAMETER, END_PARAMETER)
+    def __init__(self, block: str, space: str = "") -> None:
+        begin, end = f"<{ANCHOR}{space}", f"</{ANCHOR}{space}"
+        self.section = Section(f"{begin}{block}>", f"{end}{block}>", f"{begin}invoke", f"{end}invoke>")
+        self.parameter, self.end_parameter = f"{begin}parameter", f"{end}parameter>"
+        self.tags = (
+            self.section.open,
+            self.section.close,
+            self.section.call,
+            self.section.end_call,
+            self.parameter,
+            self.end_parameter,
+        )
         self.opening = frozenset({self.section.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
-        return self.section.read(said, opened, _invoke)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
+        return self.section.read(said, opened, self._invoke)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        parameters = g.Parameters(lambda key, plain: _head(markup, key, plain), END_PARAMETER, "\n", ANCHOR)
+        parameters = g.Parameters(lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR)
         calls = (
             g.sequence(
-                g.anchored(markup, f'{INVOKE} name="{name}">\n', ANCHOR),
+                g.anchored(markup, f'{self.section.call} name="{name}">\n', ANCHOR),
                 *parameters.of(markup, schema),
-                g.anchored(markup, f"{END_INVOKE}\n", ANCHOR),
+                g.anchored(markup, f"{self.section.end_call}\n", ANCHOR),
             )
             for name, schema in tools.items()
         )
         opened = g.anchored(markup, self.section.open + "\n", ANCHOR)
         return g.sequence(opened, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
 
+    def _head(self, markup: Markup, key: str, plain: bool) -> g.Grammar:
+        return g.anchored(markup, f'{self.parameter} name="{key}" string="{str(plain).lower()}">', ANCHOR)
 
-def _head(markup: Markup, key: str, plain: bool) -> g.Grammar:
-    return g.anchored(markup, f'{PARAMETER} name="{key}" string="{str(plain).lower()}">', ANCHOR)
+    def _invoke(self, cursor: Cursor) -> Said:
+        written, call = cursor.through(">"), self.section.call
+        name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
+        if name is None:
+            raise cursor.fault(f'The call must begin with {call} name="...">, not {(call + written)[:60]!r}.')
+        cursor.sound_name(name)
+        arguments: dict[str, Any] = {}
+        while cursor.peek() == self.parameter:
+            cursor.tag(self.parameter)
+            head = _HEAD.fullmatch(written := cursor.through(">"))
+            if head is None:
+                raise cursor.fault(
+                    f'A parameter must say name="..." and string="true" or "false", not {written[:60]!r}.'
+                )
+            key, value = head[1], cursor.upto(self.end_parameter)
+            if key in arguments:
+                raise cursor.fault(f"The parameter {key!r} appears twice.")
+            arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
+        cursor.end()
+        return Said(name, arguments)
 
 
-def _invoke(cursor: Cursor) -> Said:
-    written = cursor.through(">")
-    name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
-    if name is None:
-        raise cursor.fault(f'The call must begin with {INVOKE} name="...">, not {(INVOKE + written)[:60]!r}.')
-    cursor.sound_name(name)
-    arguments: dict[str, Any] = {}
-    while cursor.peek() == PARAMETER:
-        cursor.tag(PARAMETER)
-        head = _HEAD.fullmatch(written := cursor.through(">"))
-        if head is None:
-            raise cursor.fault(f'A parameter must say name="..." and string="true" or "false", not {written[:60]!r}.')
-        key, value = head[1], cursor.upto(END_PARAMETER)
-        if key in arguments:
-            raise cursor.fault(f"The parameter {key!r} appears twice.")
-        arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
-    cursor.end()
-    return Said(name, arguments)
-
-
-register_format("deepseek_v32", DsmlCalls("function_calls"))
-register_format("deepseek_v4", DsmlCalls("tool_calls"))
+register_format(
+    "deepseek_v32", DsmlCalls("function_calls"), "deepseekv32", marks=Marks(("｜DSML｜", "function_calls>"))
+)
+register_format(
+    "deepseek_v4",
+    DsmlCalls("tool_calls"),
+    "deepseekv4",
+    marks=Marks(("｜DSML｜", "tool_calls>"), ("function_calls>",)),
+)
+register_format(
+    "deepseek_v41", DsmlCalls("calls", " "), "deepseekv41", marks=Marks(("｜DSML｜ calls>", "｜DSML｜ invoke"))
+)

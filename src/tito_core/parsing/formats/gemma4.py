@@ -2,33 +2,39 @@
 
     <|tool_call>call:look{at:<|"|>x<|"|>,far:5,tags:[true,null]}<tool_call|>
 
-Keys stand bare or as strings; numbers, true, false and null are JSON's, and templates before that of 2026-07-09 write
-None for null. A string holds anything but its own delimiter.
-Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`, which reads other bare words as strings.
+Keys stand bare, blanks within them included, or as strings; numbers, true, false and null are JSON's, or Python's as
+templates before that of 2026-07-09 write None. A string holds anything but its own delimiter; one that the schema
+enumerates may stand bare. Loose: any other bare word where the schema says string, which vLLM and SGLang read so too.
+Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tito_core.parsing import grammar as g
-from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.completion import Completion, JsonSchema, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import DEEPEST, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
+from tito_core.parsing.said import Said, shortened
+from tito_core.parsing.typed_value import resolved, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
-_KEY = re.compile(r"[^\s:,{}\[\]<>]+")
-_BARE = re.compile(r"true|false|null|None|-?[0-9][0-9.eE+-]*")
+_KEY = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
+_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
+_WORD = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
+_LITERALS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 
 
-class Gemma4Calls(TaggedCalls):
+class Gemma4Calls(CallFormat):
     """One call a pair of tags."""
 
     tags = (OPEN, CLOSE, QUOTE)
@@ -50,57 +56,86 @@ class Gemma4Calls(TaggedCalls):
 def _call(cursor: Cursor) -> Said:
     cursor.blank(cursor.through(_PREFIX))
     name = cursor.sound_name(cursor.through("{"))
-    arguments = _Notation(cursor).mapping(1)
+    schema = cursor.tools.get(name, {})
+    arguments = _Notation(cursor, schema).mapping(1, schema)
     cursor.end()
-    return Said(name, arguments)
+    return Said(name, arguments, loose=cursor.loose)
 
 
 class _Notation:
-    """Gemma's notation of values."""
+    """Gemma's notation of values. Blanks may stand around any of them."""
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, whole: JsonSchema) -> None:
         self._cursor = cursor
+        self._whole = whole
 
-    def mapping(self, deep: int) -> dict[str, Any]:
+    def mapping(self, deep: int, schema: JsonSchema) -> dict[str, Any]:
         """Take a mapping whose `{` has been taken."""
         result: dict[str, Any] = {}
-        if self._cursor.skip("}"):
+        if self._skip("}"):
             return result
+        properties = schema.get("properties")
         while True:
+            self._cursor.skip_blank()
             key = self._string() if self._cursor.peek_here() == QUOTE else self._cursor.match(_KEY, "a key")
-            self._cursor.need(":")
+            self._need(":")
             if key in result:
                 raise self._cursor.fault(f"The key {key!r} appears twice.")
-            result[key] = self._value(deep)
-            if not self._cursor.skip(","):
-                self._cursor.need("}")
+            known = properties.get(key) if isinstance(properties, Mapping) else None
+            result[key] = self._value(deep, known)
+            if not self._skip(","):
+                self._need("}")
                 return result
 
-    def _value(self, deep: int) -> Any:
+    def _value(self, deep: int, schema: Any) -> Any:
         if deep >= DEEPEST:
             raise self._cursor.fault(f"The call nests more than {DEEPEST} levels deep.")
+        schema = resolved(schema, self._whole) if isinstance(schema, Mapping) else {}
+        self._cursor.skip_blank()
         if self._cursor.peek_here() == QUOTE:
             return self._string()
         if self._cursor.skip("{"):
-            return self.mapping(deep + 1)
+            return self.mapping(deep + 1, schema)
         if self._cursor.skip("["):
-            return self._list(deep + 1)
-        bare = self._cursor.match(_BARE, "a value")
-        return None if bare == "None" else json_value(bare, "value", self._cursor.name)
+            return self._list(deep + 1, schema.get("items"))
+        word = self._cursor.match(_WORD, "a value")
+        if _NUMBER.fullmatch(word):
+            return json_value(word, "value", self._cursor.name)
+        return self._word(word, schema)
 
-    def _list(self, deep: int) -> list[Any]:
+    def _word(self, word: str, schema: JsonSchema) -> Any:
+        types, options = types_of(schema, self._whole), schema.get("enum")
+        listed = isinstance(options, list) and word in options
+        if listed and (types == {"string"} or word not in _LITERALS):
+            return word
+        if word in _LITERALS:
+            return _LITERALS[word]
+        wrong = f"The call has {shortened(word)} where a value belongs: strings stand between {QUOTE} tags."
+        if types != {"string"} or options is not None:
+            raise self._cursor.fault(wrong)
+        self._cursor.loosen(wrong)
+        return word
+
+    def _list(self, deep: int, schema: Any) -> list[Any]:
         result: list[Any] = []
-        if self._cursor.skip("]"):
+        if self._skip("]"):
             return result
         while True:
-            result.append(self._value(deep))
-            if not self._cursor.skip(","):
-                self._cursor.need("]")
+            result.append(self._value(deep, schema))
+            if not self._skip(","):
+                self._need("]")
                 return result
 
     def _string(self) -> str:
         self._cursor.tag(QUOTE)
         return self._cursor.upto(QUOTE)
 
+    def _skip(self, text: str) -> bool:
+        return self._cursor.skip(text) or (self._cursor.skip_blank() and self._cursor.skip(text))
 
-register_format("gemma4", Gemma4Calls(), reasoning=THOUGHT_CHANNEL)
+    def _need(self, text: str) -> None:
+        if not self._skip(text):
+            self._cursor.need(text)
+
+
+register_format("gemma4", Gemma4Calls(), reasoning=THOUGHT_CHANNEL, marks=Marks(("<|tool_call>call:", '<|"|>')))

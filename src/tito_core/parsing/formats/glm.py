@@ -1,4 +1,4 @@
-"""Calls of GLM 4.5 and later: a name, then keys and values in tags of their own.
+"""Calls of GLM 4.5 and later, Ling 3 and LongCat 2: a name, then keys and values in tags of their own.
 
     <tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>
 
@@ -12,72 +12,83 @@ from __future__ import annotations
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.markup import Markup
+from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 from tito_core.parsing.typed_value import typed_value
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-KEY, END_KEY = "<arg_key>", "</arg_key>"
-VALUE, END_VALUE = "<arg_value>", "</arg_value>"
-_INNER = frozenset({CLOSE, KEY, END_KEY, VALUE, END_VALUE})
 
-
-class GlmCalls(TaggedCalls):
+class GlmCalls(CallFormat):
     """One call a pair of tags.
 
     Attributes:
         between: What is written after the name, each key and each value.
+        open: Opens a call.
+        close: Closes it.
+        key: Opens the name of an argument.
+        end_key: Closes that.
+        value: Opens the argument's value.
+        end_value: Closes that.
     """
 
-    tags = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
-    opening = frozenset({OPEN})
-
-    def __init__(self, between: str) -> None:
+    def __init__(self, between: str, family: str = "") -> None:
         self.between = between
+        self.open, self.close = f"<{family}tool_call>", f"</{family}tool_call>"
+        self.key, self.end_key = f"<{family}arg_key>", f"</{family}arg_key>"
+        self.value, self.end_value = f"<{family}arg_value>", f"</{family}arg_value>"
+        self.tags = (self.open, self.close, self.key, self.end_key, self.value, self.end_value)
+        self.opening = frozenset({self.open})
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
-        frame = said.frame(opened, opened + len(OPEN), CLOSE, self.opening)
+        frame = said.frame(opened, opened + len(self.open), self.close, self.opening)
         after = said.next(frame.stop)
-        if frame.closed and after is not None and after.tag in _INNER:  # the call closed before its arguments did
-            said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {CLOSE}.")
+        if frame.closed and after is not None and after.tag in self.tags[1:]:  # it closed before its arguments did
+            said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {self.close}.")
             return frame.stop
-        return said.read(frame, CLOSE, _call)
+        return said.read(frame, self.close, self._call)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        parameters = g.Parameters(lambda key, _: self._head(markup, key), END_VALUE, self.between)
+        parameters = g.Parameters(lambda key, _: self._head(markup, key), self.end_value, self.between)
         calls = (
             g.sequence(g.text(name + self.between), *parameters.of(markup, schema)) for name, schema in tools.items()
         )
-        return g.sequence(g.tag(markup, OPEN), g.either(calls), g.tag(markup, CLOSE))
+        return g.sequence(g.tag(markup, self.open), g.either(calls), g.tag(markup, self.close))
 
     def _head(self, markup: Markup, key: str) -> g.Grammar:
         between = [g.text(self.between)] if self.between else []
-        return g.sequence(g.tag(markup, KEY), g.text(key), g.tag(markup, END_KEY), *between, g.tag(markup, VALUE))
+        head = (g.tag(markup, self.key), g.text(key), g.tag(markup, self.end_key))
+        return g.sequence(*head, *between, g.tag(markup, self.value))
+
+    def _call(self, cursor: Cursor) -> Said:
+        pairs = cursor.peek() is not None
+        name = cursor.sound_name((cursor.upto(self.key) if pairs else cursor.rest()).strip())
+        arguments: dict[str, Any] = {}
+        while pairs:
+            key = cursor.upto(self.end_key)
+            if not key or key != key.strip() or set(key) & set("<>"):
+                raise cursor.fault(f"The call has no sound argument name: {key[:60]!r}.")
+            if key in arguments:
+                raise cursor.fault(f"The argument {key!r} appears twice.")
+            cursor.tag(self.value)
+            arguments[key] = typed_value(cursor.upto(self.end_value), cursor.tools, name, key)
+            if pairs := cursor.peek() is not None:
+                cursor.tag(self.key)
+        cursor.end()
+        return Said(name, arguments)
 
 
-def _call(cursor: Cursor) -> Said:
-    pairs = cursor.peek() is not None
-    name = cursor.sound_name((cursor.upto(KEY) if pairs else cursor.rest()).strip())
-    arguments: dict[str, Any] = {}
-    while pairs:
-        key = cursor.upto(END_KEY)
-        if not key or key != key.strip() or set(key) & set("<>"):
-            raise cursor.fault(f"The call has no sound argument name: {key[:60]!r}.")
-        if key in arguments:
-            raise cursor.fault(f"The argument {key!r} appears twice.")
-        cursor.tag(VALUE)
-        arguments[key] = typed_value(cursor.upto(END_VALUE), cursor.tools, name, key)
-        if pairs := cursor.peek() is not None:
-            cursor.tag(KEY)
-    cursor.end()
-    return Said(name, arguments)
-
-
-register_format("glm45", GlmCalls("\n"))
-register_format("glm47", GlmCalls(""), "glm")
+register_format("glm45", GlmCalls("\n"), marks=Marks(("<tool_call>{function-name}\n<arg_key>",)))
+register_format("glm47", GlmCalls(""), "glm", "ling3", marks=Marks(("<tool_call>{function-name}<arg_key>",)))
+register_format(
+    "longcat2",
+    GlmCalls("\n", "longcat_"),
+    reasoning=LONGCAT_THINK,
+    marks=Marks(("<longcat_tool_call>", "<longcat_arg_key>")),
+)

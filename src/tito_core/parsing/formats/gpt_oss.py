@@ -4,26 +4,30 @@
     <|message|>{"at": "x"}<|call|>
 
 The analysis channel is reasoning; commentary without a recipient and final are text. A recipient stands in the channel
-or, as the template renders it, in the role. A call is sound in the commentary channel, as JSON, to `functions.`, and
-ended by `<|call|>`. Sources: the gpt-oss template (in TRL 1.16); vLLM 0.32, `parser/harmony.py`.
+or, as the template renders it, in the role. A call is sound in the commentary or the analysis channel, to `functions.`,
+as JSON whether its type is json or code, and ended by `<|call|>`. Loose: a tool's name without `functions.`.
+Sources: the gpt-oss template (in TRL 1.16); vLLM 0.32, `parser/harmony.py`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
-from tito_core.parsing.parsed import ParsedTurn
+from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.registry import register_tool_parser
 from tito_core.parsing.said import Malformed, Said, is_sound_name
+from tito_core.parsing.suspects import Suspicion
 from tito_core.parsing.turn import without_stop
 
 if TYPE_CHECKING:
@@ -36,20 +40,30 @@ _ROLE = re.compile(rf"\s*(?:assistant)?{_TO}\s*")
 _ADDRESSED = re.compile(r"\s*(?:assistant)? to=")
 _IN_CHANNEL = re.compile(rf"(analysis|commentary|final){_TO}\s*([a-z]+)?\s*")
 _FUNCTIONS = "functions."
+_TAGS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+_SUSPICION = Suspicion(_TAGS)
 
 
-@register_tool_parser("gpt_oss")
+@register_tool_parser("gpt_oss", "openai", "gpt-oss", marks=Marks(("<|channel|>commentary", "<|call|>")))
 class HarmonyParser:
     """Strict Harmony parser."""
 
+    lenient = False
+
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.markup = Markup(tokenizer, (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN))
+        self.markup = Markup(tokenizer, _TAGS)
+
+    def leniently(self) -> HarmonyParser:
+        """Build a parser that reads loose calls too."""
+        parser = copy(self)
+        parser.lenient = True
+        return parser
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> HarmonySession:
         """Begin a completion inside the message that the generation prompt has begun."""
         start = self.markup.token_of(START)
         begun = max((i + 1 for i, token in enumerate(prompt_tail) if token == start), default=len(prompt_tail))
-        return HarmonySession(self.markup, list(prompt_tail[begun:]))
+        return HarmonySession(self.markup, list(prompt_tail[begun:]), tools, self.lenient)
 
     def preview(self, prompt_tail: Sequence[int] = ()) -> HarmonyPreview:
         """Begin to show a completion as it comes; `prompt_tail` as for `start`."""
@@ -66,9 +80,11 @@ class HarmonyParser:
 class HarmonySession:
     """Parses one completion."""
 
-    def __init__(self, markup: Markup, begun: list[int]) -> None:
+    def __init__(self, markup: Markup, begun: list[int], tools: Tools | None, lenient: bool) -> None:
         self._markup = markup
         self._begun = begun
+        self._tools = tools
+        self._lenient = lenient
         self._ids = list(begun)
 
     def feed(self, ids: Sequence[int]) -> None:
@@ -81,11 +97,13 @@ class HarmonySession:
         kept = [*self._begun, *without_stop(self._ids[begun:], self._markup.special)]
         decoded = DecodedIds(self._markup.decode, kept)
         sampled = decoded.starts[begun] if begun < len(kept) else len(decoded.text)
-        turn = _Messages(Completion(self._markup, decoded, truncated), sampled).read()
-        calls = tuple(
-            replace(call, start=max(0, call.start - begun), stop=max(1, call.stop - begun)) for call in turn.calls
+        said = Completion(self._markup, decoded, truncated, self._tools, self._lenient)
+        turn = _Messages(said, sampled).read()
+        calls, suspects = (
+            tuple(replace(call, start=max(0, call.start - begun), stop=max(1, call.stop - begun)) for call in found)
+            for found in (turn.calls, turn.suspects)
         )
-        return replace(turn, calls=calls)
+        return replace(turn, calls=calls, suspects=suspects)
 
 
 class HarmonyPreview:
@@ -123,6 +141,7 @@ class _Messages:
         self._sampled = sampled  # the first sampled character; what comes before it is the prompt's
         self._reasoning: list[str] = []
         self._texts: list[str] = []
+        self._suspects: list[ParsedCall] = []
         self._closed = True
 
     def read(self) -> ParsedTurn:
@@ -132,7 +151,7 @@ class _Messages:
             at = self._message(at)
         reasoning = "\n".join(filter(None, (block.strip("\n") for block in self._reasoning)))
         text = "\n".join(filter(None, (text.strip() for text in self._texts)))
-        return ParsedTurn(reasoning, text, tuple(self._said.calls), self._closed)
+        return ParsedTurn(reasoning, text, tuple(self._said.calls), self._closed, suspects=tuple(self._suspects))
 
     def _message(self, start: int) -> int | None:
         """Read the message whose header begins at a character; give where the next begins."""
@@ -185,8 +204,9 @@ class _Messages:
     def _call(
         self, opened: int, body: int, end: int, stop: int, header: tuple[str | None, str, str] | None, ended: str | None
     ) -> None:
-        recipient = header[0] if header is not None else None
-        bare = recipient.removeprefix(_FUNCTIONS) if recipient and recipient.startswith(_FUNCTIONS) else ""
+        recipient = (header[0] if header is not None else None) or ""
+        prefixed = recipient.startswith(_FUNCTIONS)
+        bare = recipient.removeprefix(_FUNCTIONS) if prefixed or recipient in self._said.tools else ""
         name = bare if is_sound_name(bare) else None
         if ended is None:
             self._said.unclosed(opened, stop, f"The call has no closing {CALL} tag.", name)
@@ -195,7 +215,10 @@ class _Messages:
         self._said.judge(opened, stop, _sound, header, name, ended, text)
 
     def _take(self, into: list[str], start: int, stop: int) -> None:
-        into.append(self._said.text[max(start, self._sampled) : stop])
+        start = max(start, self._sampled)
+        into.append(self._said.text[start:stop])
+        if into is self._texts:
+            self._suspects += _SUSPICION.of(self._said, start, stop)
 
 
 def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
@@ -218,10 +241,13 @@ def _sound(header: tuple[str | None, str, str] | None, name: str | None, ended: 
         raise Malformed("The call has no recipient: it must be addressed to=functions.NAME.")
     if not name:
         raise Malformed(f"The recipient {recipient[:60]!r} is no function: calls go to=functions.NAME.")
-    if channel != "commentary":
+    if channel == "final":
         raise Malformed(f"Calls belong in the commentary channel, not in {channel}.", name)
-    if kind not in ("", "json"):
+    if kind not in ("", "json", "code"):
         raise Malformed(f"The arguments must be json, not {kind}.", name)
     if ended != CALL:
         raise Malformed(f"The call ends in {ended} where {CALL} belongs.", name)
-    return said_arguments(name, text)
+    said = said_arguments(name, text)
+    if recipient.startswith(_FUNCTIONS):
+        return said
+    return replace(said, loose=f"The recipient must be functions.{name}, not {name}.")

@@ -1,37 +1,71 @@
-"""Hermes calls (Qwen2.5, Qwen3, and the tool template of `smollm2`).
+"""Hermes calls (Qwen2.5, Qwen3, Granite 4, Ling 2.6, LongCat-Flash, ERNIE 4.5, and the tool template of `smollm2`).
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any number of `<think>...</think>` blocks between.
+Loose: an "id" or "type" beside, or no closing tag where the completion ends. vLLM 0.32 and SGLang 0.5.23 read both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.json_call import json_call, json_end
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
+from tito_core.parsing.json_call import json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
+from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.turn import TaggedCalls
+from tito_core.parsing.said import Said
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_EXTRA = frozenset({"id", "type"})
 
 
-class HermesCalls(TaggedCalls):
-    """One JSON object a call."""
+class HermesCalls(CallFormat):
+    """One JSON object a call.
 
-    tags = (OPEN, CLOSE)
-    opening = frozenset({OPEN})
+    Attributes:
+        open: Opens a call.
+        close: Closes it.
+    """
+
+    def __init__(self, open: str = "<tool_call>", close: str = "</tool_call>", wrappers: Sequence[str] = ()) -> None:
+        self.open, self.close = open, close
+        self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
 
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one call."""
-        body = opened + len(OPEN)
+        body = opened + len(self.open)
         # Without control tokens a JSON string may hold the closing tag, so look for it after the JSON value.
-        begin = json_end(said.text, body) if said.markup.token_of(CLOSE) is None else body
-        frame = said.frame(opened, body, CLOSE, self.opening, begin)
-        return said.read(frame, CLOSE, lambda cursor: json_call(cursor.rest()))
+        begin = json_end(said.text, body) if said.markup.token_of(self.close) is None else body
+        frame = said.frame(opened, body, self.close, self.opening, begin)
+        return said.read(frame, self.close, _call, ends=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
-        return g.sequence(g.tag(markup, OPEN), g.json_calls(tools, before="\n", after="\n"), g.tag(markup, CLOSE))
+        opened, closed = g.tag(markup, self.open), g.tag(markup, self.close)
+        return g.sequence(opened, g.json_calls(tools, before="\n", after="\n"), closed)
 
 
-register_format("hermes", HermesCalls())
+def _call(cursor: Cursor) -> Said:
+    text = cursor.rest()
+    return said_object(json_value(text), text, loosely=_EXTRA)
+
+
+register_format(
+    "hermes",
+    HermesCalls(),
+    "qwen",
+    "qwen25",
+    "qwen3_json",
+    "granite4",
+    marks=Marks(("<tool_call>", '{"name": ', '"arguments": '), ("<function=", "<arg_key>", "<|tool_call>")),
+)
+register_format("ernie45", HermesCalls(wrappers=("<response>", "</response>")))
+register_format(
+    "longcat",
+    HermesCalls("<longcat_tool_call>", "</longcat_tool_call>"),
+    reasoning=LONGCAT_THINK,
+    marks=Marks(("<longcat_tool_call>", '"arguments": '), ("<longcat_arg_key>",)),
+)

@@ -5,30 +5,33 @@
 
 The template echoes the id in the tool's result, so it is kept as sampled. Sources: vLLM 0.32, `parser/kimi_k2.py`;
 SGLang 0.5.23, `function_call/kimik2_detector.py`, which guesses the name for a bare number: here that is malformed.
+Loose: an id without `functions.`, which both read.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 
 SECTION = Section(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
 )
 ARGUMENTS = "<|tool_call_argument_begin|>"
-_ID = re.compile(r"functions\.(.+):[0-9]+")
+_ID = re.compile(r"functions\.(.+):[0-9]+|([\w-]+):[0-9]+")
 
 
-class KimiCalls(TaggedCalls):
+class KimiCalls(CallFormat):
     """A section of calls with ids."""
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, ARGUMENTS)
@@ -37,9 +40,6 @@ class KimiCalls(TaggedCalls):
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
         return SECTION.read(said, opened, _call)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -56,10 +56,11 @@ class KimiCalls(TaggedCalls):
 def _call(cursor: Cursor) -> Said:
     written = cursor.upto(ARGUMENTS).strip()
     match = _ID.fullmatch(written)
+    wrong = f"The call's id must be functions.NAME:NUMBER, not {written[:60]!r}."
     if match is None:
-        raise cursor.fault(f"The call's id must be functions.NAME:NUMBER, not {written[:60]!r}.")
-    name = cursor.sound_name(match[1])
-    return said_arguments(name, cursor.rest(), written)
+        raise cursor.fault(wrong)
+    said = said_arguments(cursor.sound_name(match[1] or match[2]), cursor.rest(), written)
+    return said if match[1] else replace(said, loose=wrong)
 
 
-register_format("kimi_k2", KimiCalls())
+register_format("kimi_k2", KimiCalls(), marks=Marks(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>")))

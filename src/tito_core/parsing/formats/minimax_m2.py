@@ -12,23 +12,25 @@ Values stand between the tags as they are, blanks included. Sources: vLLM 0.32, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 from tito_core.parsing.typed_value import typed_value
 
 SECTION = Section("<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>")
 PARAMETER, END_PARAMETER = "<parameter name=", "</parameter>"
 
 
-class MiniMaxCalls(TaggedCalls):
+class MiniMaxCalls(CallFormat):
     """A section of functions."""
 
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
@@ -37,9 +39,6 @@ class MiniMaxCalls(TaggedCalls):
     def read(self, said: Completion, opened: int, tag: str) -> int:
         """Read one section."""
         return SECTION.read(said, opened, _invoke)
-
-    def read_bare(self, said: Completion, start: int) -> None:
-        """Calls always have their tags."""
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
         """Force one call."""
@@ -57,15 +56,23 @@ class MiniMaxCalls(TaggedCalls):
 
 def _invoke(cursor: Cursor) -> Said:
     name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
+    cursor.end()
+    return Said(name, arguments)
+
+
+def parameters(
+    cursor: Cursor, name: str, tag: str, end: str, literal: Callable[[str], Any] | None = None
+) -> dict[str, Any]:
+    """Take parameters whose names stand in quotes, each between two tags."""
     arguments: dict[str, Any] = {}
-    while cursor.peek() == PARAMETER:
-        cursor.tag(PARAMETER)
+    while cursor.peek() == tag:
+        cursor.tag(tag)
         key = quoted(cursor, cursor.through(">"))
         if key in arguments:
             raise cursor.fault(f"The parameter {key!r} appears twice.")
-        arguments[key] = typed_value(cursor.upto(END_PARAMETER), cursor.tools, name, key)
-    cursor.end()
-    return Said(name, arguments)
+        arguments[key] = typed_value(cursor.upto(end), cursor.tools, name, key, literal)
+    return arguments
 
 
 def quoted(cursor: Cursor, written: str) -> str:
@@ -76,4 +83,4 @@ def quoted(cursor: Cursor, written: str) -> str:
     return name
 
 
-register_format("minimax_m2", MiniMaxCalls())
+register_format("minimax_m2", MiniMaxCalls(), "minimax-m2", marks=Marks(("<minimax:tool_call>", "<invoke name=")))

@@ -8,20 +8,21 @@ name; before that all are `[TOOL_CALLS][{"name": "look", "arguments": {"at": "x"
 from __future__ import annotations
 
 from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.json_array import forced_array, read_array
 from tito_core.parsing.json_call import after_blank, json_end, said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import BRACKET_THINK
 from tito_core.parsing.registry import register_format
 from tito_core.parsing.said import Said
-from tito_core.parsing.turn import TaggedCalls
 
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralCalls(TaggedCalls):
+class MistralCalls(CallFormat):
     """Both forms; a call has no closing tag, but ends where the next begins or the completion ends."""
 
     tags = (OPEN, CALL_ID, ARGUMENTS)
@@ -76,4 +77,4 @@ def _call(cursor: Cursor) -> Said:
     return said_arguments(name, cursor.rest(), written)
 
 
-register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK)
+register_format("mistral", MistralCalls(), reasoning=BRACKET_THINK, marks=Marks(("[TOOL_CALLS]",)))

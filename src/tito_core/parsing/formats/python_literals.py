@@ -20,17 +20,34 @@ _LONGEST_NUMBER = 4000
 """Digits; Python refuses to read integers of more than 4300."""
 
 
+def literal(text: str) -> Any:
+    """Read one literal, as `repr` writes it: nothing follows the last item of a list.
+
+    Raises:
+        Malformed: The text is none, or more than one.
+    """
+    reader = Calls(text, 0, len(text), trailing=False)
+    value = reader._value(1)
+    if text[reader.at :].strip():
+        raise Malformed(f"Stray text follows the literal: {shortened(text[reader.at :].strip())}.")
+    return value
+
+
 class Calls:
     """Reads `[name(keyword=literal, ...), ...]` from `start` to `stop` of a text.
 
     Attributes:
         at: The next character to read.
+        lines: Whether calls stand on lines of their own, without brackets and commas.
+        trailing: Whether a comma may follow the last item of a list or an object.
     """
 
-    def __init__(self, text: str, start: int, stop: int) -> None:
+    def __init__(self, text: str, start: int, stop: int, lines: bool = False, trailing: bool = True) -> None:
         self._text = text
         self._stop = stop
         self.at = start
+        self.lines = lines
+        self.trailing = trailing
 
     @property
     def at_end(self) -> bool:
@@ -43,6 +60,8 @@ class Calls:
         Raises:
             Malformed: The text is no such list.
         """
+        if self.lines:
+            return self._lines()
         self._need("[")
         found = []
         while True:
@@ -50,6 +69,14 @@ class Calls:
             if not self._skip(","):
                 self._need("]")
                 return found
+
+    def _lines(self) -> list[tuple[Said, int]]:
+        found = [self._call()]
+        while self._after_blank() < self._stop:
+            if "\n" not in self._text[self.at : self._after_blank()]:
+                raise Malformed(f"The calls have {self._ahead()} where a line break belongs.")
+            found.append(self._call())
+        return found
 
     def _call(self) -> tuple[Said, int]:
         name = self._match(_NAME, "a tool's name")
@@ -85,17 +112,22 @@ class Calls:
         return _WORDS[word]
 
     def _list(self, deep: int) -> list[Any]:
-        result = []
-        while not self._skip("]"):
+        result: list[Any] = []
+        if self._skip("]"):
+            return result
+        while True:
             result.append(self._value(deep))
             if not self._skip(","):
                 self._need("]")
-                break
-        return result
+                return result
+            if self.trailing and self._skip("]"):
+                return result
 
     def _mapping(self, deep: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        while not self._skip("}"):
+        if self._skip("}"):
+            return result
+        while True:
             self._blank()
             key = self._string()
             self._need(":")
@@ -104,8 +136,9 @@ class Calls:
             result[key] = self._value(deep)
             if not self._skip(","):
                 self._need("}")
-                break
-        return result
+                return result
+            if self.trailing and self._skip("}"):
+                return result
 
     def _string(self) -> str:
         found = self._match(_STRING, "a string in quotes")

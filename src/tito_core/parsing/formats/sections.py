@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.parsed import CallStatus
 from tito_core.parsing.said import Said, shortened
 
 
@@ -62,6 +61,5 @@ class Section:
             said.malformed(opened, stop, reason)
             return
         self._stray(said, at, stop)
-        for i, call in enumerate(said.calls[first:], first):
-            if call.status == CallStatus.OK:
-                said.calls[i] = replace(call, status=CallStatus.MALFORMED, arguments=None, reason=reason)
+        for i in range(first, len(said.calls)):
+            said.spoil(i, reason)

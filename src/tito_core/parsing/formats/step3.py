@@ -1,0 +1,65 @@
+"""Calls of Step 3: a section of functions with parameters.
+
+    <｜tool_calls_begin｜>
+    <｜tool_call_begin｜>
+    function<｜tool_sep｜><steptml:invoke name="look"><steptml:parameter name="at">x</steptml:parameter>
+    </steptml:invoke><｜tool_call_end｜>
+    <｜tool_calls_end｜>
+
+Values stand as they are; the template writes lists and objects as Python does. Sources: what the template of Step 3
+describes (what it renders misspells a tag); vLLM 0.32, `tool_parsers/step3_tool_parser.py`; SGLang 0.5.23,
+`function_call/step3_detector.py`. Step 3.5 writes calls as Qwen3-Coder does.
+"""
+
+from __future__ import annotations
+
+from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.completion import Completion
+from tito_core.parsing.cursor import Cursor
+from tito_core.parsing.detection import Marks
+from tito_core.parsing.formats.minimax_m2 import parameters, quoted
+from tito_core.parsing.formats.python_literals import literal
+from tito_core.parsing.formats.sections import Section
+from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Said
+
+SECTION = Section("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>")
+SEPARATOR, TYPE = "<｜tool_sep｜>", "function"
+INVOKE, END_INVOKE = "<steptml:invoke name=", "</steptml:invoke>"
+PARAMETER, END_PARAMETER = "<steptml:parameter name=", "</steptml:parameter>"
+
+
+class Step3Calls(CallFormat):
+    """A section of functions."""
+
+    tags = (
+        SECTION.open,
+        SECTION.close,
+        SECTION.call,
+        SECTION.end_call,
+        SEPARATOR,
+        INVOKE,
+        END_INVOKE,
+        PARAMETER,
+        END_PARAMETER,
+    )
+    opening = frozenset({SECTION.open})
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read one section."""
+        return SECTION.read(said, opened, _call)
+
+
+def _call(cursor: Cursor) -> Said:
+    kind = cursor.upto(SEPARATOR).strip()
+    if kind != TYPE:
+        raise cursor.fault(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
+    cursor.tag(INVOKE)
+    name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    arguments = parameters(cursor, name, PARAMETER, END_PARAMETER, literal)
+    cursor.tag(END_INVOKE)
+    cursor.end()
+    return Said(name, arguments)
+
+
+register_format("step3", Step3Calls(), marks=Marks(("<steptml:invoke", SECTION.open)))

@@ -1,0 +1,103 @@
+"""Calls of Hunyuan and Cohere Command: a JSON array of calls between two tags.
+
+    <tool_calls>[{"name": "look", "arguments": {"at": "x"}}]</tool_calls>
+    <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": {"at": "x"}}]<|END_ACTION|>
+
+Sources: the templates of Hunyuan-A13B, of Command R7B and of Command A+; vLLM 0.32,
+`tool_parsers/hunyuan_a13b_tool_parser.py` and `parser/cohere_command.py`. Both wrap what they answer in tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tito_core.parsing import grammar as g
+from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.completion import Completion, Tools
+from tito_core.parsing.detection import Marks
+from tito_core.parsing.formats.json_array import read_array
+from tito_core.parsing.json_call import after_blank, json_end, said_object
+from tito_core.parsing.markup import Markup
+from tito_core.parsing.reasoning import THINK, ReasoningTags
+from tito_core.parsing.registry import register_format
+from tito_core.parsing.said import Said, shortened
+
+
+class TaggedArrayCalls(CallFormat):
+    """One array.
+
+    Attributes:
+        name: Key of a call's name.
+        arguments: Key of its arguments.
+        number: Key of its number in the message, if it has one.
+    """
+
+    def __init__(
+        self,
+        open: str,
+        close: str,
+        wrappers: Sequence[str],
+        name: str = "name",
+        arguments: str = "arguments",
+        number: str = "",
+    ) -> None:
+        self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
+        self.name, self.arguments, self.number = name, arguments, number
+
+    def read(self, said: Completion, opened: int, tag: str) -> int:
+        """Read the array and the tag after it."""
+        body, close = opened + len(tag), self.tags[1]
+        end = json_end(said.text, body) if said.text.startswith("[", after_blank(said.text, body)) else body
+        begin = end if said.markup.token_of(close) is None else body
+        frame = said.frame(opened, body, close, self.opening, begin)
+        if not frame.closed:
+            said.unclosed(opened, frame.stop, f"The calls have no closing {close} tag.")
+            return frame.stop
+        if end > frame.end or end == body or said.text[end : frame.end].strip():
+            what = shortened(said.text[body : frame.end])
+            said.malformed(opened, frame.stop, f"The calls must be one JSON array, not {what}.")
+            return frame.stop
+        read_array(said, opened, body, alone=False, stop=frame.stop, read=self._call)
+        return frame.stop
+
+    def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
+        """Force one call."""
+        number = f'"{self.number}": "0", ' if self.number else ""
+        calls = (
+            g.sequence(
+                g.text(f'[{{{number}"{self.name}": {json.dumps(name, ensure_ascii=False)}, "{self.arguments}": '),
+                g.arguments_json(schema),
+                g.text("}]"),
+            )
+            for name, schema in tools.items()
+        )
+        return g.sequence(g.tag(markup, self.tags[0]), g.either(calls), g.tag(markup, self.tags[1]))
+
+    def _call(self, value: Any, text: str) -> Said:
+        allowed = frozenset({self.number}) if self.number else frozenset()
+        return said_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
+
+
+register_format(
+    "hunyuan_a13b",
+    TaggedArrayCalls("<tool_calls>", "</tool_calls>", ("<answer>", "</answer>")),
+    reasoning=THINK,
+    marks=Marks(("<tool_calls>", "助手：")),
+)
+register_format(
+    "cohere_command",
+    TaggedArrayCalls(
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        "tool_name",
+        "parameters",
+        "tool_call_id",
+    ),
+    "cohere_command3",
+    "cohere_command4",
+    reasoning=ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    marks=Marks(("<|START_ACTION|>", '"tool_name"')),
+)

@@ -1,0 +1,233 @@
+"""Calls as real models write them: what is documented runs, what has one reading is lenient, and nothing is silent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parsing.families import FAMILIES, NAMES, Call, ids_of, parse
+from support.byte_level import byte_level
+from tito_core.parsing import CallStatus, UnknownParserError, get_tool_parser
+from tito_core.parsing import registry as parser_registry
+
+OK, LENIENT, MALFORMED = CallStatus.OK, CallStatus.LENIENT, CallStatus.MALFORMED
+TOOLS: dict[str, Any] = {
+    "look": {
+        "type": "object",
+        "properties": {
+            "at": {"type": "string"},
+            "far": {"type": "integer"},
+            "all": {"type": "array", "items": {"enum": ["one", "two"]}},
+            "unit": {"type": "string", "enum": ["metres", "feet or so"]},
+            "deep": {"type": "object", "properties": {"unit": {"enum": ["metres", 5]}}},
+            "sure": {"type": "boolean"},
+            "my key": {"type": "string"},
+        },
+    }
+}
+Q = '<|"|>'
+
+
+def qwen(body: str, opened: str = "<tool_call>\n", closed: str = "\n</tool_call>") -> str:
+    return f"{opened}<function=look>\n{body}</function>{closed}"
+
+
+def harmony(header: str, body: str = '{"at": "x"}') -> str:
+    return f"<|channel|>{header}<|message|>{body}<|call|>"
+
+
+def gemma(body: str) -> str:
+    return f"<|tool_call>call:look{{{body}}}<tool_call|>"
+
+
+def kimi(head: str) -> str:
+    call = f'<|tool_call_begin|>{head}<|tool_call_argument_begin|>{{"at": "x"}}<|tool_call_end|>'
+    return f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+
+
+CALL = '{"name": "look", "arguments": {"at": "x"}}'
+X = {"at": "x"}
+ACCEPTED = [
+    ("gpt_oss", harmony("analysis to=functions.look <|constrain|>json"), X),
+    ("gpt_oss", harmony("analysis to=functions.look code"), X),
+    ("gpt_oss", harmony("commentary to=functions.look <|constrain|>code"), X),
+    ("gpt_oss", " to=functions.look" + harmony("analysis code"), X),
+    ("llama3_json", '{"type": "function", "name": "look", "parameters": {"at": "x"}}', X),
+    ("llama3_json", '<|python_tag|>{"type": "function", "name": "look", "parameters": {"at": "x"}}', X),
+    ("llama3_json", '{"name": "look", "arguments": {"at": "x"}}', X),
+    ("llama3_json", '<|python_tag|>{"name": "look", "arguments": {"at": "x"}}', X),
+    ("llama3_json", '{"name": "look", "type": "function", "arguments": {"at": "x"}}', X),
+    ("qwen3_coder", qwen("<parameter=at>\n</parameter>\n"), {"at": ""}),
+    ("gemma4", gemma(f"my key:{Q}x{Q}"), {"my key": "x"}),
+    ("gemma4", gemma(f"at: {Q}x{Q}, far: 5, all: [ {Q}one{Q}, {Q}two{Q} ]"), {**X, "far": 5, "all": ["one", "two"]}),
+    ("gemma4", gemma("sure:True,far:5"), {"sure": True, "far": 5}),
+    ("gemma4", gemma("sure:False"), {"sure": False}),
+    ("gemma4", gemma("unit:metres,all:[one,two]"), {"unit": "metres", "all": ["one", "two"]}),
+    ("gemma4", gemma("unit: feet or so , deep: {unit: metres}"), {"unit": "feet or so", "deep": {"unit": "metres"}}),
+]
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize(("name", "said", "arguments"), ACCEPTED)
+def test_what_the_family_writes_runs_in_both_modes(
+    name: str, said: str, arguments: dict[str, Any], lenient: bool
+) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+    assert [(c.status, c.name, c.arguments, c.reason) for c in turn.calls] == [(OK, "look", arguments, "")]
+    assert (turn.text, turn.suspects) == ("", ())
+
+
+LOOSE = [
+    ("qwen3_coder", qwen("<parameter=at>\nx\n</parameter>\n", opened=""), X),
+    ("qwen3_coder", qwen("<parameter=at>\nx\n</parameter>\n", opened="", closed=""), X),
+    ("qwen3_coder", "So.\n" + qwen("<parameter=at>\nx\n</parameter>\n", opened=""), X),
+    ("qwen3_coder", qwen("<parameter=at>\nx</parameter>\n"), X),
+    ("qwen3_coder", qwen("<parameter=at>x\n</parameter>\n"), X),
+    ("kimi_k2", kimi("look:0"), X),
+    ("hermes", f'<tool_call>\n{CALL[:-1]}, "id": "a1"}}\n</tool_call>', X),
+    ("hermes", f'<tool_call>\n{{"type": "function", {CALL[1:]}\n</tool_call>', X),
+    ("hermes", f"<tool_call>\n{CALL}\n<|im_end|>", X),
+    ("xlam", f"```json\n[{CALL}]\n```", X),
+    ("xlam", f"```\n[{CALL}]\n```", X),
+    ("xlam", f"<tool_call>[{CALL}]</tool_call>", X),
+    ("xlam", f"[TOOL_CALLS][{CALL}]", X),
+    ("gpt_oss", harmony("commentary to=look <|constrain|>json"), X),
+    ("gemma4", gemma("at:x"), X),
+]
+
+
+@pytest.mark.parametrize(("name", "said", "arguments"), LOOSE)
+def test_what_has_one_reading_is_lenient_and_otherwise_reported(
+    name: str, said: str, arguments: dict[str, Any]
+) -> None:
+    ids = ids_of(FAMILIES[name], said)
+    [call] = parse(FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
+    assert (call.status, call.name, call.arguments) == (LENIENT, "look", arguments)
+    assert call.status.runs
+    [strict] = parse(FAMILIES[name], ids, tools=TOOLS).calls
+    assert (strict.status, strict.arguments, strict.arguments_text) == (MALFORMED, None, None)
+    assert strict.reason == call.reason
+    assert call.reason.endswith(".")
+    assert (strict.start, strict.stop) == (call.start, call.stop)
+
+
+NEVER = [
+    ("qwen3_coder", qwen("", opened="Write ", closed=" to look.")),
+    ("qwen3_coder", qwen("<parameter=at>\nx</parameter>y\n")),
+    ("kimi_k2", kimi("0")),
+    ("kimi_k2", kimi("look")),
+    ("hermes", f"<tool_call>\n{CALL[:-1]}\n<|im_end|>"),
+    ("hermes", f'<tool_call>\n{CALL[:-1]}, "to": "a1"}}\n</tool_call>'),
+    ("hermes", f'<tool_call>\n{CALL[:-1]}, "type": "thought"}}\n</tool_call>'),
+    ("xlam", f"```json\n[{CALL}\n```"),
+    ("xlam", f"```json\n[{CALL}]"),
+    ("xlam", f"So: ```json\n[{CALL}]\n``` and more"),
+    ("gpt_oss", harmony("commentary to=nobody json")),
+    ("gpt_oss", harmony("analysis to=functions.look code", "look('x')")),
+    ("gpt_oss", harmony("final to=functions.look json")),
+    ("llama3_json", '{"name": "look", "parameters": {}, "arguments": {}}'),
+    ("llama3_json", '{"type": "thought", "name": "look", "parameters": {}}'),
+    ("llama3_json", '{"type": "function", "name": "look", "parameters": "x"}'),
+    ("gemma4", gemma("unit:miles")),
+    ("gemma4", gemma("far:metres")),
+    ("gemma4", gemma("other:x")),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), NEVER)
+def test_what_would_need_a_repair_or_a_guess_runs_in_no_mode_and_is_not_silent(name: str, said: str) -> None:
+    for lenient in (False, True):
+        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+        assert not any(call.status.runs for call in turn.calls)
+        assert turn.calls or turn.suspects
+
+
+THINKING = [name for name in NAMES if FAMILIES[name].think and FAMILIES[name].beside]
+
+
+@pytest.mark.parametrize("name", THINKING)
+@pytest.mark.parametrize("opened_by", ["prompt", "policy"])
+def test_a_call_that_ends_reasoning_without_a_closing_tag(name: str, opened_by: str) -> None:
+    family = FAMILIES[name]
+    opened, closed = family.think or ("", "")
+    calls: list[Call] = [("look", {"at": "x"})]
+    said = "Hm.\n" + family.render(calls) + "<|im_end|>"
+    tail = ids_of(family, opened) if opened_by == "prompt" else ()
+    ids = ids_of(family, said if opened_by == "prompt" else opened + said)
+    turn = parse(family, ids, calls, tail=tail, lenient=True)
+    assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(LENIENT, "look", {"at": "x"})]
+    assert closed in turn.calls[0].reason
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == ("Hm.", "", False)
+    strict = parse(family, ids, calls, tail=tail)
+    assert [(c.status, c.name, c.arguments) for c in strict.calls] == [(MALFORMED, "look", None)]
+    assert strict.calls[0].reason == turn.calls[0].reason
+    cut = parse(family, ids, calls, tail=tail, lenient=True, truncated=True)
+    assert (cut.calls, cut.suspects) == ((), ())
+
+
+@pytest.mark.parametrize("name", [name for name in THINKING if name != "mistral"])  # its calls have no closing tag
+def test_a_draft_in_reasoning_that_never_ends_is_suspect(name: str) -> None:
+    family = FAMILIES[name]
+    calls: list[Call] = [("look", {"at": "x"})]
+    said = f"{(family.think or ('',))[0]}Hm. {family.render(calls)} Or not."
+    for lenient in (False, True):
+        turn = parse(family, ids_of(family, said), calls, lenient=lenient)
+        assert (turn.calls, turn.text, turn.reasoning_closed) == ((), "", False)
+        [suspect] = turn.suspects
+        assert (suspect.status, suspect.name) == (CallStatus.SUSPECT, "look")
+        assert not suspect.status.runs
+        assert suspect.raw in said
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_drafts_in_closed_reasoning_leave_no_trace(name: str) -> None:
+    family = FAMILIES[name]
+    opened, closed = family.think or ("", "")
+    said = f"{opened}Hm. {family.render([('look', {'at': 'x'})])}{closed}Done."
+    turn = parse(family, ids_of(family, said), [("look", {})], lenient=True)
+    assert (turn.calls, turn.suspects, turn.text) == ((), (), "Done.")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if FAMILIES[n].control])
+def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
+    family = FAMILIES[name]
+    calls: list[Call] = [("look", {"at": "x"})]
+    said = "Write " + family.render(calls)
+    spelled = family.tokenizer(False).encode(said, add_special_tokens=False)
+    turn = parse(family, spelled, calls, lenient=True)
+    assert (turn.calls, turn.text) == ((), said.strip())
+    [suspect] = turn.suspects
+    assert (suspect.status, suspect.name) == (CallStatus.SUSPECT, "look")
+    assert family.tokenizer(False).decode(spelled[suspect.start : suspect.stop]).strip().startswith(suspect.raw[:5])
+
+
+PROSE = ["Look at it: 5 < 6 (so it is).", '{"answer": [3, 4]}', "I can look (or count).", "def f(x): return x", "", "x"]
+
+
+@pytest.mark.parametrize("said", PROSE)
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_text_is_not_suspect(name: str, said: str) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), [("look", {}), ("count", {})])
+    assert (turn.calls, turn.suspects) == ((), ())
+
+
+def test_who_cannot_read_leniently_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Theirs:
+        def __init__(self, tokenizer: Any) -> None:
+            self.mode = "strict"
+
+    class Both(Theirs):
+        def leniently(self) -> Theirs:
+            self.mode = "lenient"
+            return self
+
+    monkeypatch.setitem(parser_registry._FACTORIES, "theirs", Theirs)  # type: ignore[arg-type]
+    monkeypatch.setitem(parser_registry._FACTORIES, "both", Both)  # type: ignore[arg-type]
+    tokenizer = byte_level(())
+    assert get_tool_parser("theirs", tokenizer).mode == "strict"  # type: ignore[attr-defined]
+    assert get_tool_parser("both", tokenizer, tool_calls="lenient").mode == "lenient"  # type: ignore[attr-defined]
+    with pytest.raises(UnknownParserError, match="theirs"):
+        get_tool_parser("theirs", tokenizer, tool_calls="lenient")
+    with pytest.raises(UnknownParserError, match=r"strict.*lenient.*loose"):
+        get_tool_parser("hermes", tokenizer, tool_calls="loose")  # type: ignore[arg-type]
