@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,25 +43,26 @@ def view(
     """Show rollouts token by token in a browser: served on this machine, or as one offline file."""
     if base_url and not backend:
         raise typer.BadParameter("--base-url needs --backend, the backend of that server.")
-    rollouts = Rollouts(paths)
-    numbers = _numbers(rollouts, rollout or [], is_file=html is not None)
     texts, rescoring = TokenTexts(tokenizer), (backend, base_url) if base_url else None
-    console = VisibleConsole()
-    if html is not None:
-        site = Site(rollouts, texts, Pictures(pictures), rescoring)
-        content = site.two(*numbers) if len(numbers) == 2 else site.one(numbers[0])
-        _write(html, content)
-        console.print(f"Written to {html}, {len(content):,} bytes.", markup=False, highlight=False, soft_wrap=True)
-        return
+    with Rollouts(paths) as rollouts:
+        numbers = _numbers(rollouts, rollout or [], is_file=html is not None)
+        make = partial(Site, rollouts, texts, Pictures(pictures), rescoring)
+        if html is None:
+            _serve(make, _first_page(numbers), port, opens=browser)
+        else:
+            _write(html, make().two(*numbers) if len(numbers) == 2 else make().one(numbers[0]))
+
+
+def _serve(make: Callable[[str], Site], first_page: str, port: int, *, opens: bool) -> None:
     try:
-        server = Server(lambda home: Site(rollouts, texts, Pictures(pictures), rescoring, home), port)
+        server = Server(make, port)
     except OSError as error:
         raise typer.BadParameter(f"--port {port}: {error.strerror}. Leave it out for a free one.") from error
     with server:
-        url = server.url + _first_page(numbers)
-        console.print(f"{url}\nCtrl-C ends it.", markup=False, highlight=False, soft_wrap=True)
+        url = server.url + first_page
+        _say(f"{url}\nCtrl-C ends it.")
         threading.Thread(target=server.site.warm, daemon=True).start()
-        if browser:
+        if opens:
             webbrowser.open(url)
         server.serve_forever()
 
@@ -87,3 +90,8 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise typer.BadParameter(f"--html {path}: {error.strerror}.") from error
+    _say(f"Written to {path}, {len(content):,} bytes.")
+
+
+def _say(text: str) -> None:
+    VisibleConsole().print(text, markup=False, highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,11 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.home = new_home()
         self.site = make_site(self.home)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a reader who went away; any other error is printed, as a server's are."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.store import SchemaError
 from tito_core.viewer.page import as_inert_json, page
 from tito_core.viewer.pictures import Pictures
-from tito_core.viewer.rescored import differences
+from tito_core.viewer.rescored import rescored
 from tito_core.viewer.rollout import Data, Evidence, ledger_data
 from tito_core.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
 from tito_core.viewer.token_text import TokenTexts
@@ -49,7 +49,7 @@ class Site:
 
     def warm(self) -> None:
         """Load the first rollout's tokenizer, which takes seconds, before its page is asked for."""
-        with self._lock, suppress(IndexError, SchemaError):
+        with self._lock, suppress(IndexError, SchemaError, OSError):  # its page, if anybody asks for it, says so
             self._texts.of(self._rollouts.load(1).header.tokenizer)
 
     def all(self) -> bytes:
@@ -97,4 +97,4 @@ class Site:
         return ledger_data(ledger, evidence) | {"title": self._rollouts.name(number), "number": number}
 
     def _differences(self, ledger: Ledger) -> Mapping[int, Logprobs]:
-        return differences(ledger, *self._rescoring) if self._rescoring is not None else {}
+        return rescored(ledger, *self._rescoring) if self._rescoring is not None else {}

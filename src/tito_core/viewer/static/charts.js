@@ -33,7 +33,7 @@ function strip(values, low, high) {
     svg("line", { x1: 6, y1: 9, x2: 174, y2: 9 }), ...dots, svg("line", { x1: at(mean), y1: 2, x2: at(mean), y2: 16, class: "mean" }));
 }
 
-const SHOWN_GROUPS = 12;
+const SHOWN_GROUPS = 8;
 
 // Rewards by group: where all of a group are equal, an advantage within the group is zero.
 function groupTable(rows, isWhole, showWhole) {
@@ -45,7 +45,7 @@ function groupTable(rows, isWhole, showWhole) {
   }
   if (![...groups.values()].some((values) => values.length > 1)) return null;
   const every = [...groups].map(([name, values]) => ({ name, values, mean: values.reduce((sum, value) => sum + value, 0) / values.length, isFlat: new Set(values).size === 1 }));
-  every.sort((a, b) => a.mean - b.mean || a.name.localeCompare(b.name));
+  every.sort((a, b) => a.isFlat - b.isFlat || a.mean - b.mean || a.name.localeCompare(b.name));
   const rewards = rows.map((row) => row.reward).filter((reward) => typeof reward === "number");
   const [low, high] = rewards.reduce(([least, most], reward) => [Math.min(least, reward), Math.max(most, reward)], [Infinity, -Infinity]);
   const flat = every.filter((group) => group.isFlat).length;
@@ -54,5 +54,5 @@ function groupTable(rows, isWhole, showWhole) {
   const more = every.length > SHOWN_GROUPS ? el("button", { type: "button", class: "plain", onclick: showWhole }, isWhole ? "Show fewer" : `Show all ${every.length.toLocaleString("en")} groups`) : null;
   return el("section", { class: "groups", "aria-label": "Rewards by group" }, el("h2", {}, "Rewards by group"),
     el("p", { class: "hint" }, `${count(every.length, "group")}, ${flat.toLocaleString("en")} of them with equal rewards throughout, which teach nothing within their group. Axis ${short(low)} to ${short(high)}; the bar is the mean.`),
-    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["group", "rollouts", "mean", "rewards", ""].map((name) => el("th", { scope: "col" }, name)))), el("tbody", {}, body))), more);
+    el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ["group", "rollouts", "mean", "rewards"].map((name) => el("th", { scope: "col" }, name)), el("td", {}))), el("tbody", {}, body))), more);
 }

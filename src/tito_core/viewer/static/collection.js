@@ -63,24 +63,24 @@ class CollectionPage {
     const columns = COLUMNS.filter(([name]) => this.rows.some((row) => row[name] !== null && row[name] !== undefined));
     const head = columns.map(([name, label]) => {
       const isOrder = name === this.order;
-      const button = el("button", { type: "button" }, label, el("span", { "aria-hidden": "true" }, isOrder ? (this.isFalling ? " ↓" : " ↑") : ""));
+      const button = el("button", { type: "button", "data-key": name }, label, el("span", { "aria-hidden": "true" }, isOrder ? (this.isFalling ? " ↓" : " ↑") : ""));
       button.addEventListener("click", () => this.sort(name));
       return el("th", { scope: "col", class: WORDS.has(name) ? "" : "number", "aria-sort": isOrder ? (this.isFalling ? "descending" : "ascending") : null }, button);
     });
     const body = this.found.slice(0, this.shown).map((row) => this.line(row, columns));
-    const had = document.activeElement?.closest?.("th") ? [...document.activeElement.closest("tr").children].indexOf(document.activeElement.closest("th")) : -1;
+    const focused = document.activeElement?.closest?.(".rollouts") ? document.activeElement.dataset.key : null;
     this.table.replaceChildren(el("table", { class: "rollouts" }, el("caption", { class: "hidden" }, "Rollouts"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, el("span", { class: "hidden" }, "Compare")), head)), el("tbody", {}, body)));
-    if (had >= 0) this.table.querySelectorAll("th")[had]?.querySelector("button")?.focus();
+    if (focused) this.table.querySelector(`[data-key="${focused}"]`)?.focus({ preventScroll: true });
   }
 
   line(row, columns) {
-    const tick = el("input", { type: "checkbox", "aria-label": `Compare rollout ${row.number}`, checked: this.chosen.has(row.number) });
+    const tick = el("input", { type: "checkbox", "aria-label": `Compare rollout ${row.number}`, "data-key": `tick-${row.number}`, checked: this.chosen.has(row.number) });
     tick.addEventListener("change", () => this.choose(row.number, tick));
     const cells = columns.map(([name, , show]) => {
       const isKnown = row[name] !== null && row[name] !== undefined;
       const text = isKnown ? show(row) : row.isRead ? "" : "…";
-      const content = name === "number" ? el("a", { href: `${this.data.home}rollout/${row.number}` }, text) : text;
+      const content = name === "number" ? el("a", { href: `${this.data.home}rollout/${row.number}`, "data-key": `link-${row.number}` }, text) : text;
       const isBad = (name === "malformed" && row.malformed > 0) || (name === "drift" && row.drift > 0);
       return el("td", { class: `${WORDS.has(name) ? "" : "number"} ${isBad ? "flagged" : ""}` }, content);
     });
