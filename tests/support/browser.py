@@ -104,6 +104,15 @@ class Tab:
         await self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
         await self.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
+    async def frame_text(self) -> str:
+        """Read the text of the first frame of the page, whatever its origin."""
+        tree = (await self.ask("Page.getFrameTree"))["frameTree"]
+        world = await self.ask("Page.createIsolatedWorld", frameId=tree["childFrames"][0]["frame"]["id"])
+        answer = await self.ask(
+            "Runtime.evaluate", expression="document.body.textContent", contextId=world["executionContextId"]
+        )
+        return str(answer["result"]["value"])
+
     async def picture(self, path: Path) -> None:
         data = (await self.ask("Page.captureScreenshot", format="png"))["data"]
         path.write_bytes(base64.b64decode(data))
@@ -116,7 +125,8 @@ async def tab() -> AsyncIterator[Tab]:
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
-            f"--user-data-dir={profile}", "--no-first-run", "--disable-background-networking", "about:blank",
+            f"--user-data-dir={profile}", "--no-first-run", "--disable-background-networking",
+            "--disable-features=IsolateSandboxedIframes", "about:blank",
             stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:

@@ -91,13 +91,13 @@ def rich() -> Ledger:
     return ledger
 
 
-def hostile() -> Ledger:
+def hostile(uuid: str = UUID) -> Ledger:
     """A rollout that has markup wherever a ledger has words, and in its tokens."""
     every = "".join(ATTACKS).replace("\u0000", "")
     ids = list(range(len(ATTACKS)))
     server = Server(every, every, Semantics(None, 1.0, False, every))
     engine = EngineRecord(server, every, 0.1, 3, (VersionSpan(0, len(ids), every),))
-    ledger = Ledger(UUID, task_id=every, group_id=every, user={every: every})
+    ledger = Ledger(uuid, task_id=every, group_id=every, user={every: every})
     calls = (CallRecord(every, every, 0, 2, every), CallRecord(None, "malformed", 2, 3, every))
     fields = {"engine": engine, "sampling": Sampling({every: every}), "calls": calls, "stop": every}
     ledger.commit(make_draft(None, 0, ids, ids, **fields))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def collected(folder: Path, count: int) -> Path:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ledgers that were read."""
     found: list[str] = []
     load = LedgerFile.load
@@ -54,7 +53,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return load(self, name, **options)
 
     monkeypatch.setattr(LedgerFile, "load", counted)
-    yield found
+    return found
 
 
 def rows(page: bytes) -> list[dict[str, Any]]:
