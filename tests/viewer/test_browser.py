@@ -27,34 +27,7 @@ from tito_core.viewer.site import Site
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 READY = "document.getElementById('page')?.dataset.ready"
 OPENS_WITHIN_MS = 2000
-TEXT = "[...document.querySelectorAll('#tokens .chunk')].map((chunk) => chunk.textContent).join('')"
-PRESS = "(key) => document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
-SMOOTH = """new Promise((done) => {
-  const gaps = [];
-  let last = performance.now();
-  const end = last + 2500;
-  const step = (now) => {
-    gaps.push(now - last);
-    last = now;
-    scrollBy(0, 400);
-    now < end ? requestAnimationFrame(step) : done(gaps.sort((a, b) => a - b));
-  };
-  requestAnimationFrame(step);
-})"""
-CONTRAST = """(() => {
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const ground = (element) => {
-    const colour = getComputedStyle(element).backgroundColor;
-    return colour !== 'rgba(0, 0, 0, 0)' ? colour : element.parentElement ? ground(element.parentElement) : 'rgb(255, 255, 255)';
-  };
-  return [...document.querySelectorAll('.swatch, .chip, .hint, .size, dt, dd, a, button, summary, .note')].map((element) => {
-    const pair = [light(getComputedStyle(element).color), light(ground(element))].sort((a, b) => b - a);
-    return [element.className, element.textContent.slice(0, 30), (pair[0] + 0.05) / (pair[1] + 0.05)];
-  }).filter(([, , ratio]) => ratio < 4.5);
-})()"""
+PROBES = (Path(__file__).parent / "probes.js").read_text(encoding="utf-8")
 
 
 @fixture(loop_scope="module", scope="module")
@@ -70,6 +43,7 @@ async def page(chromium: Tab) -> AsyncIterator[Tab]:
         kept.clear()
     await chromium.look()
     yield chromium
+    await chromium.run("(() => { try { localStorage.clear(); } catch { } })()")  # a mode or theme that was chosen
     await chromium.open("about:blank")  # its server is gone
     assert chromium.complaints == []
     assert chromium.dialogs == []
@@ -102,6 +76,7 @@ def filed(folder: Path, *paths: Path, numbers: tuple[int, ...] = (1,), texts: An
 async def open_page(page: Tab, url: str) -> None:
     await page.open(url)
     await page.until(READY)
+    await page.run(PROBES)
 
 
 def words(ids: list[int]) -> str:
@@ -119,7 +94,7 @@ async def test_tokens_stand_in_the_order_that_the_engine_saw_them(
     url = filed(tmp_path, path, numbers=(number,))
     await open_page(page, url)
     first = ledger.trajectories()[0]
-    assert await page.run(TEXT) == words(first.token_ids.tolist())
+    assert await page.run("textOf(document)") == words(first.token_ids.tolist())
     assert set(page.requests) <= {url, "data:,"}, "one file, and no network"
     shown = await page.run("document.querySelector('.reward').textContent")
     assert shown == f"reward {ledger.annotation('reward')}"
@@ -139,23 +114,20 @@ async def test_keys_go_from_token_to_token_and_show_each_in_full(page: Tab, tmp_
         if await page.run("document.activeElement.id === 'tokens'"):
             break
     await page.press("j")
-    facts = "Object.fromEntries([...document.querySelectorAll('.detail dt')].map((n) => [n.textContent, n.nextSibling.textContent]))"
-    found = await page.run(facts)
+    found = await page.run("facts()")
     token, logprob = int(draft.output_ids[0]), float(draft.logprobs[0])
     assert found["token"] == str(token)
     assert found["turn"] == "0, output token 0"
     assert found["bytes"] == tokenizer().decode([token]).encode().hex(" ")
     assert float(found["logprob"].split()[0]) == pytest.approx(logprob, rel=1e-3)
-    likeliest = await page.run(
-        "[...document.querySelectorAll('.likeliest tbody tr')].map((r) => r.cells[1].textContent)"
-    )
+    likeliest = await page.run("likeliestIds()")
     assert likeliest == [str(token) for token in draft.extras["top_ids"].values[0]]
     assert "token" in await page.run("document.querySelector('[role=status]').textContent")
     await page.press("ArrowRight")
-    assert (await page.run(facts))["turn"] == "0, output token 1"
+    assert (await page.run("facts()"))["turn"] == "0, output token 1"
     await page.press("k")
     await page.press("k")
-    assert (await page.run(facts))["turn"] == "0, prompt token 0"
+    assert (await page.run("facts()"))["turn"] == "0, prompt token 0"
 
 
 async def test_each_mode_has_its_legend_and_its_colours(page: Tab, tmp_path: Path) -> None:
@@ -174,16 +146,15 @@ async def test_each_mode_has_its_legend_and_its_colours(page: Tab, tmp_path: Pat
 async def test_a_branch_leads_to_where_it_left_and_to_its_own_path(page: Tab, tmp_path: Path) -> None:
     url = filed(tmp_path, written(tmp_path, rich()))
     await open_page(page, url)
-    turns = "[...document.querySelectorAll('section.turn')].map((turn) => turn.getAttribute('aria-label'))"
-    assert await page.run(turns) == ["Turn 0", "Turn 1"]
+    assert await page.run("turns()") == "Turn 0,Turn 1"
     await page.run("document.querySelector('[data-turn=\"2\"]').click()")
-    assert await page.run(turns) == ["Turn 0", "Turn 2"]
+    assert await page.run("turns()") == "Turn 0,Turn 2"
     assert "retry, from turn 1" in await page.run("document.querySelector('button.branch').textContent")
     assert "context here" in await page.run("document.querySelector('section.turn').textContent")
     await page.run("document.querySelector('button.branch').click()")
-    assert await page.run(turns) == ["Turn 0", "Turn 1"]
+    assert await page.run("turns()") == "Turn 0,Turn 1"
     await page.run("location.hash = '#turn-2'")
-    await page.until(f"({turns}).join() === 'Turn 0,Turn 2'")
+    await page.until("turns() === 'Turn 0,Turn 2'")
 
 
 async def test_pictures_show(page: Tab, tmp_path: Path) -> None:
@@ -215,28 +186,23 @@ async def test_two_rollouts_part_at_the_first_token_that_differs(page: Tab) -> N
         assert f"The first {common:,} tokens are the same" in await page.run(
             "document.querySelector('.shared summary').textContent"
         )
-        sides = await page.run(
-            "[...document.querySelectorAll('.side')].map((side) => [...side.querySelectorAll('.chunk')].map((c) => c.textContent).join(''))"
-        )
+        sides = await page.run("[...document.querySelectorAll('.side')].map(textOf)")
         assert sides == [words(left[common:].tolist()), words(right[common:].tolist())]
-        assert "vllm" in await page.run("document.querySelector('.differs').parentElement.textContent")
+        assert "vllm" in await page.run("document.querySelector('.differs').textContent")
 
 
 async def test_a_table_sorts_searches_and_leads_to_rollouts(page: Tab) -> None:
     with served(REAL / "vllm.tito", REAL / "sglang.tito") as server:
         await open_page(page, server.url)
         await page.until("!document.querySelector('[role=status]').textContent.includes('reading')")
-        column = "(n) => [...document.querySelectorAll('.rollouts tbody tr')].map((row) => row.cells[n].textContent)"
-        assert await page.run(f"({column})(1)") == ["1", "2", "3", "4", "5", "6"]
+        assert await page.run("cells(1)") == ["1", "2", "3", "4", "5", "6"]
         await page.run("document.querySelector('[data-key=sampled]').click()")
-        names = await page.run("[...document.querySelectorAll('.rollouts th')].map((h) => h.textContent)")
-        sampled = [int(value) for value in await page.run(f"({column})({names.index('sampled ↓')})")]
+        names = await page.run("headings()")
+        sampled = [int(value) for value in await page.run(f"cells({names.index('sampled ↓')})")]
         assert sampled == sorted(sampled, reverse=True)
         assert await page.run("document.querySelector('[aria-sort=descending]').textContent") == "sampled ↓"
-        await page.run(
-            "(s => { s.value = 'SGLang'; s.dispatchEvent(new Event('input')); })(document.querySelector('input[type=search]'))"
-        )
-        assert sorted(await page.run(f"({column})(1)")) == ["4", "5", "6"]
+        await page.run("search('SGLang')")
+        assert sorted(await page.run("cells(1)")) == ["4", "5", "6"]
         await page.run(
             "[...document.querySelectorAll('input[type=checkbox]')].slice(0, 2).forEach((tick) => tick.click())"
         )
@@ -248,8 +214,7 @@ async def test_a_table_sorts_searches_and_leads_to_rollouts(page: Tab) -> None:
 async def test_no_content_acts_is_styled_or_is_fetched(page: Tab, tmp_path: Path) -> None:
     path = written(tmp_path, hostile(), hostile(UUID.replace("1", "2")))
     texts = Texts(hostile_tokenizer())
-    safe = "({hit: window.hit, links: [...document.querySelectorAll('a')].filter((a) => !a.href.startsWith(location.origin) && !a.hash).length, made: document.querySelectorAll('main :is(script, style, link, iframe, object, embed, form, base, meta, img)').length, shown: document.body.textContent.includes('<script>window.hit=1</script>'), display: getComputedStyle(document.querySelector('main')).display})"
-    expected = {"links": 0, "made": 0, "shown": True, "display": "block"}
+    expected = {"hit": None, "links": 0, "made": 0, "shown": True, "display": "block"}
     with served(path, texts=texts) as server:
         addresses = [
             server.url,
@@ -259,50 +224,17 @@ async def test_no_content_acts_is_styled_or_is_fetched(page: Tab, tmp_path: Path
         ]
         for address in addresses:
             await open_page(page, address)
-            await page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-            await page.run(
-                "document.querySelectorAll('main :is(button, .t, summary, input)').forEach((one) => { if (one.isConnected) one.click(); })"
-            )
+            await page.run("clickEverything()")
             await asyncio.sleep(0.3)
-            found = await page.run(safe)
-            assert found.pop("hit", None) is None
-            assert found == expected, address
+            assert await page.run("brought()") == expected, address
             assert "attack.invalid" not in " ".join(page.requests)
 
 
 async def test_what_would_be_content_turned_to_markup_is_refused_by_the_policy(page: Tab, tmp_path: Path) -> None:
     """The page makes no markup of content; were it to, Chromium would refuse to run or to load any."""
     await open_page(page, filed(tmp_path, written(tmp_path, rich())))
-    refused = await page.run(
-        f"(() => {{ try {{ document.body.innerHTML = {ATTACKS[1]!r}; return false; }} catch (error) {{ return error.name; }} }})()"
-    )
-    assert refused == "TypeError"
-    await page.run(
-        """(() => {
-        const attempts = [
-            ['button', {onclick: 'window.hit = 1'}],
-            ['script', {src: 'data:text/javascript,window.hit=2'}],
-            ['link', {rel: 'stylesheet', href: 'http://attack.invalid/a.css'}],
-            ['img', {src: 'http://attack.invalid/a.png'}],
-            ['iframe', {src: 'http://attack.invalid/'}],
-            ['form', {action: 'http://attack.invalid/'}],
-        ];
-        for (const [name, set] of attempts) {
-            const made = document.createElement(name);
-            try {
-                for (const [key, value] of Object.entries(set)) made.setAttribute(key, value);
-            } catch (error) {
-                if (error.name !== 'TypeError') throw error; // trusted types refuse it
-            }
-            document.body.append(made);
-            made.click();
-            made.submit?.();
-        }
-        const style = document.createElement('style');
-        style.textContent = 'main { display: none }';
-        document.body.append(style);
-        })()"""
-    )
+    assert await page.run(f"refusesMarkup({ATTACKS[1]!r})") == "TypeError"
+    await page.run("attempt()")
     await asyncio.sleep(0.3)
     assert await page.run("[window.hit ?? null, getComputedStyle(document.querySelector('main')).display]") == [
         None,
@@ -317,9 +249,8 @@ async def test_what_would_be_content_turned_to_markup_is_refused_by_the_policy(p
 async def test_a_notebooks_frame_shows_the_rollout_and_cannot_reach_the_notebook(page: Tab, tmp_path: Path) -> None:
     out = tmp_path / "notebook.html"
     reach = escape("<script>try { parent.document.body; parent.reached = 1; } catch { }</script>")
-    out.write_text(
-        f"<!doctype html><body>{hostile()._repr_html_()}<iframe sandbox='allow-scripts' srcdoc='{reach}'></iframe></body>"
-    )
+    other = f"<iframe sandbox='allow-scripts' srcdoc='{reach}'></iframe>"
+    out.write_text(f"<!doctype html><body>{hostile()._repr_html_()}{other}</body>")
     await page.open(out.as_uri())
     await asyncio.sleep(0.5)
     assert await page.run("window.hit ?? window.reached ?? null") is None
@@ -335,14 +266,14 @@ async def test_128k_tokens_open_within_two_seconds_and_scroll_smoothly(page: Tab
     for _ in range(3):  # other work shares the machine
         await open_page(page, url)
         opened.append(int(await page.run(READY)))
-        every = await page.run(SMOOTH)
+        every = await page.run("frameGaps()")
         gaps.append(every[int(len(every) * 0.95)])
         assert await page.run("scrollY") > 10_000
     print(f"128,000 tokens: opened in {min(opened)} ms, 95% of frames within {min(gaps):.0f} ms")
     assert min(opened) < OPENS_WITHIN_MS
     assert min(gaps) < 100
     assert await page.run("document.querySelectorAll('*').length") < 20_000, "only what is near is made of elements"
-    assert len(await page.run(TEXT)) > 300_000, "all of it can be found"
+    assert len(await page.run("textOf(document)")) > 300_000, "all of it can be found"
 
 
 async def test_ten_thousand_rollouts_list_within_two_seconds(page: Tab, tmp_path: Path) -> None:
@@ -367,7 +298,7 @@ async def test_texts_have_contrast_in_every_mode(page: Tab, tmp_path: Path, dark
     for mode in ("provenance", "logprob", "entropy", "version", "trained"):
         await page.run(f"document.querySelector('input[value={mode}]').click()")
         await asyncio.sleep(0.2)
-        assert await page.run(CONTRAST) == [], mode
+        assert await page.run("faint()") == [], mode
 
 
 @pytest.mark.parametrize("view", ["", "rollout/2", "compare/2/5"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +45,7 @@ class TokenText:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._pieces: dict[int, bytes] = {}
-        self._piece = self._plain_piece
+        self._piece: Callable[[int], bytes] = self._plain_piece
         if isinstance(backend, Tokenizer) and isinstance(backend.decoder, decoders.ByteLevel):
             self._piece = TokenBytes(backend).__getitem__
 

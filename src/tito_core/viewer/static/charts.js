@@ -6,8 +6,8 @@ function histogram(title, values, unit = "") {
   const numbers = values.filter((value) => typeof value === "number" && Number.isFinite(value)).sort((a, b) => a - b);
   if (!numbers.length) return null;
   const [low, high] = [numbers[0], numbers.at(-1)];
-  const bins = new Array(low === high ? 1 : BINS).fill(0);
-  for (const value of numbers) bins[Math.min(bins.length - 1, Math.floor(((value - low) / (high - low || 1)) * bins.length))]++;
+  const bins = new Array(BINS).fill(0);
+  for (const value of numbers) bins[low === high ? BINS >> 1 : Math.min(BINS - 1, Math.floor(((value - low) / (high - low)) * BINS))]++;
   const most = Math.max(...bins);
   const mean = numbers.reduce((sum, value) => sum + value, 0) / numbers.length;
   const middle = numbers[numbers.length >> 1];
@@ -44,8 +44,8 @@ function groupTable(rows, isWhole, showWhole) {
     groups.set(name, [...(groups.get(name) ?? []), row.reward]);
   }
   if (![...groups.values()].some((values) => values.length > 1)) return null;
-  const every = [...groups].map(([name, values]) => ({ name, values, mean: values.reduce((sum, value) => sum + value, 0) / values.length, isFlat: new Set(values).size === 1 }));
-  every.sort((a, b) => a.isFlat - b.isFlat || a.mean - b.mean || a.name.localeCompare(b.name));
+  const every = [...groups].map(([name, values]) => ({ name, values, mean: values.reduce((sum, value) => sum + value, 0) / values.length, isFlat: values.length > 1 && new Set(values).size === 1 }));
+  every.sort((a, b) => (a.isFlat || a.values.length === 1) - (b.isFlat || b.values.length === 1) || a.mean - b.mean || a.name.localeCompare(b.name));
   const rewards = rows.map((row) => row.reward).filter((reward) => typeof reward === "number");
   const [low, high] = rewards.reduce(([least, most], reward) => [Math.min(least, reward), Math.max(most, reward)], [Infinity, -Infinity]);
   const flat = every.filter((group) => group.isFlat).length;

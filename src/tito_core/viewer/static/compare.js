@@ -7,7 +7,7 @@ class ComparePage {
     this.mode = kept.get("mode") ?? "provenance";
     [this.bar, this.key] = ["bar-slot", "key-slot"].map((name) => el("div", { class: name }));
     this.body = el("div", { class: "comparison" });
-    this.detail = el("aside", { class: "detail wide", "aria-label": "Token" }, el("p", { class: "hint" }, "Point at a token, or press Tab and use the arrow keys."));
+    this.detail = el("aside", { class: "detail wide", "aria-label": "Token" }, el("p", { class: "hint" }, HINT));
     this.status = el("p", { class: "hidden", role: "status" });
     this.element = [topBar(...(data.served ? [el("nav", { class: "crumbs", "aria-label": "Rollouts" }, el("a", { href: data.home }, "All rollouts"))] : [])),
       el("div", { class: "head" }, el("h1", {}, visible(data.title)), this.facts(data)),
@@ -15,7 +15,7 @@ class ComparePage {
     this.show();
   }
 
-  // What the two have of each fact; rows that differ stand out.
+  // What the two have of each fact: first what differs, then, folded, what does not.
   facts(data) {
     const of = (rollout) => new Map([
       ...rollout.data.notes.filter((note) => note.turn === null).map((note) => [note.name, note.value]),
@@ -25,10 +25,12 @@ class ComparePage {
     const [left, right] = this.rollouts.map(of);
     const rows = [...new Set([...left.keys(), ...right.keys()])].map((name) => {
       const values = [left, right].map((side) => visible(side.get(name) ?? "not recorded"));
-      return el("tr", { class: values[0] === values[1] ? "" : "differs" }, el("th", { scope: "row" }, visible(name)), values.map((value) => el("td", {}, value)));
+      return [values[0] === values[1], el("tr", {}, el("th", { scope: "row" }, visible(name)), values.map((value) => el("td", {}, value)))];
     });
+    const those = (isSame) => rows.filter(([same]) => same === isSame).map(([, row]) => row);
     const names = data.sides.map((side) => el("th", { scope: "col" }, data.served ? el("a", { href: `${data.home}rollout/${side.number}` }, visible(side.title)) : visible(side.title)));
-    return el("div", { class: "scroll" }, el("table", { class: "sides" }, el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", {}, rows)));
+    return [el("div", { class: "scroll" }, el("table", { class: "sides" }, el("thead", {}, el("tr", {}, el("td", {}), names)), el("tbody", { class: "differs" }, those(false)))),
+      el("details", {}, el("summary", {}, count(those(true).length, "fact is the same", "facts are the same")), el("div", { class: "scroll" }, el("table", { class: "sides" }, el("tbody", {}, those(true)))))];
   }
 
   show() {

@@ -1,3 +1,5 @@
+const HINT = "Point at a token, or press Tab and use the arrow keys. A click keeps a token here until Escape.";
+
 // One token in full: its id, exact bytes, numbers, and what the engine might have sampled instead.
 
 function detailOf(path, token) {
@@ -24,7 +26,7 @@ function numbers(path, token) {
   add("logprob", logprob, `${short(logprob)} nats, p ${short(Math.exp(logprob))}`);
   add("prompt logprob", path.promptLogprob[token], `${short(path.promptLogprob[token])} nats, raw`);
   add("entropy", path.entropy[token], `at least ${short(path.entropy[token])} nats`);
-  add("re-scored", path.difference[token], `differs by ${path.difference[token].toExponential(1)} nats`);
+  add("re-scored", path.difference[token], path.difference[token] ? `differs by ${path.difference[token].toExponential(1)} nats` : "exactly the same");
   if (path.version[token] >= 0) facts.push(["weights", visible(path.versions[path.version[token]])]);
   facts.push(["loss mask", path.trained[token] ? "1: trained here" : "0"]);
   return facts;

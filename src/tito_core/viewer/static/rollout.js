@@ -5,7 +5,7 @@ class RolloutPage {
     this.data = data;
     this.rollout = new Rollout(data);
     this.mode = kept.get("mode") ?? "provenance";
-    this.detail = el("aside", { class: "detail", "aria-label": "Token" }, el("p", { class: "hint" }, "Point at a token, or press Tab and use the arrow keys."));
+    this.detail = el("aside", { class: "detail", "aria-label": "Token" }, el("p", { class: "hint" }, HINT));
     this.status = el("p", { class: "hidden", role: "status" });
     this.body = el("div", { class: "rollout" });
     [this.bar, this.key, this.strip] = ["bar-slot", "key-slot", "strip-slot"].map((name) => el("div", { class: name }));

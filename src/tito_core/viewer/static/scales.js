@@ -15,7 +15,8 @@ function fallingStep(value, edges) {
   const step = edges.findIndex((edge) => value >= edge);
   return `s${step < 0 ? edges.length : step}`;
 }
-const rising = (edges) => [`< ${edges[0]}`, ...edges.map((edge) => `≥ ${edge}`)];
+const edgeText = (edge) => (edge < 0.01 ? edge.toExponential() : `${edge}`);
+const rising = (edges) => [`< ${edgeText(edges[0])}`, ...edges.map((edge) => `≥ ${edgeText(edge)}`)];
 const falling = (edges) => [...edges.map((edge) => `p ≥ ${edge}`), `p < ${edges.at(-1)}`];
 const steps = (labels) => labels.map((label, at) => [`s${at}`, label]);
 

@@ -19,11 +19,15 @@ function treeItem(turn, depth, isOnPath, isFork, go) {
   const button = el("button", { type: "button", class: `turn-link ${isOnPath ? "on" : ""}`, "data-turn": turn.index, onclick: () => go(turn.index) },
     el("span", { class: "name" }, `turn ${turn.index}`), el("span", { class: "size" }, `${turn.prompt}+${turn.output}`),
     turn.finish === "stop" ? null : chip(turn.finish, "warn"),
-    turn.calls.length ? chip(bad ? `${bad} of ${count(turn.calls.length, "call")} bad` : count(turn.calls.length, "call"), bad ? "bad" : "ok") : null,
+    turn.calls.length ? chip(callsText(turn.calls.length, bad), bad ? "bad" : "ok") : null,
     turn.branch ? el("span", { class: "why" }, `↳ ${visible(turn.branch.why)}`) : null);
   const item = el("li", {}, button);
   item.style.paddingInlineStart = `${Math.min(depth, 12) * 0.9}rem`;
   return item;
+}
+
+function callsText(calls, bad) {
+  return bad === calls ? count(bad, "bad call") : count(calls, "call") + (bad ? `, ${bad} bad` : "");
 }
 
 function turnHeading(path, place) {
