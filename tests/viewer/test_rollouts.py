@@ -178,3 +178,18 @@ def test_ten_thousand_rollouts_are_listed_within_two_seconds(tmp_path: Path) -> 
         took.append(time.perf_counter() - began)
     assert len(data_of(page)["rows"]) == 10_000
     assert min(took) < 2, took
+
+
+def test_a_tokenizer_is_loaded_before_its_page_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    tokenizer().save_pretrained(folder)
+    ledger = Ledger(tokenizer=str(folder))
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    texts = TokenTexts()
+    pages = Site(Rollouts([written(tmp_path, ledger)]), texts, Pictures(), home="/home/")
+    pages.warm()
+    until = time.monotonic() + 60
+    while str(folder) not in texts._loaded and time.monotonic() < until:
+        time.sleep(0.01)
+    assert texts._loaded[str(folder)] is not None
+    Site(Rollouts([written(tmp_path, name="empty.tito")]), texts, Pictures(), home="/home/").warm()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import webbrowser
 from collections.abc import Callable
 from functools import partial
@@ -61,7 +60,7 @@ def _serve(make: Callable[[str], Site], first_page: str, port: int, *, opens: bo
     with server:
         url = server.url + first_page
         _say(f"{url}\nCtrl-C ends it.")
-        threading.Thread(target=server.site.warm, daemon=True).start()
+        server.site.warm()
         if opens:
             webbrowser.open(url)
         server.serve_forever()

@@ -48,9 +48,10 @@ class Site:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Load the first rollout's tokenizer, which takes seconds, before its page is asked for."""
-        with self._lock, suppress(IndexError, SchemaError, OSError):  # its page, if anybody asks for it, says so
-            self._texts.of(self._rollouts.load(1).header.tokenizer)
+        """Begin to load the first rollout's tokenizer, which takes seconds, before its page is asked for."""
+        with suppress(IndexError, SchemaError):  # its page, if anybody asks for it, says so
+            name = self._rollouts.load(1).header.tokenizer
+            threading.Thread(target=self._load, args=(name,), daemon=True).start()
 
     def all(self) -> bytes:
         """Return the page of all rollouts."""
@@ -85,6 +86,10 @@ class Site:
         with self._lock:
             rows = read_rows(self._rollouts, start, self._texts, lambda: time.monotonic() > until)
         return as_inert_json({"columns": READ, "rows": rows})
+
+    def _load(self, tokenizer: str | None) -> None:
+        with self._lock:
+            self._texts.of(tokenizer)
 
     def _page(self, view: str, data: Data) -> bytes:
         return page(view, data, is_served=bool(self._home))
