@@ -19,7 +19,7 @@ CONFORMANCE := tests/integration/test_conformance_real.py
 ON_ENGINES := $(BIN)/python -m pytest -q -m engine -n 2 --dist loadscope --timeout 900
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo train-tiny test coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
+.PHONY: help setup demo train-tiny test browser coverage conformance engines trainers prove defects mutants lint format docs bench lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ train-tiny: $(READY)  ## train a tool-using agent on this CPU (BACKEND=...), and
 
 test: $(READY)  ## run every test that needs no engine
 	$(BIN)/python -m pytest -q -n 2 $(TEST_ARGS)
+
+browser: $(READY)  ## run the viewer's pages in a headless Chromium (apt-get install chromium)
+	$(BIN)/python -m pytest -q -m browser -s tests/viewer $(TEST_ARGS)
 
 coverage: $(READY)  ## count the lines and branches that make test reaches; fails below 97% of tito_core
 	@$(BIN)/coverage erase

@@ -24,11 +24,13 @@ from tito_core.inspect.tokens import Show, coloured, ids_only
 from tito_core.inspect.verify import connect_for_scoring, merge, rescore
 from tito_core.ledger.ledger import Ledger
 from tito_core.terminal import VisibleConsole
+from tito_core.viewer.cli import view
 
 app = typer.Typer(help="Token-in, token-out rollouts of Strands agents.", no_args_is_help=True, add_completion=False)
 app.add_typer(engine_app, name="engine", help="Install and run real engines on this machine's CPU.")
 app.add_typer(template_app, name="template", help="Certify chat templates.")
 app.command()(collect)
+app.command()(view)
 console: Console = VisibleConsole()
 COMMANDS = "tito.commands"
 """Entry-point group of further commands, such as `tito conformance`."""

@@ -17,8 +17,14 @@ class TokenizerError(ValueError):
     """The tokenizer cannot be loaded."""
 
 
-def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase, *, local_files_only: bool = False
+) -> PreTrainedTokenizerBase:
     """Give a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
+
+    Args:
+        tokenizer: A name, a folder or the object.
+        local_files_only: Do not ask the hub.
 
     Raises:
         TokenizerError: Nothing loads under the name, or the object is not a tokenizer of `transformers`.
@@ -40,6 +46,8 @@ def load_tokenizer(tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase) 
     try:
         return _load(name, local_files_only=True)
     except TokenizerError:
+        if local_files_only:
+            raise
         _expect_hub(name)
         return _load(name, local_files_only=False)
 

@@ -15,6 +15,7 @@ from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
 from tito_core.ledger.interning import CallIds, Sharing
+from tito_core.ledger.notebook import as_html
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, Turn
 from tito_core.ledger.vocabulary import VocabularyCheck
@@ -269,6 +270,19 @@ class Ledger:
         from tito_core.ledger.tree import draw
 
         return draw(self)
+
+    def __repr__(self) -> str:
+        turns = list(self)
+        sampled = sum(turn.draft.columns.output for turn in turns)
+        task = "" if self.header.task_id is None else f", task {self.header.task_id!r}"
+        return (
+            f"<Ledger {self.uuid}{task}: {len(turns)} turns, {len(self.leaves())} leaves, "
+            f"{sum(turn.own_length for turn in turns)} tokens, {sampled} sampled>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return as_html(self)
 
     def _place(self, draft: Draft) -> Turn:
         """Give the turn that a draft would become; the ledger does not change."""

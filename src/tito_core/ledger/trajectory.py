@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tito_core.ledger.branch import Branch
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
+from tito_core.ledger.notebook import as_html
 from tito_core.ledger.provenance import Provenance, Provenances
 from tito_core.ledger.turn import Semantics, Turn, VersionSpan
 
@@ -50,6 +51,15 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        trained = int(np.count_nonzero(self.loss_mask))
+        sampled = self.count(Provenance.SAMPLED) + self.count(Provenance.CONSTRAINED)
+        return f"<Trajectory: {len(self.path)} turns, {len(self)} tokens, {sampled} sampled, {trained} trained here>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        return as_html(self)
 
     @property
     def turns(self) -> tuple[int, ...]:

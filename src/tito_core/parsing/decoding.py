@@ -37,7 +37,7 @@ class _ByteLevel:
     """Byte-level vocabularies: each token is bytes, wherever it stands."""
 
     def __init__(self, backend: Tokenizer) -> None:
-        self._bytes = _TokenBytes(backend)
+        self._bytes = TokenBytes(backend)
 
     def begins(self, token: int) -> bool:
         """Tell whether a token begins with a character, so that it and what follows it can be decoded apart."""
@@ -55,7 +55,7 @@ class _ByteLevel:
         return text, starts if text.isascii() else _characters(joined, starts)
 
 
-class _TokenBytes(dict[int, bytes]):
+class TokenBytes(dict[int, bytes]):
     """Bytes of token ids, found as they are asked for."""
 
     def __init__(self, backend: Tokenizer) -> None:

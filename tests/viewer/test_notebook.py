@@ -1,0 +1,71 @@
+"""What a console and a notebook show of a ledger and of a trajectory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from support.shown import ATTACKS, UUID, data_of, hostile, rich
+from tito_core.ledger import Ledger
+from tito_core.viewer import notebook
+
+
+class Frames(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def frame(html: str) -> dict[str, str | None]:
+    parser = Frames()
+    parser.feed(html)
+    ((tag, attributes),) = parser.found
+    assert tag == "iframe"
+    return attributes
+
+
+def test_a_ledger_is_one_line_of_facts() -> None:
+    assert repr(rich()) == f"<Ledger {UUID}, task 'task': 3 turns, 2 leaves, 14 tokens, 8 sampled>"
+    assert repr(Ledger(UUID)) == f"<Ledger {UUID}: 0 turns, 0 leaves, 0 tokens, 0 sampled>"
+    assert repr(Ledger(UUID, task_id="a\nb\x1b")).isprintable()
+
+
+def test_a_trajectory_is_one_line_of_facts() -> None:
+    first, second = rich().trajectories()
+    assert repr(first) == "<Trajectory: 2 turns, 11 tokens, 6 sampled, 6 trained here>"
+    assert repr(second) == "<Trajectory: 2 turns, 10 tokens, 6 sampled, 0 trained here>"
+
+
+@pytest.mark.parametrize("make", [rich, hostile, lambda: rich().trajectories()[1], lambda: hostile().trajectories()[0]])
+def test_a_notebook_shows_the_page_in_a_frame_that_reaches_nothing(make: object) -> None:
+    attributes = frame(make()._repr_html_())  # type: ignore[operator]
+    assert attributes["sandbox"] == "allow-scripts", "with its own origin, or it could reach the notebook"
+    data = data_of((attributes["srcdoc"] or "").encode())
+    assert data["view"] == "rollout"
+    assert data["turns"]
+
+
+def test_the_frame_of_a_hostile_ledger_is_one_element() -> None:
+    html = hostile()._repr_html_()
+    assert ATTACKS[0] not in html
+    assert html.count("<") == 2, "the frame's own tags"
+
+
+def test_a_long_one_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook, "SHOWN_TOKENS", 13)
+    shown = hostile()._repr_html_()
+    assert "<iframe" not in shown
+    assert "&lt;/script&gt;" in shown
+    assert "tito view" in rich()._repr_html_()
+
+
+def test_ledgers_load_no_viewer() -> None:
+    code = "import sys, tito_core.ledger as l; repr(l.Ledger()); print([m for m in sys.modules if 'viewer' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

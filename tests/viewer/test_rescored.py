@@ -1,0 +1,80 @@
+"""Re-scoring for a page: each turn has its own differences, also of a path that another branch shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from support.scripted import model_of, tokenizer
+from support.shown import data_of, written
+from tito_core import TITOModel
+from tito_core.ledger import Semantics
+from tito_core.store import read
+from tito_core.testing import HashPolicy, ScriptedServer
+from tito_core.viewer.pictures import Pictures
+from tito_core.viewer.rescored import differences
+from tito_core.viewer.rollouts import Rollouts
+from tito_core.viewer.site import Site
+from tito_core.viewer.token_text import TokenTexts
+
+
+async def branched(kind: str, **sampling: object) -> TITOModel:
+    policy = HashPolicy(len(tokenizer()), alphabet=range(40, 90), eos_ids=[int(tokenizer().eos_token_id)])
+    model = model_of(kind, policy, sampling={"max_new_tokens": 9, "ignore_eos": True, **sampling})
+    first = {"role": "user", "content": [{"text": "Question?"}]}
+    text = ""
+    async for event in model.stream([first]):
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    for question in ("And then?", "And else?"):
+        more = [
+            first,
+            {"role": "assistant", "content": [{"text": text}]},
+            {"role": "user", "content": [{"text": question}]},
+        ]
+        async for _ in model.stream(more):
+            pass
+    return model
+
+
+async def test_every_turn_has_its_differences(tmp_path: Path) -> None:
+    model = await branched("vllm")
+    assert [turn.parent for turn in model.ledger] == [None, 0, 0]
+    for ledger in (model.ledger, read(written(tmp_path, model.ledger))[0]):
+        found = await differences(ledger, model.policy.backend)
+        assert {turn: len(values) for turn, values in found.items()} == {0: 9, 1: 9, 2: 9}
+        assert all(np.all(values < 1e-5) for values in found.values())
+
+
+async def test_a_recorded_logprob_that_is_wrong_stands_out() -> None:
+    model = await branched("vllm")
+    draft = model.ledger[2].draft
+    wrong = draft.logprobs.copy()
+    wrong[4] -= 0.5
+    columns = type(draft.columns).pack(draft.prompt_ids, draft.prompt_provenance, draft.output_ids, wrong)
+    object.__setattr__(draft, "columns", columns)
+    found = await differences(model.ledger, model.policy.backend)
+    assert found[2].argmax() == 4
+    assert abs(found[2][4] - 0.5) < 1e-4
+
+
+async def test_what_means_something_else_is_not_compared() -> None:
+    model = await branched("sglang")
+    model.ledger[0].draft.engine.server.semantics = Semantics(True, 0.5, False, "test")
+    assert await differences(model.ledger, model.policy.backend) == {}
+
+
+async def test_a_page_has_them(tmp_path: Path) -> None:
+    model = await branched("vllm")
+    path = written(tmp_path, model.ledger)
+    with ScriptedServer(model.scripted) as server:  # type: ignore[attr-defined]
+        page = await_in_thread(Site(Rollouts([path]), TokenTexts(), Pictures(), ("vllm", server.base_url)))
+    assert all(turn["differences"] for turn in data_of(page)["turns"])
+
+
+def await_in_thread(site: Site) -> bytes:
+    """Make a page as the server does, in a thread without an event loop."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(site.one, 1).result()

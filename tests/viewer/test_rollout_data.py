@@ -1,0 +1,156 @@
+"""What a page is given of a rollout: every column as the ledger has it, bytes of tokens, entropy and drift."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from support.rollout_forests import rollouts
+from support.scripted import ids_of, tokenizer
+from support.shown import real, rich, sentencepiece_like
+from tito_core.ledger import Ledger
+from tito_core.viewer.page import as_inert_json
+from tito_core.viewer.rollout import Evidence, entropy, ledger_data, trajectory_data
+from tito_core.viewer.token_text import TokenText, TokenTexts
+
+NOTHING = Evidence()
+
+
+def column(text: str, dtype: str) -> list[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype).tolist()
+
+
+@given(ledger=rollouts())
+def test_a_page_gets_every_column_as_the_ledger_has_it(ledger: Ledger) -> None:
+    data = json.loads(as_inert_json(ledger_data(ledger, NOTHING)))
+    assert len(data["turns"]) == len(ledger)
+    for turn, shown in zip(ledger, data["turns"], strict=True):
+        draft = turn.draft
+        assert column(shown["ids"], "<i4") == draft.columns.ids.tolist()
+        assert column(shown["logprobs"], "<f4") == draft.logprobs.tolist()
+        assert column(shown["provenance"], "u1") == draft.prompt_provenance.tolist()
+        assert (shown["parent"], shown["finish"]) == (draft.parent, draft.finish)
+        assert [call["reason"] for call in shown["calls"]] == [call.reason for call in draft.calls]
+        assert [tuple(span) for span in shown["versions"]] == [tuple(span) for span in draft.engine.versions]
+
+
+@given(ledger=rollouts())
+def test_a_trajectory_gives_its_own_path_and_what_an_earlier_one_trains(ledger: Ledger) -> None:
+    for trajectory in ledger.trajectories():
+        data = trajectory_data(trajectory, NOTHING)
+        assert [turn["index"] for turn in data["turns"]] == list(trajectory.turns)
+        assert data["context"] == sorted(trajectory.context_turns)
+
+
+def test_what_else_a_ledger_says_is_there() -> None:
+    data = ledger_data(rich(), NOTHING)
+    first, second, third = data["turns"]
+    assert first["media"] == [(1, 2, bytes(range(32)).hex())]
+    assert first["promptLogprobs"]["start"] == 1
+    assert second["top"]["start"] == 2, "offsets count from the first token that the turn adds"
+    assert second["top"]["k"] == 2
+    assert third["branch"] == {"why": "retry, from turn 1, at message 2", "turn": 1}
+    assert (third["constrained"], third["open"]) == (True, True)
+    assert {(note["name"], note["value"], note["turn"]) for note in data["notes"]} == {
+        ("reward", "1.0", None), ("termination", "completed", None), ("judge", '{"why":"right"}', 1),
+    }  # fmt: skip
+    assert ("task", "task") in data["facts"]
+    assert data["broken"] == ""
+
+
+def test_a_broken_law_is_shown_and_not_raised() -> None:
+    whole = rich()
+    drafts = [turn.draft for turn in whole]
+    object.__setattr__(drafts[1], "prompt_length", 3)
+    assert "Law" in ledger_data(Ledger.load(whole.header, drafts, ()), NOTHING)["broken"]
+
+
+@given(
+    st.lists(st.floats(0.001, 1), min_size=1, max_size=12).map(lambda parts: np.array(parts) / sum(parts)),
+    st.integers(1, 12),
+)
+def test_entropy_of_the_likeliest_is_a_lower_bound_and_exact_for_all(chances: np.ndarray, k: int) -> None:
+    whole = float(-(chances * np.log(chances)).sum())
+    top = np.sort(chances)[::-1][:k]
+    row = np.full((1, 12), np.nan)
+    row[0, : len(top)] = np.log(top)
+    found = float(entropy(row)[0])
+    assert -1e-9 <= found <= whole + 1e-9
+    if k >= len(chances):
+        assert found == pytest.approx(whole, abs=1e-9)
+
+
+@given(
+    st.lists(st.sampled_from(ids_of("The digits of 2-digited 🦜é numbers: don't\n\n  stop")), min_size=1, max_size=12)
+)
+def test_drift_says_what_re_tokenizing_gives(ids: list[int]) -> None:
+    text = TokenText(tokenizer())
+    again = list(tokenizer().encode(tokenizer().decode(ids, skip_special_tokens=False), add_special_tokens=False))
+    runs = text.drift(ids)
+    spliced, at = [], 0
+    for run in runs:
+        assert at <= run.start < run.stop or run.start == run.stop
+        spliced += ids[at : run.start] + run.ids
+        at = run.stop
+    assert spliced + ids[at:] == again
+    assert bool(runs) == (again != ids)
+
+
+def test_only_the_tokens_that_drift_are_marked() -> None:
+    plain, joined = ids_of("The answer is"), ids_of(" digit") + ids_of("ed")
+    end = ids_of(" right.")
+    text = TokenText(tokenizer())
+    assert ids_of(" digited") != joined, "or the example shows nothing"
+    (run,) = text.drift([*plain, *joined, *end])
+    assert (run.start, run.stop) == (len(plain), len(plain) + len(joined))
+    assert run.ids == ids_of(" digited")
+
+
+@given(st.text(max_size=40))
+def test_the_bytes_of_tokens_are_their_texts(text: str) -> None:
+    ids = ids_of(text)
+    shown = TokenText(tokenizer())
+    assume(tokenizer().decode(ids) == text)  # the vocabulary has no token for some characters
+    assert b"".join(map(shown.piece, ids)) == text.encode()
+
+
+def test_bytes_of_other_vocabularies_and_of_unknown_ids() -> None:
+    plain: PreTrainedTokenizerFast = sentencepiece_like()
+    shown = TokenText(plain)
+    assert b"".join(map(shown.piece, [0, 1, 2, 3, 4])) == " Hi€!".encode()
+    assert shown.piece(999) == b""
+    assert shown.piece(2**31 - 1) == b""
+    assert TokenText(tokenizer()).piece(2**31 - 1) == b""
+
+
+def test_bytes_that_are_no_text_travel_in_hexadecimal() -> None:
+    ledger = real("vllm").load(1)
+    emoji = ids_of("🦜")
+    assert len(emoji) > 1, "or no token holds a part of a character"
+    pieces = ledger_data(ledger, Evidence(TokenText(tokenizer())))["pieces"]
+    every = {int(token) for turn in ledger for token in turn.draft.columns.ids}
+    assert {int(token) for token in pieces} >= every
+    assert TokenText(tokenizer()).piece(emoji[0])[:1] == b"\xf0" or b" " in TokenText(tokenizer()).piece(emoji[0])
+
+
+def test_a_rollouts_own_tokenizer_is_looked_for_on_this_machine_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def never(name: str) -> None:
+        raise AssertionError(f"the hub was asked for {name}")
+
+    monkeypatch.setattr("tito_core.chat.tokenizer._expect_hub", never)
+    texts = TokenTexts()
+    assert texts.of("nobody/has-this-model") is None
+    assert texts.of(None) is None
+    tokenizer().save_pretrained(tmp_path / "here")
+    found = texts.of(str(tmp_path / "here"))
+    assert found is not None
+    assert found is texts.of(str(tmp_path / "here")), "it is loaded once"

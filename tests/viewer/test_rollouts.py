@@ -1,0 +1,195 @@
+"""Files and folders of rollouts: numbered, read when asked for, growing meanwhile."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.drafts import make_draft
+from support.scripted import tokenizer
+from support.shown import Texts, data_of, real, rich, written
+from tito_core import store
+from tito_core.collect.folder import RolloutFolder
+from tito_core.collect.rollout import Ended, Rollout
+from tito_core.collect.task import Task
+from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile, SchemaError
+from tito_core.termination import Termination
+from tito_core.viewer.pictures import Pictures
+from tito_core.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
+from tito_core.viewer.site import Site
+from tito_core.viewer.token_text import TokenTexts
+
+
+def ledger_of(reward: float = 0.5) -> Ledger:
+    ledger = Ledger(task_id="sum-1")
+    ledger.commit(make_draft(None, 0, [100, 101], [200]))
+    ledger.annotate("reward", reward)
+    ledger.annotate("termination", "completed")
+    return ledger
+
+
+def collected(folder: Path, count: int) -> Path:
+    run = str(uuid.uuid4())
+    with RolloutFolder(folder, {}) as opened:
+        for number in range(count):
+            task = Task(f"sum-{number // 2}", {}, f"{number // 2:016x}")
+            opened.keep(Ended(Rollout(run, task, number % 2), ledger_of(float(number)), Termination.COMPLETED))
+    return folder
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ledgers that were read."""
+    found: list[str] = []
+    load = LedgerFile.load
+
+    def counted(self: LedgerFile, name: str, **options: Any) -> Ledger:
+        found.append(name)
+        return load(self, name, **options)
+
+    monkeypatch.setattr(LedgerFile, "load", counted)
+    return found
+
+
+def rows(page: bytes) -> list[dict[str, Any]]:
+    data = data_of(page)
+    return [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
+
+
+def site(rollouts: Rollouts) -> Site:
+    return Site(rollouts, TokenTexts(), Pictures(), home="/home/")
+
+
+def test_a_table_reads_no_ledger_and_a_page_reads_one(tmp_path: Path, loads: list[str]) -> None:
+    pages = site(Rollouts([collected(tmp_path / "c", 6), written(tmp_path, *(ledger_of() for _ in range(5)))]))
+    table = rows(pages.all())
+    assert loads == []
+    assert [row["number"] for row in table] == list(range(1, 12))
+    assert [row["reward"] for row in table[:6]] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "an index says it"
+    assert table[6]["reward"] is None, "a file does not, until its ledger is read"
+    shown = data_of(pages.one(8))
+    assert loads == [shown["uuid"]] == [table[7]["ledger"]]
+
+
+def test_ledgers_are_read_in_steps(tmp_path: Path, loads: list[str]) -> None:
+    rollouts = Rollouts([written(tmp_path, *(ledger_of() for _ in range(5)))])
+    assert len(read_rows(rollouts, 1, TokenTexts(), lambda: len(loads) >= 3)) == 3
+    assert loads == [rollouts.place(number).ledger for number in (2, 3, 4)]
+    assert read_rows(rollouts, 5, TokenTexts(), lambda: False) == []
+
+
+def test_what_a_ledger_says_is_in_its_row() -> None:
+    rollouts = real("sglang")
+    found = [dict(zip(READ, row, strict=True)) for row in read_rows(rollouts, 0, Texts(tokenizer()), lambda: False)]
+    assert [row["malformed"] for row in found] == [0, 1, 1]
+    assert {row["backend"] for row in found} == {"sglang"}
+    for number, row in enumerate(found, 1):
+        ledger = rollouts.load(number)
+        assert row["sampled"] == sum(len(turn.draft.output_ids) for turn in ledger)
+        every = [float(value) for turn in ledger for value in turn.draft.logprobs]
+        assert row["logprob"] == pytest.approx(sum(every) / len(every))
+        assert 0 <= row["drift"] <= 1
+    assert set(READ) <= {*INDEXED, "malformed", "logprob", "drift", "backend"}
+
+
+def test_without_a_tokenizer_nobody_knows_of_drift() -> None:
+    assert dict(zip(READ, read_rows(real("vllm"), 0, TokenTexts(), lambda: True)[0], strict=True))["drift"] is None
+
+
+def test_an_empty_ledger_and_odd_annotations_have_rows(tmp_path: Path) -> None:
+    odd = ledger_of()
+    odd.annotate("reward", {"a": 1})
+    odd.annotate("termination", 7)
+    found = read_rows(Rollouts([written(tmp_path, Ledger(), odd)]), 0, TokenTexts(), lambda: False)
+    empty, second = (dict(zip(READ, row, strict=True)) for row in found)
+    assert (empty["turns"], empty["logprob"], empty["reward"]) == (0, None, None)
+    assert (second["reward"], second["termination"]) == ("{'a': 1}", "7")
+
+
+def test_rollouts_that_come_later_have_the_next_numbers(tmp_path: Path) -> None:
+    folder, file = collected(tmp_path / "c", 2), written(tmp_path, ledger_of())
+    rollouts = Rollouts([folder, file])
+    first = [rollouts.place(number).ledger for number in (1, 2, 3)]
+    late = ledger_of()
+    store.append(file, [late])
+    assert len(rows(site(rollouts).all())) == 4
+    assert [rollouts.place(number).ledger for number in (1, 2, 3, 4)] == [*first, late.uuid]
+
+
+def test_what_is_no_rollout_says_so(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("none")
+    with pytest.raises(SchemaError, match="holds no rollouts"):
+        Rollouts([tmp_path / "text"])
+    with pytest.raises(SchemaError, match=r"index\.jsonl"):
+        Rollouts([tmp_path])
+    rollouts = real("vllm")
+    for number in (0, -1, 4):
+        with pytest.raises(IndexError, match="holds 3"):
+            rollouts.load(number)
+
+
+def test_two_rollouts_of_two_engines_are_one_page() -> None:
+    both = Rollouts([real("vllm").place(1).file, real("sglang").place(1).file])
+    data = data_of(Site(both, Texts(tokenizer()), Pictures()).two(1, 4))
+    backends = [dict(side["turns"][0]["record"])["backend"] for side in data["sides"]]
+    assert backends == ["vllm", "sglang"]
+
+
+def test_pictures_are_found_by_their_bytes(tmp_path: Path) -> None:
+    from hashlib import sha256
+
+    from tito_core.ledger import MediaSpan
+
+    folder = tmp_path / "pictures" / "deep"
+    folder.mkdir(parents=True)
+    contents = {"a": b"\x89PNG\r\n\x1a\n1", "b": b"RIFF0000WEBPx", "c": b"<svg onload=alert(1)>", "d": b"GIF89a!"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    ledger = Ledger()
+    spans = tuple(MediaSpan(at, 1, sha256(content).digest()) for at, content in enumerate(contents.values()))
+    ledger.commit(make_draft(None, 0, [1, 2, 3, 4, 5], [6], media=(*spans, MediaSpan(4, 1, bytes(32)))))
+    found = Pictures(tmp_path / "pictures").of(ledger)
+    assert {digest: url.split(";")[0] for digest, url in found.items()} == {
+        spans[0].sha256: "data:image/png",
+        spans[1].sha256: "data:image/webp",
+        spans[3].sha256: "data:image/gif",
+    }, "what is no picture is left out: an SVG may hold a script"
+    assert Pictures().of(rich()) == {}
+
+
+def test_ten_thousand_rollouts_are_listed_within_two_seconds(tmp_path: Path) -> None:
+    folder = collected(tmp_path / "c", 2)
+    start, *lines = (folder / "index.jsonl").read_text().splitlines(keepends=True)
+    many = [lines[0].replace('"sum-0"', f'"sum-{n}"').replace(f'"{0:016x}"', f'"{n:016x}"') for n in range(10_000)]
+    named = [
+        line.replace(Rollouts([folder]).place(1).ledger, str(uuid.UUID(int=n + 1, version=4)))
+        for n, line in enumerate(many)
+    ]
+    (folder / "index.jsonl").write_text(start + "".join(named))
+    took = []
+    for _ in range(3):  # other work shares the machine
+        began = time.perf_counter()
+        page = site(Rollouts([folder])).all()
+        took.append(time.perf_counter() - began)
+    assert len(data_of(page)["rows"]) == 10_000
+    assert min(took) < 2, took
+
+
+def test_a_tokenizer_is_loaded_before_its_page_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    tokenizer().save_pretrained(folder)
+    ledger = Ledger(tokenizer=str(folder))
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    texts = TokenTexts()
+    pages = Site(Rollouts([written(tmp_path, ledger)]), texts, Pictures(), home="/home/")
+    pages.warm()
+    until = time.monotonic() + 60
+    while str(folder) not in texts._loaded and time.monotonic() < until:
+        time.sleep(0.01)
+    assert texts._loaded[str(folder)] is not None
+    Site(Rollouts([written(tmp_path, name="empty.tito")]), texts, Pictures(), home="/home/").warm()
