@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tito_core.backend import outstanding
+from tito_core.backend.connections import known_authorities
 from tito_core.backend.outstanding import Call, Outstanding
-from tito_core.backend.pool import known_authorities
 from tito_core.backend.transport import EngineHttp, HttpRequest
 
 

@@ -21,8 +21,8 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.carrier import Reply
 from tito_core.backend.connection_errors import error_from_failure
+from tito_core.backend.connections import Reply
 from tito_core.backend.decoded import decoded
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.streaming import StreamReader, streaming_to

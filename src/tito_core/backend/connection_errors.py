@@ -112,7 +112,7 @@ def _tls_remedy(failure: Exception, url: str) -> str:
     if isinstance(failure, aiohttp.ClientConnectorCertificateError) or "CERTIFICATE_VERIFY_FAILED" in str(failure):
         return (
             "Give the server a certificate that a known authority signed for this host, or the backend an "
-            "http_transport that trusts its own, such as lambda: Pool(tls=...) of tito_core.backend.pool."
+            "http_transport that trusts its own, such as lambda: Pool(tls=...) of tito_core.backend.connections."
         )
     if any(word in str(failure) for word in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")):
         return f"The server speaks plain HTTP there: give its address as {_with_scheme(url, 'http')!r}."

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from tito_core.backend.clients import LoopEndingError
+from tito_core.backend.connections import LoopEndingError
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError, EngineTimeoutError
 from tito_core.backend.id_text import IdText

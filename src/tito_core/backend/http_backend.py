@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, TypeVar
 import msgspec
 import numpy as np
 
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Reply
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
     AuthenticationError,

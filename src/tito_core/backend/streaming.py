@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.bodies import ERROR_BYTES
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Reply
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.protocol import NOTHING, OnChunk, TokenChunk

@@ -14,9 +14,8 @@ import msgspec
 from tito_core.backend import address
 from tito_core.backend.answer_sizes import AnswerSize
 from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, BodyTooLargeError, UndecodableBodyError
-from tito_core.backend.carrier import Carrier, Reply
-from tito_core.backend.clients import LoopCarriers
 from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
+from tito_core.backend.connections import Carrier, LoopCarriers, Pool, Reply, known_authorities
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -26,7 +25,6 @@ from tito_core.backend.errors import (
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Pool, known_authorities
 from tito_core.backend.retries import Attempt, Retries, Sleep
 from tito_core.backend.typed_values import at_least, positive_seconds
 
