@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.admin import Running, changing_weights
-from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
+from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.exchanges import Answer
 from tito_core.backend.http_backend import HttpBackend

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tito_core.backend.answer_sizes import AnswerSize, size_of
+from tito_core.backend.bodies import AnswerSize, size_of
 from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError
 from tito_core.backend.transport import HttpRequest, HttpTransportFactory

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tito_core.backend.admin import Running, changing_weights
-from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
+from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import IdText, Pieces

@@ -20,23 +20,21 @@ from hypothesis import strategies as st
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.answer_sizes import (
+from tito_core.backend.bodies import (
     BASE_BYTES,
+    ERROR_BYTES,
     EXPERT_BYTES,
+    INFO_BYTES,
     MASK_BYTES,
     SCORED_BYTES,
     TOKEN_BYTES,
     UNKNOWN_EXPERTS,
     AnswerSize,
-    answer_size,
-    size_of,
-)
-from tito_core.backend.bodies import (
-    ERROR_BYTES,
-    INFO_BYTES,
     BodyTooLargeError,
+    answer_size,
     decode_pieces,
     read_whole,
+    size_of,
     text_of,
 )
 from tito_core.backend.checked import generate, score

@@ -20,7 +20,7 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.answer_sizes import AnswerSize
+from tito_core.backend.bodies import AnswerSize
 from tito_core.backend.connection_errors import error_from_failure
 from tito_core.backend.connections import Reply
 from tito_core.backend.decoded import decoded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.backend.answer_sizes import AnswerSize
+from tito_core.backend.bodies import AnswerSize
 from tito_core.backend.sse import EventReader
 
 SIZE = AnswerSize(1 << 20, 1 << 20)

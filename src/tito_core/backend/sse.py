@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.bodies import BodyTooLargeError
+from tito_core.backend.bodies import AnswerSize, BodyTooLargeError
 
 DONE = b"[DONE]"
 """What both engines send as the last event's data."""

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.bodies import ERROR_BYTES
+from tito_core.backend.bodies import ERROR_BYTES, AnswerSize
 from tito_core.backend.connections import Reply
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status

@@ -12,8 +12,7 @@ import aiohttp
 import msgspec
 
 from tito_core.backend import address
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, BodyTooLargeError, UndecodableBodyError
+from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
 from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
 from tito_core.backend.connections import Carrier, LoopCarriers, Pool, Reply, known_authorities
 from tito_core.backend.errors import (
