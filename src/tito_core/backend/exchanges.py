@@ -10,13 +10,12 @@ from typing import Generic, TypeVar
 import msgspec
 
 from tito_core.backend.connections import LoopEndingError
-from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import BackendError, EngineTimeoutError
 from tito_core.backend.id_text import IdText
 from tito_core.backend.outstanding import Outstanding
 from tito_core.backend.retries import Attempt
 from tito_core.backend.streaming import Streaming, StreamReader
-from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.connections import Reply
-from tito_core.backend.decoded import decoded
 from tito_core.backend.errors import (
     AuthenticationError,
     BadRequestError,
@@ -24,7 +23,7 @@ from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScor
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Streaming
-from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
+from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import TokenIds
 
