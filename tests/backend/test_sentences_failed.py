@@ -21,9 +21,8 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.bodies import AnswerSize
-from tito_core.backend.connection_errors import error_from_failure
 from tito_core.backend.connections import Reply
-from tito_core.backend.http_errors import error_from_status
+from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.streaming import StreamReader, streaming_to
 from tito_core.backend.transport import EngineHttp, HttpAnswer, decoded
 from tito_sglang.stream import Events

@@ -13,7 +13,6 @@ import msgspec
 
 from tito_core.backend import address
 from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
-from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
 from tito_core.backend.connections import Carrier, LoopCarriers, Pool, Reply, known_authorities
 from tito_core.backend.errors import (
     UNREADABLE,
@@ -23,7 +22,7 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ProtocolViolationError,
 )
-from tito_core.backend.http_errors import error_from_status
+from tito_core.backend.http_errors import error_from_failure, error_from_status, speaks_tls, wants_tls
 from tito_core.backend.id_text import Pieces, in_pieces
 from tito_core.backend.outstanding import Call
 from tito_core.backend.retries import Attempt, Retries, Sleep

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from tito_core.backend.checked import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import TokenRequest
-from tito_core.backend.request_checks import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.ledger.ledger import Ledger
