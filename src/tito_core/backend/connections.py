@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import http.client
+import socket
 import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 
-from tito_core.backend.bodies import BodyTooLargeError, decode_pieces, read_start, read_whole, text_of
+from tito_core.backend.bodies import ERROR_BYTES, BodyTooLargeError, decode_pieces, read_start, read_whole, text_of
 from tito_core.backend.id_text import Pieces
 
 
@@ -240,3 +243,52 @@ def _connector(socket: str | None, limit: int, tls: ssl.SSLContext) -> aiohttp.B
     if socket is None:
         return aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEP_ALIVE_S, ssl=tls)
     return aiohttp.UnixConnector(socket, limit=limit, keepalive_timeout=KEEP_ALIVE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One POST, to a server at an http(s) address or behind a Unix socket.
+
+    Attributes:
+        root: The server's http(s) address.
+        socket: Path of its Unix socket, or None.
+        path: Path of the call.
+        body: JSON.
+        headers: Authorization among them.
+        tls: Its certificates are checked by this.
+    """
+
+    root: str
+    socket: str | None
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+    tls: Callable[[], ssl.SSLContext]
+
+    def post(self, timeout_s: float) -> None:
+        """Send it, without an event loop: where this is needed there may be none, and no threads any more."""
+        where = urlsplit(self.root)
+        connection = self._connection(where.hostname or "localhost", where.port, where.scheme == "https", timeout_s)
+        try:
+            connection.request("POST", where.path + self.path, self.body, dict(self.headers))
+            connection.getresponse().read(ERROR_BYTES)
+        finally:
+            connection.close()
+
+    def _connection(self, host: str, port: int | None, tls: bool, timeout_s: float) -> http.client.HTTPConnection:
+        if self.socket is not None:
+            return _UnixConnection(self.socket, timeout_s)
+        if tls:
+            return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self.tls())
+        return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

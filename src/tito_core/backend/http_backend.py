@@ -17,8 +17,8 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
     ServerError,
 )
-from tito_core.backend.exchanges import Answer, Exchanges
 from tito_core.backend.id_text import IdText
+from tito_core.backend.in_flight import Answer, Exchanges
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep

@@ -13,7 +13,7 @@ import msgspec
 
 from tito_core.backend import address
 from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
-from tito_core.backend.connections import Carrier, LoopCarriers, Pool, Reply, known_authorities
+from tito_core.backend.connections import Call, Carrier, LoopCarriers, Pool, Reply, known_authorities
 from tito_core.backend.errors import (
     UNREADABLE,
     BackendError,
@@ -24,7 +24,6 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.http_errors import error_from_failure, error_from_status, speaks_tls, wants_tls
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.outstanding import Call
 from tito_core.backend.retries import Attempt, Retries, Sleep
 from tito_core.backend.typed_values import at_least, positive_seconds
 

@@ -1,18 +1,24 @@
-"""Generations on the wire: each is aborted on the engine when its answer is lost, whatever way that happens."""
+"""Generations in flight: each is aborted on the engine when its answer is lost, whatever way that happens.
+
+When the process ends before they do, the engine is told to stop them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from tito_core.backend.connections import LoopEndingError
+from tito_core.backend.connections import Call, LoopEndingError
 from tito_core.backend.errors import BackendError, EngineTimeoutError
 from tito_core.backend.id_text import IdText
-from tito_core.backend.outstanding import Outstanding
 from tito_core.backend.retries import Attempt
 from tito_core.backend.streaming import Streaming, StreamReader
 from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
@@ -20,6 +26,59 @@ from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, dec
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
+"""Longest time that an abort may take, and that all of those at the end of a process may, in seconds."""
+
+
+class Outstanding:
+    """The running ids of one backend. Threads and event loops may share it.
+
+    Args:
+        call: Gives the call that aborts an id.
+    """
+
+    def __init__(self, call: Callable[[str], Call]) -> None:
+        self._call = call
+        self._running: set[str] = set()
+        _all.add(self)
+
+    def add(self, running: str) -> None:
+        """Count an id as running, until it is answered, known not to run, or aborted."""
+        self._running.add(running)
+
+    def discard(self, running: str) -> None:
+        """Count it no longer."""
+        self._running.discard(running)
+
+    def abort_without_loop(self, running: str) -> None:
+        """Abort what was lost together with its event loop. It does not wait, where a thread can still be had."""
+        self._running.discard(running)
+        call = self._call(running)
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            threading.Thread(target=_post, args=(call, ABORT_WITHIN_S), name="tito-abort").start()
+            return
+        _post(call, ABORT_WITHIN_S)
+
+    def abort_all(self, until: float) -> None:
+        """Tell the engine to stop all of them, as far as time is left."""
+        for running in list(self._running):
+            if (left := until - time.monotonic()) <= 0:
+                return
+            _post(self._call(running), left)
+
+
+def _post(call: Call, timeout_s: float) -> None:
+    with contextlib.suppress(Exception):  # nobody is left whom a failure would say anything
+        call.post(timeout_s)
+
+
+_all: weakref.WeakSet[Outstanding] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    until = time.monotonic() + ABORT_WITHIN_S
+    for outstanding in list(_all):
+        outstanding.abort_all(until)
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True):
