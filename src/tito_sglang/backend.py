@@ -14,8 +14,8 @@ from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import IdText
 from tito_core.backend.in_flight import Answer
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.retries import together
 from tito_core.backend.streaming import streaming_to
-from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire

@@ -14,8 +14,8 @@ from tito_core.backend.errors import AuthenticationError, BadRequestError, Proto
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.retries import together
 from tito_core.backend.streaming import streaming_to
-from tito_core.backend.together import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds

@@ -21,8 +21,7 @@ from tito_core.backend.errors import (
     ServerError,
 )
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
-from tito_core.backend.retries import Attempt, Retries
-from tito_core.backend.together import together
+from tito_core.backend.retries import Attempt, Retries, together
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")
