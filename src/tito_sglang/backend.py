@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,6 @@ from tito_core.backend.id_text import IdText
 from tito_core.backend.in_flight import Answer
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
-from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import stream, wire
@@ -129,8 +129,10 @@ class SGLangBackend(HttpBackend):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        streaming = streaming_to(on_chunk, lambda: stream.Events(size.body))
-        return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
+        gather = partial(stream.Events, size.body)
+        return await self.exchange(
+            request_id, prepare, wire.Generation, gather=gather, on_chunk=on_chunk, prompt=prompt
+        )
 
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +15,6 @@ from tito_core.backend.http_backend import HttpBackend, changing_weights
 from tito_core.backend.id_text import IdText, Pieces
 from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
-from tito_core.backend.streaming import streaming_to
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
@@ -97,8 +97,9 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_GENERATE, body, running, size, request.session_id),
             wire.Generation,
-            streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
-            prompt,
+            gather=partial(stream.Events, wire.Generation),
+            on_chunk=on_chunk,
+            prompt=prompt,
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -135,8 +136,9 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
             wire.Completion,
-            streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
-            prompt,
+            gather=partial(stream.Events, wire.Completion),
+            on_chunk=on_chunk,
+            prompt=prompt,
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs

@@ -25,7 +25,7 @@ from tito_core.backend.in_flight import Answer, Exchanges
 from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
-from tito_core.backend.streaming import Streaming
+from tito_core.backend.streaming import Gathering
 from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import TokenIds
@@ -184,11 +184,13 @@ class HttpBackend(ABC):
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
-        streaming: Streaming[T] | None = None,
+        *,
+        gather: Callable[[], Gathering[T]] | None = None,
+        on_chunk: OnChunk | None = None,
         prompt: IdText | None = None,
     ) -> Answer[T]:
         """Send a generation; see `Exchanges.run`."""
-        return await self._exchanges.run(request_id, prepare, kind, streaming, self.abort, prompt)
+        return await self._exchanges.run(request_id, prepare, kind, gather, on_chunk, self.abort, prompt)
 
     async def served_model(self) -> ServedModel:
         """Choose the model asked for among those served, and check that the server is of our kind."""

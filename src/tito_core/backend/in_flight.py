@@ -19,8 +19,9 @@ import msgspec
 from tito_core.backend.connections import Call, LoopEndingError
 from tito_core.backend.errors import BackendError, EngineTimeoutError
 from tito_core.backend.id_text import IdText
+from tito_core.backend.protocol import OnChunk
 from tito_core.backend.retries import Attempt
-from tito_core.backend.streaming import Streaming, StreamReader
+from tito_core.backend.streaming import Gathering, StreamReader
 from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 
 T = TypeVar("T")
@@ -108,9 +109,10 @@ class Exchanges:
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
-        streaming: Streaming[T] | None,
+        gather: Callable[[], Gathering[T]] | None,
+        on_chunk: OnChunk | None,
         abort: Abort,
-        prompt: IdText | None = None,
+        prompt: IdText | None,
     ) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
@@ -118,7 +120,8 @@ class Exchanges:
             request_id: Ours.
             prepare: Builds the request for one try from that try's own id.
             kind: Type of the answer.
-            streaming: How it streams; None where it comes in one body.
+            gather: Begins to put the answer together where it streams.
+            on_chunk: Is given what comes of a stream; None where the answer comes in one body.
             abort: Stops a generation on the engine.
             prompt: The prompt, where its echo is asked for: one that is the same is not decoded.
         """
@@ -127,9 +130,9 @@ class Exchanges:
             running, started = attempt.name(request_id), time.perf_counter()
             asked = prepare(running)
             reader = None
-            if streaming is not None:
-                url = self.http.base_url + asked.path
-                reader = StreamReader(streaming, self.http.backend, url, request_id, self.http.hide_key, asked.size)
+            if gather is not None and on_chunk is not None:
+                url, hide = self.http.base_url + asked.path, self.http.hide_key
+                reader = StreamReader(gather, on_chunk, self.http.backend, url, request_id, hide, asked.size)
             self._outstanding.add(running)
             try:
                 if reader is not None:

@@ -110,30 +110,13 @@ class Gathering(Protocol[T_co]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Streaming(Generic[T]):
-    """How an answer is streamed.
-
-    Attributes:
-        gather: Begins to put one try's answer together.
-        on_chunk: Is given what comes.
-    """
-
-    gather: Callable[[], Gathering[T]]
-    on_chunk: OnChunk
-
-
-def streaming_to(on_chunk: OnChunk | None, gather: Callable[[], Gathering[T]]) -> Streaming[T] | None:
-    """Say how an answer is streamed to `on_chunk`; None, and in one body, when nobody watches."""
-    return None if on_chunk is None else Streaming(gather, on_chunk)
-
-
 @dataclass(slots=True)
 class StreamReader(Generic[T]):
     """Reads one try's answer.
 
     Attributes:
-        streaming: How.
+        gather: Begins to put the answer together.
+        on_chunk: Is given what comes.
         backend: Name for errors.
         url: Address for errors.
         request_id: Ours, for errors.
@@ -142,7 +125,8 @@ class StreamReader(Generic[T]):
         shown: Whether anything has been given on.
     """
 
-    streaming: Streaming[T]
+    gather: Callable[[], Gathering[T]]
+    on_chunk: OnChunk
     backend: str
     url: str
     request_id: str
@@ -162,7 +146,7 @@ class StreamReader(Generic[T]):
         if "event-stream" not in reply.kind:
             problem = f"its content type is {reply.kind!r}, though a stream was asked for"
             self._refuse(await reply.text(ERROR_BYTES), problem)
-        events, gathering = EventReader(self.size), self.streaming.gather()
+        events, gathering = EventReader(self.size), self.gather()
         async for piece in reply.pieces():
             for event in events.feed(piece):
                 self._show(self._taken(gathering, event))
@@ -176,7 +160,7 @@ class StreamReader(Generic[T]):
     def _show(self, ids: TokenArray) -> None:
         if len(ids):
             self.shown = True
-            self.streaming.on_chunk(TokenChunk(ids))
+            self.on_chunk(TokenChunk(ids))
 
     def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
