@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tito_core.backend.bodies import BodyTooLargeError
-from tito_core.backend.protocol import TokenRequest
-from tito_core.backend.streaming import StreamError, go_on
+from tito_core.backend.protocol import NOTHING, TokenRequest
+from tito_core.backend.streaming import StreamError, go_on, same_echo
 from tito_sglang import wire
 
 _SAID_AGAIN = 1024
@@ -38,6 +38,7 @@ class _Event(msgspec.Struct):
 
     output_ids: list[int]
     meta_info: _Count
+    prompt_token_ids: msgspec.Raw = NOTHING
 
 
 class Events:
@@ -52,10 +53,12 @@ class Events:
         self._length = 0
         self._ids: list[int] = []
         self._kept: list[bytes] = []
+        self._echo = NOTHING
 
     def take(self, event: bytes) -> Sequence[int]:
         """See `Gathering.take`."""
         said, before = msgspec.json.decode(event, type=_Event), len(self._ids)
+        self._echo = same_echo(self._echo, said.prompt_token_ids)
         count, ids = said.meta_info.completion_tokens, said.output_ids
         if len(ids) == count and ids[:before] == self._ids:  # all so far, which stands for the events before
             self._kept, self._length, new = [event], len(event), ids[before:]

@@ -205,16 +205,35 @@ class StreamReader(Generic[T]):
         raise error from cause
 
 
+def same_echo(before: msgspec.Raw, echo: msgspec.Raw) -> msgspec.Raw:
+    """Return the echo of the prompt that events have so far, undecoded; the core compares it with what was sent.
+
+    Raises:
+        StreamError: One event echoes another prompt than those before, which a later echo would hide (law 4).
+    """
+    if echo == NOTHING or before == echo:
+        return before
+    if before != NOTHING:
+        raise StreamError("an event echoes another prompt than the events before it")
+    return echo
+
+
 def go_on(before: S, event: S) -> None:
-    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts."""
+    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts.
+
+    Raises:
+        StreamError: It echoes another prompt; see `same_echo`.
+    """
     for name in before.__struct_fields__:
         old, new = getattr(before, name), getattr(event, name)
-        if new is None or (isinstance(new, msgspec.Raw) and new == NOTHING):
+        if new is None:
             continue
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
             go_on(old, new)
         elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_SAID_ONCE):
             old.extend(new)
+        elif isinstance(old, msgspec.Raw):
+            setattr(before, name, same_echo(old, new))
         else:
             setattr(before, name, new)
 
