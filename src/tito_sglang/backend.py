@@ -17,7 +17,7 @@ from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScor
 from tito_core.backend.retries import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import stream, wire
+from tito_sglang import wire
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
 """`in_place` would keep keys and values of the older weights, and recorded logprobs would be of neither."""
@@ -65,8 +65,8 @@ class SGLangBackend(HttpBackend):
             "return_prompt_token_ids": request.echo,
         }
         if on_chunk is not None:
-            fields["sampling_params"]["stream_interval"] = stream.interval(request)
-        size = answer_size(request, repeats=stream.events(request))
+            fields["sampling_params"]["stream_interval"] = wire.stream_interval(request)
+        size = answer_size(request, repeats=wire.stream_events(request))
         answer = await self._ask(request.request_id, fields, prompt, size, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
@@ -129,7 +129,7 @@ class SGLangBackend(HttpBackend):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        gather = partial(stream.Events, size.body)
+        gather = partial(wire.Events, size.body)
         return await self.exchange(
             request_id, prepare, wire.Generation, gather=gather, on_chunk=on_chunk, prompt=prompt
         )

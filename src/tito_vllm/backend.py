@@ -18,7 +18,7 @@ from tito_core.backend.retries import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import stream, wire
+from tito_vllm import wire
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
@@ -73,7 +73,7 @@ class VLLMBackend(HttpBackend):
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
-        if stream.lacks(request.wanted, generates=generates):
+        if wire.not_streamed(request.wanted, generates=generates):
             on_chunk = None
         return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
 
@@ -89,7 +89,7 @@ class VLLMBackend(HttpBackend):
                 "n": 1,
             },
             **info.capabilities.service(request.wanted),
-            **stream.fields(on_chunk),
+            **wire.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
         body, size = prompt.body(fields, "token_ids"), answer_size(request)
@@ -97,7 +97,7 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_GENERATE, body, running, size, request.session_id),
             wire.Generation,
-            gather=partial(stream.Events, wire.Generation),
+            gather=partial(wire.Events, wire.Generation),
             on_chunk=on_chunk,
             prompt=prompt,
         )
@@ -125,7 +125,7 @@ class VLLMBackend(HttpBackend):
             **wire.sampling_fields(request.sampling),
             "model": info.model,
             "n": 1,
-            **stream.fields(on_chunk),
+            **wire.stream_fields(on_chunk),
             **wire.wanted_fields(request, one_more=False),
             **info.capabilities.service(request.wanted),
             "return_token_ids": True,
@@ -136,7 +136,7 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
             wire.Completion,
-            gather=partial(stream.Events, wire.Completion),
+            gather=partial(wire.Events, wire.Completion),
             on_chunk=on_chunk,
             prompt=prompt,
         )

@@ -25,7 +25,7 @@ from tito_core.backend.connections import Reply
 from tito_core.backend.http_errors import error_from_failure, error_from_status
 from tito_core.backend.streaming import StreamReader
 from tito_core.backend.transport import EngineHttp, HttpAnswer, decoded
-from tito_sglang.stream import Events
+from tito_sglang.wire import Events
 
 B = "sglang"
 LIMIT = 1 << 20
