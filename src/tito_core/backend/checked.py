@@ -16,13 +16,11 @@ import numpy.typing as npt
 from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
-from tito_core.backend.raw_values import RawReader, integer, integers, text
+from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers, text
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import shown
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
-
-_INT32_MAX = 2**31 - 1
 
 
 def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenRequest:
@@ -82,7 +80,7 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
         raise BadRequestError(
             f"A prompt must be a non-empty list of token ids, got shape {ids.shape} of {ids.dtype}.", backend=backend
         )
-    highest = _INT32_MAX if vocab_size is None else min(vocab_size - 1, _INT32_MAX)
+    highest = INT32_MAX if vocab_size is None else min(vocab_size - 1, INT32_MAX)
     if not _all_below(ids, highest):
         wrong = np.flatnonzero((ids < 0) | (ids > highest))
         of = "" if vocab_size is None else f" of {vocab_size} tokens"
@@ -267,7 +265,7 @@ async def tokenize(backend: Backend, text: str) -> TokenIds | None:
 
 def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
     ids = integers(chunk.output_ids) if isinstance(chunk, TokenChunk) else None
-    if ids is None or not all(0 <= token < 2**31 for token in ids):
+    if ids is None or not all(0 <= token <= INT32_MAX for token in ids):
         raise ProtocolViolationError(
             f"Law 4: on_chunk must be given a TokenChunk of token ids, not {shown(chunk)}.",
             backend=backend,
