@@ -14,7 +14,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from tito_conformance import deltas, grammars, reloading
 from tito_conformance.agents import SYSTEMS, TOOLS, Answer, Life, listen
 from tito_conformance.laws import Tally
-from tito_conformance.parents import Parents
+from tito_conformance.oracle import Parents
 from tito_conformance.rendering import Renderer
 from tito_conformance.target import Connected, Mark
 from tito_core.backend import Wanted
