@@ -18,7 +18,7 @@ from tito_core.backend.connections import Pool
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.model import Policy
-from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
+from tito_core.testing.wire import WireKit, find_wire, installed_wires
 
 
 @dataclass(frozen=True)
