@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tito_core.chat.tokenizer import load_tokenizer as load_from
+from tito_core.engine.errors import ModelUnavailable, UnknownModel, WrongHash
 from tito_core.engine.models import hub, qwen3, smollm2
-from tito_core.engine.models.errors import ModelUnavailable, UnknownModel, WrongHash
 from tito_core.engine.models.recipe import model_directory, tokenizer_directory
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tito_core.engine.errors import ModelUnavailable
 from tito_core.engine.locations import cache_dir
-from tito_core.engine.models.errors import ModelUnavailable
 from tito_core.engine.models.fetch import Package
 from tito_core.engine.models.once import MANIFEST, Say, build_once
 
