@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from tito_conformance import oracle, routing, told, wire_reading
+from tito_conformance import oracle, routing, wire_reading
 from tito_conformance.laws import OF_COLUMNS, Tally
+from tito_conformance.oracle import Trained
 from tito_conformance.player import Player
 from tito_conformance.target import Connected
 from tito_conformance.telling import Problem, Told
 from tito_core import store
+from tito_core.backend import Wanted
 from tito_core.inspect.verify import rescore
-from tito_core.ledger import LawViolationError, Ledger, Provenance, check_ledger
+from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
 
 OF_ANSWERS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
 """Checks of the ledger against what the server said, on its wire or to its backend."""
@@ -37,9 +39,9 @@ async def close(player: Player) -> None:
         except LawViolationError as error:
             tally.hold("ledger", False, str(error))
         tally.hold("ledger", True, "", len(ledger))
-        turns = told.turns(ledger, player.wanted)
+        turns = _told_turns(ledger, player.wanted)
         _against_answers(player, turns)
-        _count(tally, OF_TRAINING, oracle.trained(turns, list(told.trajectories(ledger))), len(turns))
+        _count(tally, OF_TRAINING, oracle.trained(turns, list(_told_trajectories(ledger))), len(turns))
         _inert(ledger, connected, tally)
         _saved(ledger, tally)
         await _rescored(ledger, connected, tally)
@@ -141,3 +143,42 @@ def controls_of(tokenizer: Any) -> tuple[str, ...]:
     """List the tokenizer's control strings that messages try to spell."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     return tuple(special[:64])
+
+
+def _told_turns(ledger: Ledger, wanted: Wanted) -> list[Told]:
+    """Give every turn, in commit order, with the names of the columns that were wanted."""
+    names = ["top_ids", "top_logprobs"] if wanted.top_logprobs else []
+    names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(wanted, name)]
+    return [_told(turn, names) for turn in ledger]
+
+
+def _told_trajectories(ledger: Ledger) -> Iterable[Trained]:
+    """Give every trajectory, as a trainer gets it."""
+    for path in ledger.iter_trajectories():
+        yield Trained(
+            path.token_ids.tolist(),
+            path.loss_mask.tolist(),
+            path.logprobs.tolist(),
+            [turn.index for turn in path.path],
+        )
+
+
+def _told(turn: Turn, wanted: list[str]) -> Told:
+    draft = turn.draft
+    return Told(
+        index=turn.index,
+        parent=turn.parent,
+        prompt=draft.prompt_ids.tolist(),
+        provenance=draft.prompt_provenance.tolist(),
+        output=draft.output_ids.tolist(),
+        logprobs=draft.logprobs.tolist(),
+        finish=str(draft.finish),
+        stop=draft.stop,
+        request=draft.engine.request_id,
+        cached_tokens=draft.engine.cached_tokens,
+        versions=[(span.start, span.stop, span.version) for span in draft.engine.versions],
+        constrained=draft.constrained,
+        max_new_tokens=draft.max_new_tokens,
+        wanted=wanted,
+        columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
+    )

@@ -1,14 +1,14 @@
 """An independent judge of ledgers: slow, obvious, and sharing no code with `tito_core`.
 
 It rebuilds every path of a rollout out of what was sent and what came back, as `wire_reading` reads it, and compares
-that with what the ledger says. A ledger comes to it as plain lists.
-"""
+that with what the ledger says. A ledger comes to it as plain lists."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from tito_conformance.column_oracle import beside
 from tito_conformance.telling import Problem, Told, float32
@@ -156,3 +156,26 @@ def spelled(heard: Sequence[Heard], decode: Callable[[list[int]], str]) -> Itera
 def _apart(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@dataclass
+class Parents:
+    """The histories of all turns so far, as JSON a message, the answer last."""
+
+    histories: list[list[str]] = field(default_factory=list)
+
+    def fitting(self, history: list[str], messages: list[Any]) -> list[int]:
+        """List the turns that a history may follow: the deepest whose own it begins with, and no answer after it."""
+        fits: list[tuple[int, int]] = []
+        for index, own in enumerate(self.histories):
+            depth = len(own)
+            rest = messages[depth - 1 :]
+            if history[:depth] == own and all(message["role"] != "assistant" for message in rest):
+                fits.append((depth, index))
+        deepest = max(fits, default=(0, 0))[0]
+        return [index for depth, index in fits if depth == deepest]
+
+    def add(self, index: int, history: list[str]) -> None:
+        """Keep what a turn answered, with its answer; turns come in commit order."""
+        assert index == len(self.histories)
+        self.histories.append(history)

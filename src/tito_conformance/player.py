@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from tito_conformance import breaking_off, deltas, grammars, reloading
+from tito_conformance import deltas, grammars, reloading
 from tito_conformance.agents import SYSTEMS, TOOLS, Answer, Life, listen
 from tito_conformance.laws import Tally
-from tito_conformance.parents import Parents
+from tito_conformance.oracle import Parents
 from tito_conformance.rendering import Renderer
 from tito_conformance.target import Connected, Mark
 from tito_core.backend import Wanted
@@ -91,7 +93,7 @@ class Player:
             case m.Shape():
                 await grammars.shaped(self, life, move)
             case m.Cancel():
-                await breaking_off.cancelled(self, life, move)
+                await cancelled(self, life, move)
             case m.Reload():
                 await reloading.reloaded(self, life, move)
             case m.Together():
@@ -213,3 +215,41 @@ def _wanted(move: m.Want, connected: Connected) -> Wanted:
         routed_experts=experts,
         sampling_mask=move.sampling_mask,
     )
+
+
+CANCELLED_TOKENS = 96
+"""Tokens of an answer that is to be broken off: enough for it to be under way."""
+
+
+async def cancelled(player: Player, life: Life, move: m.Cancel) -> None:
+    """Break off; whether or not the answer was in by then, the ledger must be whole."""
+    life.hear(move.text)
+    player.choose(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
+    before, signal = len(player.model.ledger), threading.Event()
+    player.given_up += 1
+    answer = await _broken_off(player.stream(life, cancel_signal=signal), signal, move)
+    after = len(player.model.ledger)
+    came = answer is not None and answer.reason is not None
+    player.tally.hold("cancelled", after - before == int(came), f"a turn that was cancelled left {after - before}.")
+    if came and answer is not None:
+        player.given_up -= 1
+        player.keep(life, answer, after - 1)
+
+
+async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
+    task = asyncio.ensure_future(listen(stream))
+    try:
+        await asyncio.sleep(move.after_s)
+        if move.how == "signal":
+            signal.set()
+        else:
+            task.cancel()
+        await asyncio.wait({task})  # unlike `await task`, raises only a cancellation that is meant for this one
+        return None if task.cancelled() else task.result()
+    finally:
+        if not task.cancelling():
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)  # nothing of it is left behind, whoever broke off
+        if move.how == "close":
+            with contextlib.suppress(RuntimeError):
+                await stream.aclose()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tito_conformance import fixed, reloading
-from tito_conformance.drawn import Drawn, Found, refused_as_law
+from tito_conformance.generation import Drawn, Found, refused_as_law, smaller
 from tito_conformance.laws import OF_ONE, OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
 from tito_conformance.parity import Pair
 from tito_conformance.playing import Alone, Playing, Stage
 from tito_conformance.profiles import Profile
-from tito_conformance.smaller import smaller
 from tito_conformance.target import Connected, Target, connect
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread

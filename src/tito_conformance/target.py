@@ -14,11 +14,11 @@ from tito_conformance.recorder import Recorder
 from tito_conformance.wire_log import TransportFactory, WireLog
 from tito_conformance.wire_reading import Heard
 from tito_core.backend.address import Address
-from tito_core.backend.pool import Pool
+from tito_core.backend.connections import Pool
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import ENTRY_POINT_GROUP, create_backend
 from tito_core.model import Policy
-from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
+from tito_core.testing.wire import WireKit, find_wire, installed_wires
 
 
 @dataclass(frozen=True)

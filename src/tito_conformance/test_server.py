@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS
+from tito_conformance.report import rows
 
 if TYPE_CHECKING:
     from tito_conformance.suite import Outcome

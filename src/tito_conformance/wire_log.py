@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from tito_core.backend.carrier import Carrier, Reply
+from tito_core.backend.connections import Carrier, Pool, Reply
 from tito_core.backend.id_text import Pieces
-from tito_core.backend.pool import Pool
 
 TransportFactory = Callable[[], Carrier]
 

@@ -14,8 +14,7 @@ from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.protocol import EngineInfo
 from tito_core.backend.registry import refuse_unknown_option
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, at_least, positive_seconds, shown
-from tito_core.backend.unknown_names import checked_names
+from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
 from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from tito_core.backend.admin import Running, changing_weights
-from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
+from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError
-from tito_core.backend.exchanges import Answer
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http_backend import HttpBackend, changing_weights
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
-from tito_core.backend.streaming import streaming_to
-from tito_core.backend.together import together
+from tito_core.backend.in_flight import Answer
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.retries import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
-from tito_sglang import stream, wire
+from tito_sglang import wire
 
 _PAUSES: dict[Running, str] = {"keep": "retract", "abort": "abort"}
 """`in_place` would keep keys and values of the older weights, and recorded logprobs would be of neither."""
@@ -66,8 +65,8 @@ class SGLangBackend(HttpBackend):
             "return_prompt_token_ids": request.echo,
         }
         if on_chunk is not None:
-            fields["sampling_params"]["stream_interval"] = stream.interval(request)
-        size = answer_size(request, repeats=stream.events(request))
+            fields["sampling_params"]["stream_interval"] = wire.stream_interval(request)
+        size = answer_size(request, repeats=wire.stream_events(request))
         answer = await self._ask(request.request_id, fields, prompt, size, request.session_id, on_chunk)
         meta = answer.value.meta_info
         reason = meta.finish_reason or wire.FinishReason("none")
@@ -130,8 +129,10 @@ class SGLangBackend(HttpBackend):
             complete = {**fields, "return_logprob": True, "stream": on_chunk is not None, "rid": running}
             return HttpRequest("/generate", prompt.body(complete, "input_ids"), headers, size)
 
-        streaming = streaming_to(on_chunk, lambda: stream.Events(size.body))
-        return await self.exchange(request_id, prepare, wire.Generation, streaming, prompt)
+        gather = partial(wire.Events, size.body)
+        return await self.exchange(
+            request_id, prepare, wire.Generation, gather=gather, on_chunk=on_chunk, prompt=prompt
+        )
 
     @staticmethod
     def abort_request(request_id: str) -> HttpRequest:

@@ -11,10 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tito_core.backend.answer_sizes import AnswerSize, size_of
-from tito_core.backend.decoded import decoded
+from tito_core.backend.bodies import AnswerSize, size_of
 from tito_core.backend.errors import BackendError
-from tito_core.backend.transport import HttpRequest, HttpTransportFactory
+from tito_core.backend.transport import HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Wanted
 from tito_core.dropin.shared_policies import SharedPolicies
 from tito_sglang.backend import SGLangBackend

@@ -9,7 +9,7 @@ from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.backend.errors import BackendError
-from tito_core.backend.unknown_names import refuse_unknown
+from tito_core.backend.typed_values import refuse_unknown
 from tito_core.backend.wanted import Wanted
 from tito_core.chat.messages import template_messages, template_tools
 from tito_core.dropin.late_model import LateModel, check_tokenizer

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 
-from tito_core.backend.admin import Running, changing_weights
-from tito_core.backend.answer_sizes import AnswerSize, answer_size, size_of
+from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http_backend import HttpBackend, changing_weights
 from tito_core.backend.id_text import IdText, Pieces
-from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
-from tito_core.backend.streaming import streaming_to
-from tito_core.backend.together import together
+from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.retries import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
-from tito_vllm import stream, wire
+from tito_vllm import wire
 
 C = TypeVar("C", wire.Choice, wire.Generated)
 _COMPLETIONS, _GENERATE = "/v1/completions", "/inference/v1/generate"
@@ -74,7 +73,7 @@ class VLLMBackend(HttpBackend):
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
-        if stream.lacks(request.wanted, generates=generates):
+        if wire.not_streamed(request.wanted, generates=generates):
             on_chunk = None
         return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
 
@@ -90,7 +89,7 @@ class VLLMBackend(HttpBackend):
                 "n": 1,
             },
             **info.capabilities.service(request.wanted),
-            **stream.fields(on_chunk),
+            **wire.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
         body, size = prompt.body(fields, "token_ids"), answer_size(request)
@@ -98,8 +97,9 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_GENERATE, body, running, size, request.session_id),
             wire.Generation,
-            streaming_to(on_chunk, lambda: stream.Events(wire.Generation)),
-            prompt,
+            gather=partial(wire.Events, wire.Generation),
+            on_chunk=on_chunk,
+            prompt=prompt,
         )
         choice = self._only(answer.value.choices, request)
         content = choice.logprobs.content if choice.logprobs else None
@@ -125,7 +125,7 @@ class VLLMBackend(HttpBackend):
             **wire.sampling_fields(request.sampling),
             "model": info.model,
             "n": 1,
-            **stream.fields(on_chunk),
+            **wire.stream_fields(on_chunk),
             **wire.wanted_fields(request, one_more=False),
             **info.capabilities.service(request.wanted),
             "return_token_ids": True,
@@ -136,8 +136,9 @@ class VLLMBackend(HttpBackend):
             request.request_id,
             lambda running: _post(_COMPLETIONS, body, running, size, request.session_id),
             wire.Completion,
-            streaming_to(on_chunk, lambda: stream.Events(wire.Completion)),
-            prompt,
+            gather=partial(wire.Events, wire.Completion),
+            on_chunk=on_chunk,
+            prompt=prompt,
         )
         choice = self._only(answer.value.choices, request)
         logprobs = choice.logprobs

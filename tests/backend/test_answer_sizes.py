@@ -20,23 +20,21 @@ from hypothesis import strategies as st
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.answer_sizes import (
+from tito_core.backend.bodies import (
     BASE_BYTES,
+    ERROR_BYTES,
     EXPERT_BYTES,
+    INFO_BYTES,
     MASK_BYTES,
     SCORED_BYTES,
     TOKEN_BYTES,
     UNKNOWN_EXPERTS,
     AnswerSize,
-    answer_size,
-    size_of,
-)
-from tito_core.backend.bodies import (
-    ERROR_BYTES,
-    INFO_BYTES,
     BodyTooLargeError,
+    answer_size,
     decode_pieces,
     read_whole,
+    size_of,
     text_of,
 )
 from tito_core.backend.checked import generate, score
@@ -44,7 +42,7 @@ from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.transport import EngineHttp, HttpRequest
 from tito_core.backend.wanted import Wanted
 from tito_core.testing import ScriptedServer
-from tito_sglang.stream import events
+from tito_sglang.wire import stream_events
 
 MIB = 1 << 20
 CHUNK = b"%x\r\n" % MIB + b"1," * (MIB // 2) + b"\r\n"
@@ -347,7 +345,7 @@ async def test_an_honest_answer_is_far_from_its_bound(kind: Kind, streams: bool,
         await generate(backend, request, (lambda _: None) if streams else None)
         await backend.aclose()
         (length,) = lengths
-        parts = 1 + (events(request) if kind == "sglang" else 1) if streams else 1
+        parts = 1 + (stream_events(request) if kind == "sglang" else 1) if streams else 1
         share = (answer_size(request).body - BASE_BYTES) * parts
         assert length < share / 4 + 2048 * parts
 

@@ -14,7 +14,7 @@ from support.backends import Waits
 from support.raw_server import Ends, RawServer, full_backlog
 from support.tls import server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
-from tito_core.backend.pool import Pool
+from tito_core.backend.connections import Pool
 from tito_core.backend.transport import EngineHttp, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"

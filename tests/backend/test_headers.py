@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.carrier import Reply
-from tito_core.backend.decoded import decoded
+from tito_core.backend.connections import Pool, Reply
 from tito_core.backend.id_text import IdText, Pieces
-from tito_core.backend.pool import Pool
-from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
 BODIES = {"none": b"", "one piece": b'{"a": 1}', "pieces": LONG}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
-from tito_core.backend.checked import generate, score
-from tito_core.backend.request_checks import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens, generate, score
 
 BAD: list[tuple[Any, str]] = [
     ([], "non-empty list of token ids"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import socket
 import socketserver
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tito_core.backend import outstanding
-from tito_core.backend.outstanding import Call, Outstanding
-from tito_core.backend.pool import known_authorities
+from tito_core.backend import in_flight
+from tito_core.backend.connections import Call, known_authorities
+from tito_core.backend.in_flight import Outstanding
 from tito_core.backend.transport import EngineHttp, HttpRequest
 
 
@@ -98,11 +99,11 @@ def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
 def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does() -> None:
     call = Call("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
     connection = call._connection("h", 8443, True, 2.5)
-    assert isinstance(connection, outstanding.http.client.HTTPSConnection)
+    assert isinstance(connection, http.client.HTTPSConnection)
     assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
     assert connection._context is known_authorities()  # type: ignore[attr-defined]
     plain = call._connection("h", None, False, 2.5)
-    assert not isinstance(plain, outstanding.http.client.HTTPSConnection)
+    assert not isinstance(plain, http.client.HTTPSConnection)
     assert (plain.host, plain.port, plain.timeout) == ("h", 80, 2.5)
 
 
@@ -133,7 +134,7 @@ def test_a_call_goes_where_its_address_says(
 def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     within: list[float] = []
     monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
-    outstanding._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
+    in_flight._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
     assert within == [0.5]
 
 
@@ -175,11 +176,11 @@ def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
         running = Outstanding(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
         with monkeypatch.context() as patched:
-            patched.setattr(outstanding.threading.Thread, "start", start)
+            patched.setattr(in_flight.threading.Thread, "start", start)
             made: list[Any] = []
-            patched.setattr(outstanding, "_post", lambda call, within: made.append((call.path, within)))
+            patched.setattr(in_flight, "_post", lambda call, within: made.append((call.path, within)))
             running.abort_without_loop("a")
-    assert made == [("/abort/a", outstanding.WITHIN_S)]
+    assert made == [("/abort/a", in_flight.ABORT_WITHIN_S)]
 
 
 def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +191,8 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
         made.append((call.path, within))
         now[0] += 2.0
 
-    monkeypatch.setattr(outstanding, "_post", post)
-    monkeypatch.setattr(outstanding.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(in_flight, "_post", post)
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: now[0])
     running = Outstanding(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
     for name in "abcd":
         running.add(name)
@@ -202,12 +203,12 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
 def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     one = Outstanding(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
-    assert one in outstanding._all
+    assert one in in_flight._all
     monkeypatch.setattr(Outstanding, "abort_all", lambda self, until: given.append(until))
-    monkeypatch.setattr(outstanding.time, "monotonic", lambda: 100.0)
-    outstanding._at_exit()
-    assert set(given) == {100.0 + outstanding.WITHIN_S}
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: 100.0)
+    in_flight._at_exit()
+    assert set(given) == {100.0 + in_flight.ABORT_WITHIN_S}
 
 
 def test_a_failure_says_nothing_to_anybody() -> None:
-    outstanding._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)
+    in_flight._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)

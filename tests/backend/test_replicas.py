@@ -24,9 +24,8 @@ from support.backends import (
     soon,
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
-from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.checked import generate, score
-from tito_core.backend.protocol import Backend, TokenRequest
+from tito_core.backend.protocol import Backend, EngineAdmin, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas
 from tito_core.testing import (
     THROTTLED,

@@ -10,7 +10,7 @@ import pytest
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Reply
 from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
 from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine

@@ -27,13 +27,12 @@ from tito_core.backend import (
     generate_whole,
 )
 from tito_core.backend.address import Address, api_key
+from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.errors import OUT_OF_VOCABULARY
 from tito_core.backend.protocol import EngineInfo, RawResponse
-from tito_core.backend.request_checks import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.retries import Retries
 from tito_core.backend.transport import EngineHttp
-from tito_core.backend.typed_values import InvalidValueError
-from tito_core.backend.unknown_names import refuse_unknown
+from tito_core.backend.typed_values import InvalidValueError, refuse_unknown
 
 B = "sglang"
 

@@ -20,14 +20,12 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.carrier import Reply
-from tito_core.backend.connection_errors import error_from_failure
-from tito_core.backend.decoded import decoded
-from tito_core.backend.http_errors import error_from_status
-from tito_core.backend.streaming import StreamReader, streaming_to
-from tito_core.backend.transport import EngineHttp, HttpAnswer
-from tito_sglang.stream import Events
+from tito_core.backend.bodies import AnswerSize
+from tito_core.backend.connections import Reply
+from tito_core.backend.http_errors import error_from_failure, error_from_status
+from tito_core.backend.streaming import StreamReader
+from tito_core.backend.transport import EngineHttp, HttpAnswer, decoded
+from tito_sglang.wire import Events
 
 B = "sglang"
 LIMIT = 1 << 20
@@ -228,10 +226,8 @@ def test_a_200_that_is_none(body: bytes, content_type: str, sentence: str) -> No
 
 
 async def streamed(body: bytes, content_type: str = "text/event-stream") -> BackendError:
-    streaming = streaming_to(lambda _: None, lambda: Events(LIMIT))
-    assert streaming is not None
     hide, size = (lambda text: text.replace("key", "<API key>")), AnswerSize(LIMIT, LIMIT)
-    reader = StreamReader(streaming, B, "http://h/generate", "r", hide, size)
+    reader = StreamReader(lambda: Events(LIMIT), lambda _: None, B, "http://h/generate", "r", hide, size)
 
     async def raw() -> AsyncIterator[bytes]:
         yield body

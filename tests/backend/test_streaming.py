@@ -169,6 +169,36 @@ def test_sglang_may_say_only_what_is_new() -> None:
                 ask("sglang", fault)
 
 
+def echo_holders(events: Events) -> list[dict[str, Any]]:
+    """What holds the echo in each event that has one: the event, or its choice on `/v1/completions`."""
+    found = [holder for event in events for holder in (event, *event.get("choices", ()))]
+    return [holder for holder in found if holder.get("prompt_token_ids")]
+
+
+@pytest.mark.parametrize(("kind", "incrementally"), [*((kind, False) for kind in WIRES), ("sglang", True)])
+def test_every_echo_of_a_stream_is_compared(kind: Kind, incrementally: bool) -> None:
+    count = len(echo_holders(events_of(kind)))
+    assert count == (len(OUTPUT) if kind == "sglang" else 1)
+
+    def edit(events: Events, at: int) -> Events:
+        echo_holders(events)[at]["prompt_token_ids"][0] += 1
+        return incremental(events) if incrementally else events
+
+    for at in range(count):
+        fault = Fault(edit=lambda events, at=at: edit(json.loads(json.dumps(events)), at))
+        with pytest.raises(ProtocolViolationError, match=r"Law 4: .*(prompt id|another prompt)"):
+            ask(kind, fault)
+
+
+def test_a_later_echo_of_vllm_does_not_hide_a_wrong_one() -> None:
+    def edit(events: Events) -> None:
+        events[-1]["prompt_token_ids"] = list(events[0]["prompt_token_ids"])  # with the usage
+        events[0]["prompt_token_ids"][0] += 1
+
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*another prompt"):
+        ask("vllm", Fault(edit=edit))
+
+
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_if_nothing_was_shown(kind: Kind) -> None:
     async def broken(at: int, cut: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tito_conformance.breaking_off import _broken_off
+from tito_conformance.player import _broken_off
 from tito_core.testing import moves as m
 
 

@@ -14,9 +14,9 @@ from conformance.defects.defect import SOUND, Defect
 from conformance.defects.scripted_policy import ConformancePolicy
 from support.scripted import tokenizer
 from tito_conformance import suite
-from tito_conformance.findings import rows
 from tito_conformance.laws import OF_ONE
 from tito_conformance.profiles import PROFILES, Profile
+from tito_conformance.report import rows
 from tito_conformance.target import Target
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
 

@@ -17,9 +17,9 @@ from conformance.defects.trial import tried
 from support.scripted import is_probe, tokenizer
 from tito_conformance import suite
 from tito_conformance.closing import UNSPELLED
-from tito_conformance.findings import rows
 from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
 from tito_conformance.profiles import PROFILES
+from tito_conformance.report import rows
 from tito_conformance.target import Target
 from tito_core.chat.ending import Opened
 from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine

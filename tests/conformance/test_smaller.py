@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tito_conformance.generation import MOST_TRIES, smaller
 from tito_conformance.laws import BrokenLawError
-from tito_conformance.smaller import MOST_TRIES, smaller
 from tito_core.testing import strategies
 from tito_core.testing.moves import Ask, Cut, Edit, Force, Move
 

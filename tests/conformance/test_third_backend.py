@@ -11,9 +11,8 @@ import pytest
 
 from support.scripted import tokenizer
 from tito_conformance import suite, target
-from tito_conformance.findings import rows
 from tito_conformance.profiles import PROFILES
-from tito_conformance.report import did_not_apply
+from tito_conformance.report import did_not_apply, rows
 from tito_conformance.target import Target
 from tito_core.backend import registry
 

@@ -27,7 +27,7 @@ from support.scripted import Says, engine_of, policy_of
 from tito_conformance.wire_reading import Heard, generations
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Reply
 from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.forest_invariants import check_ledger

@@ -16,7 +16,7 @@ from tito_core.backend import SamplingParams, Wanted
 from tito_core.backend.checked import score
 from tito_core.backend.streaming import StreamError
 from tito_core.testing import WireResponse
-from tito_sglang import stream, wire
+from tito_sglang import wire
 
 LIMIT = 1 << 20
 
@@ -34,7 +34,7 @@ def event(ids: list[int], count: int) -> bytes:
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.data())
 def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObject) -> None:
     for whole in (True, False):
-        events, at = stream.Events(LIMIT), 0
+        events, at = wire.Events(LIMIT), 0
         while at < len(ids):
             end = data.draw(st.integers(at + 1, len(ids)))
             said = ids[:end] if whole else ids[at:end]
@@ -47,7 +47,7 @@ def test_events_say_all_so_far_or_what_is_new(ids: list[int], data: st.DataObjec
 
 @pytest.mark.parametrize(("ids", "count"), [([5, 6, 7], 2), ([7, 6], 2), ([6], 3), ([6, 6], 4), ([], 2)])
 def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> None:
-    events = stream.Events(LIMIT)
+    events = wire.Events(LIMIT)
     events.take(event([5], 1))
     with pytest.raises(StreamError) as caught:
         events.take(event(ids, count))
@@ -56,12 +56,12 @@ def test_an_event_that_does_not_go_on_is_refused(ids: list[int], count: int) -> 
         "from them"
     )
     with pytest.raises(StreamError):
-        stream.Events(LIMIT).take(event([5], 2))
+        wire.Events(LIMIT).take(event([5], 2))
 
 
 def test_a_stream_without_an_event_is_none() -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
-        stream.Events(LIMIT).whole()
+        wire.Events(LIMIT).whole()
     assert str(caught.value) == "it streamed no event"
 
 
@@ -69,7 +69,7 @@ def test_a_stream_without_an_event_is_none() -> None:
     ("prompt", "tokens", "every"), [(1, 2, 1), (1023, 1, 1), (1022, 4, 2), (1, 2046, 2), (32000, 300, 32)]
 )
 def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) -> None:
-    assert stream.interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
+    assert wire.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
 
 
 def test_what_is_wanted_is_asked_for() -> None:

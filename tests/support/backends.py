@@ -16,10 +16,9 @@ import msgspec
 import numpy as np
 
 from tito_core.backend import SamplingParams, TokenRequest
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Pool, Reply
 from tito_core.backend.http_backend import HttpBackend
 from tito_core.backend.id_text import Pieces
-from tito_core.backend.pool import Pool
 from tito_core.testing import (
     HashPolicy,
     InProcessTransport,

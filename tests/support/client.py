@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.backend.carrier import Carrier, Reply
+from tito_core.backend.connections import Carrier, Reply
 from tito_core.backend.id_text import in_pieces
 
 LIMIT = 1 << 30

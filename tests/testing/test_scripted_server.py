@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from support.client import Client, Got, lines
-from tito_core.backend.pool import Pool
+from tito_core.backend.connections import Pool
 from tito_core.testing import (
     THROTTLED,
     UNAVAILABLE,

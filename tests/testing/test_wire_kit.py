@@ -22,7 +22,7 @@ import json
 from tito_conformance.wire_reading import Heard
 from tito_core.testing.script import ScriptedRequest
 from tito_core.testing.wire import Generation, WireResponse, json_response
-from tito_core.testing.wire_kit import WireKit
+from tito_core.testing.wire import WireKit
 
 
 class ToyWire:

@@ -22,7 +22,7 @@ from tito_core.backend.checked import score
 from tito_core.backend.protocol import NOTHING
 from tito_core.backend.streaming import StreamError
 from tito_core.testing import WireResponse
-from tito_vllm import stream, wire
+from tito_vllm import wire
 
 
 def completion(**changes: Any) -> bytes:
@@ -39,7 +39,7 @@ def generation(top: dict[str, Any] | None = None, **changes: Any) -> bytes:
     return json.dumps({"choices": [choice], **(top or {})}).encode()
 
 
-def fails(sentence: str, events: stream.Events[Any], event: bytes) -> None:
+def fails(sentence: str, events: wire.Events[Any], event: bytes) -> None:
     with pytest.raises(StreamError) as caught:
         events.take(event)
     assert str(caught.value) == sentence
@@ -47,27 +47,27 @@ def fails(sentence: str, events: stream.Events[Any], event: bytes) -> None:
 
 def test_an_event_of_two_completions_is_refused() -> None:
     two = json.dumps({"choices": [{"finish_reason": None}] * 2}).encode()
-    fails("an event holds 2 completions, and one was asked for", stream.Events(wire.Completion), two)
+    fails("an event holds 2 completions, and one was asked for", wire.Events(wire.Completion), two)
 
 
 def test_an_event_after_the_last_is_refused() -> None:
-    events = stream.Events(wire.Completion)
+    events = wire.Events(wire.Completion)
     assert list(events.take(completion(finish_reason="stop"))) == [5]
     fails("an event goes on after the one that told how it finished", events, completion())
     assert list(events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
 
 
 def test_an_echo_in_the_middle_is_refused() -> None:
-    events = stream.Events(wire.Completion)
+    events = wire.Events(wire.Completion)
     assert list(events.take(completion(prompt_token_ids=[1]))) == [5]
     fails("the prompt's ids come after tokens of the answer", events, completion(prompt_token_ids=[1]))
-    other = stream.Events(wire.Generation)
+    other = wire.Events(wire.Generation)
     assert list(other.take(generation({"prompt_token_ids": [1]}))) == [5]
     fails("the prompt's ids come after tokens of the answer", other, generation({"prompt_token_ids": [1]}))
 
 
 def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None:
-    events = stream.Events(wire.Completion)
+    events = wire.Events(wire.Completion)
     for offset in (3, 3, 4):
         assert list(events.take(completion(offset=offset))) == [5]
     events.take(json.dumps({"choices": [{"finish_reason": None}]}).encode())
@@ -77,7 +77,7 @@ def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None
 @pytest.mark.parametrize("event", [completion, generation])
 def test_events_are_one_answer(event: Any) -> None:
     kind = wire.Completion if event is completion else wire.Generation
-    events: stream.Events[Any] = stream.Events(kind)
+    events: wire.Events[Any] = wire.Events(kind)
     for number in range(3):
         given = event(finish_reason="stop" if number == 2 else None)
         assert list(events.take(given)) == [5]
@@ -91,18 +91,18 @@ def test_events_are_one_answer(event: Any) -> None:
 
 def test_a_stream_without_an_event_is_none() -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
-        stream.Events(wire.Completion).whole()
+        wire.Events(wire.Completion).whole()
     assert str(caught.value) == "it streamed no event"
 
 
 def test_what_a_stream_lacks() -> None:
     for generates in (True, False):
-        assert not stream.lacks(Wanted(top_logprobs=1), generates=generates)
-        assert stream.lacks(Wanted(prompt_logprobs=True), generates=generates)
-        assert stream.lacks(Wanted(sampling_mask=True), generates=generates)
-        assert stream.lacks(Wanted(routed_experts=True), generates=generates) is not generates
-    assert stream.fields(None) == {"stream": False}
-    assert stream.fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
+        assert not wire.not_streamed(Wanted(top_logprobs=1), generates=generates)
+        assert wire.not_streamed(Wanted(prompt_logprobs=True), generates=generates)
+        assert wire.not_streamed(Wanted(sampling_mask=True), generates=generates)
+        assert wire.not_streamed(Wanted(routed_experts=True), generates=generates) is not generates
+    assert wire.stream_fields(None) == {"stream": False}
+    assert wire.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def test_what_is_wanted_is_asked_for() -> None:

@@ -1,7 +1,6 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
 from tito_core.backend.aborts import Aborts, generate_whole
-from tito_core.backend.admin import EngineAdmin
 from tito_core.backend.errors import (
     AnswerTooLargeError,
     AuthenticationError,
@@ -20,6 +19,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.protocol import (
     Backend,
+    EngineAdmin,
     EngineInfo,
     OnChunk,
     RawResponse,

@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from tito_core.backend.errors import UNREADABLE
 from tito_core.backend.protocol import NO_COLUMNS, RawResponse, Scored, TokenRequest
-from tito_core.backend.raw_values import RawReader, floats, integer
+from tito_core.backend.raw_values import INT32_MAX, RawReader, floats, integer
 from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import ROUNDING, SENTINEL_LOGPROB, check_logprobs
 
-_INT32_MAX = 2**31 - 1
 _NPY = b"\x93NUMPY"
 
 
@@ -209,7 +208,7 @@ class ColumnValidation:
         return Column.of(len(self.request.input_ids), table)
 
     def _token(self, token: int | str | None, offset: int) -> int:
-        if type(token) is not int or not 0 <= token <= _INT32_MAX:
+        if type(token) is not int or not 0 <= token <= INT32_MAX:
             raise self.reader.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
         return token
 

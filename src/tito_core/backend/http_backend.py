@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
 
-from tito_core.backend.carrier import Reply
-from tito_core.backend.decoded import decoded
+from tito_core.backend.connections import Reply
 from tito_core.backend.errors import (
     AuthenticationError,
+    BackendError,
     BadRequestError,
     ProtocolViolationError,
     ServerError,
+    WeightsNotLoadedError,
 )
-from tito_core.backend.exchanges import Answer, Exchanges
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.in_flight import Answer, Exchanges
+from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
-from tito_core.backend.streaming import Streaming
-from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory
+from tito_core.backend.streaming import Gathering
+from tito_core.backend.transport import EngineHttp, HttpRequest, HttpTransportFactory, decoded
 from tito_core.backend.typed_values import shown
 from tito_core.ledger.columns import TokenIds
 
@@ -182,11 +184,13 @@ class HttpBackend(ABC):
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
-        streaming: Streaming[T] | None = None,
+        *,
+        gather: Callable[[], Gathering[T]] | None = None,
+        on_chunk: OnChunk | None = None,
         prompt: IdText | None = None,
     ) -> Answer[T]:
         """Send a generation; see `Exchanges.run`."""
-        return await self._exchanges.run(request_id, prepare, kind, streaming, self.abort, prompt)
+        return await self._exchanges.run(request_id, prepare, kind, gather, on_chunk, self.abort, prompt)
 
     async def served_model(self) -> ServedModel:
         """Choose the model asked for among those served, and check that the server is of our kind."""
@@ -216,3 +220,26 @@ class HttpBackend(ABC):
 
 async def _unread(reply: Reply) -> None:
     """Leave an answer that should have been a refusal: it may be long, and says nothing that is needed."""
+
+
+@asynccontextmanager
+async def changing_weights(server: EngineAdmin, path: str, version: str, running: Running) -> AsyncIterator[None]:
+    """Pause a server while its weights are loaded, and resume it unless that fails; arguments: see `load_weights`.
+
+    Raises:
+        WeightsNotLoadedError: Loading raised a `BackendError`; the server is left paused.
+    """
+    if not version:
+        raise ValueError("version must be a name, such as 'step-17': without one nothing tells weights apart.")
+    await server.pause(running)
+    try:
+        yield
+    except BackendError as error:
+        raise WeightsNotLoadedError(
+            f"{server.name} could not load the weights in {path!r} as {version!r} ({error}). It is left paused, "
+            "since it may hold half of them: load good ones with load_weights, which resumes it, or call resume().",
+            backend=server.name,
+            status=error.status,
+            body=error.body,
+        ) from error
+    await server.resume()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -285,3 +285,37 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
+
+
+Running = Literal["keep", "abort"]
+"""What becomes of the generations that run when a server is paused: they go on afterwards, or end."""
+
+
+@runtime_checkable
+class EngineAdmin(Protocol):
+    """A backend whose server lets its weights be changed. Ours do; a third one need not.
+
+    A training loop calls it, and a rollout never.
+    """
+
+    @property
+    def name(self) -> str:
+        """See `Backend.name`."""
+
+    async def pause(self, running: Running = "keep") -> None:
+        """Hold every generation back until `resume`; new ones wait. What was cached of the weights so far is let go."""
+
+    async def resume(self) -> None:
+        """Let generations go on."""
+
+    async def load_weights(self, path: str, version: str, *, running: Running = "keep") -> None:
+        """Pause, load the weights in a folder that the server can read, name their version, and resume.
+
+        A generation that went on over the change reports which tokens came from which version (law 10).
+
+        Raises:
+            WeightsNotLoadedError: The server could not; it is left paused, so that nothing samples from half of them.
+        """
+
+    async def weight_version(self) -> str | None:
+        """Give the version that the server names now, or None when it does not say."""

@@ -12,8 +12,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, shown
-from tito_core.backend.unknown_names import nearest, refuse_unknown
+from tito_core.backend.typed_values import InvalidValueError, nearest, refuse_unknown, shown
 
 ENTRY_POINT_GROUP = "tito.backends"
 

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from tito_core.backend.admin import EngineAdmin, Running
 from tito_core.backend.checked import tokenize
 from tito_core.backend.errors import (
     BackendError,
@@ -20,9 +19,17 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
 )
-from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
-from tito_core.backend.retries import Attempt, Retries
-from tito_core.backend.together import together
+from tito_core.backend.protocol import (
+    Backend,
+    EngineAdmin,
+    EngineInfo,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    Running,
+    TokenRequest,
+)
+from tito_core.backend.retries import Attempt, Retries, together
 from tito_core.ledger.columns import TokenIds
 
 T = TypeVar("T")

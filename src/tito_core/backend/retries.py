@@ -1,10 +1,11 @@
-"""What may pass is tried again: how often, and how long to wait in between."""
+"""Requests that are sent again, where what failed may pass, or at once, where none needs the answer of another."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -112,3 +113,13 @@ def _wait(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     asked = error.retry_after_s if isinstance(error, ThrottledError) else None
     return _backoff(state) if asked is None else min(max(asked, 0.0), LONGEST_WAIT_S)
+
+
+@asynccontextmanager
+async def together() -> AsyncIterator[asyncio.TaskGroup]:
+    """Open a task group whose first error is raised as it is, once the others have been cancelled and have ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None

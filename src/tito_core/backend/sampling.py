@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tito_core.backend.typed_values import TypedValues, shown
-from tito_core.backend.unknown_names import refuse_unknown
+from tito_core.backend.typed_values import TypedValues, refuse_unknown, shown
 
 _ANSWER_SHAPE = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),

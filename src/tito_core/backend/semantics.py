@@ -13,8 +13,8 @@ from tito_core.backend.aborts import generate_whole
 from tito_core.backend.checked import score
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
 from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.retries import together
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.together import together
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Semantics

@@ -13,13 +13,69 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.bodies import ERROR_BYTES
-from tito_core.backend.carrier import Reply
+from tito_core.backend.bodies import ERROR_BYTES, AnswerSize, BodyTooLargeError
+from tito_core.backend.connections import Reply
 from tito_core.backend.errors import UNREADABLE, BackendError, EngineConnectionError, ProtocolViolationError
 from tito_core.backend.http_errors import error_from_status
 from tito_core.backend.protocol import NOTHING, OnChunk, TokenChunk
-from tito_core.backend.sse import EventReader
+
+DONE = b"[DONE]"
+"""What both engines send as the last event's data."""
+
+
+class EventReader:
+    """Cuts a body into events. Keeps only what is not yet a whole event.
+
+    Args:
+        size: Most bytes of an event, and of the stream.
+
+    Attributes:
+        done: Whether the last event, `[DONE]`, has come.
+    """
+
+    __slots__ = ("_length", "_read", "_rest", "_size", "done")
+
+    def __init__(self, size: AnswerSize) -> None:
+        self._size = size
+        self._read = 0
+        self._rest: list[bytes] = []
+        self._length = 0
+        self.done = False
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take the next bytes; return the data of each event that they complete. What follows `[DONE]` is ignored.
+
+        Raises:
+            BodyTooLargeError: A line, or the stream, is longer than it may be.
+        """
+        self._read += len(piece)
+        if self._read > self._size.stream:
+            raise BodyTooLargeError(self._size.stream)
+        # A line may end in \r\n, and the piece between the two: then \r stays in the rest until \n is there.
+        lines = piece.split(b"\n")
+        self._length += len(lines[0])
+        if self._length > self._size.body:
+            raise BodyTooLargeError(self._size.body)
+        self._rest.append(lines[0])
+        if len(lines) == 1:
+            return []
+        lines[0] = b"".join(self._rest)
+        self._rest = [lines.pop()]
+        self._length = len(self._rest[0])
+        return self._data(lines)
+
+    def _data(self, lines: list[bytes]) -> list[bytes]:
+        found: list[bytes] = []
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue  # a blank line between events, a comment that keeps the connection, a field of no use here
+            data = line[5:].strip()
+            if data == DONE:
+                self.done = True
+            elif not self.done:
+                found.append(data)
+        return found
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,30 +110,13 @@ class Gathering(Protocol[T_co]):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Streaming(Generic[T]):
-    """How an answer is streamed.
-
-    Attributes:
-        gather: Begins to put one try's answer together.
-        on_chunk: Is given what comes.
-    """
-
-    gather: Callable[[], Gathering[T]]
-    on_chunk: OnChunk
-
-
-def streaming_to(on_chunk: OnChunk | None, gather: Callable[[], Gathering[T]]) -> Streaming[T] | None:
-    """Say how an answer is streamed to `on_chunk`; None, and in one body, when nobody watches."""
-    return None if on_chunk is None else Streaming(gather, on_chunk)
-
-
 @dataclass(slots=True)
 class StreamReader(Generic[T]):
     """Reads one try's answer.
 
     Attributes:
-        streaming: How.
+        gather: Begins to put the answer together.
+        on_chunk: Is given what comes.
         backend: Name for errors.
         url: Address for errors.
         request_id: Ours, for errors.
@@ -86,7 +125,8 @@ class StreamReader(Generic[T]):
         shown: Whether anything has been given on.
     """
 
-    streaming: Streaming[T]
+    gather: Callable[[], Gathering[T]]
+    on_chunk: OnChunk
     backend: str
     url: str
     request_id: str
@@ -106,7 +146,7 @@ class StreamReader(Generic[T]):
         if "event-stream" not in reply.kind:
             problem = f"its content type is {reply.kind!r}, though a stream was asked for"
             self._refuse(await reply.text(ERROR_BYTES), problem)
-        events, gathering = EventReader(self.size), self.streaming.gather()
+        events, gathering = EventReader(self.size), self.gather()
         async for piece in reply.pieces():
             for event in events.feed(piece):
                 self._show(self._taken(gathering, event))
@@ -120,7 +160,7 @@ class StreamReader(Generic[T]):
     def _show(self, ids: TokenArray) -> None:
         if len(ids):
             self.shown = True
-            self.streaming.on_chunk(TokenChunk(ids))
+            self.on_chunk(TokenChunk(ids))
 
     def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
@@ -165,16 +205,35 @@ class StreamReader(Generic[T]):
         raise error from cause
 
 
+def same_echo(before: msgspec.Raw, echo: msgspec.Raw) -> msgspec.Raw:
+    """Return the echo of the prompt that events have so far, undecoded; the core compares it with what was sent.
+
+    Raises:
+        StreamError: One event echoes another prompt than those before, which a later echo would hide (law 4).
+    """
+    if echo == NOTHING or before == echo:
+        return before
+    if before != NOTHING:
+        raise StreamError("an event echoes another prompt than the events before it")
+    return echo
+
+
 def go_on(before: S, event: S) -> None:
-    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts."""
+    """Let an answer go on with an event of its own type: lists get longer, and of anything else the latest counts.
+
+    Raises:
+        StreamError: It echoes another prompt; see `same_echo`.
+    """
     for name in before.__struct_fields__:
         old, new = getattr(before, name), getattr(event, name)
-        if new is None or (isinstance(new, msgspec.Raw) and new == NOTHING):
+        if new is None:
             continue
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
             go_on(old, new)
         elif isinstance(old, list) and isinstance(new, list) and not name.startswith(_SAID_ONCE):
             old.extend(new)
+        elif isinstance(old, msgspec.Raw):
+            setattr(before, name, same_echo(old, new))
         else:
             setattr(before, name, new)
 

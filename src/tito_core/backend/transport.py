@@ -1,4 +1,4 @@
-"""HTTP to an engine: one pooled client per event loop, typed errors, bounded retries."""
+"""HTTP to an engine: one pooled client per event loop, typed errors, bounded retries, answers decoded."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import aiohttp
 import msgspec
 
 from tito_core.backend import address
-from tito_core.backend.answer_sizes import AnswerSize
-from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, BodyTooLargeError, UndecodableBodyError
-from tito_core.backend.carrier import Carrier, Reply
-from tito_core.backend.clients import LoopCarriers
-from tito_core.backend.connection_errors import error_from_failure, speaks_tls, wants_tls
+from tito_core.backend.bodies import ERROR_BYTES, INFO_BYTES, AnswerSize, BodyTooLargeError, UndecodableBodyError
+from tito_core.backend.connections import Call, Carrier, LoopCarriers, Pool, Reply, known_authorities
 from tito_core.backend.errors import (
+    UNREADABLE,
     BackendError,
     BadRequestError,
     EngineConnectionError,
     EngineTimeoutError,
+    ProtocolViolationError,
 )
-from tito_core.backend.http_errors import error_from_status
+from tito_core.backend.http_errors import error_from_failure, error_from_status, speaks_tls, wants_tls
 from tito_core.backend.id_text import Pieces, in_pieces
-from tito_core.backend.outstanding import Call
-from tito_core.backend.pool import Pool, known_authorities
 from tito_core.backend.retries import Attempt, Retries, Sleep
 from tito_core.backend.typed_values import at_least, positive_seconds
 
@@ -223,3 +220,28 @@ class EngineHttp:
     async def aclose(self) -> None:
         """Close the running loop's client. Loops that end close theirs by themselves."""
         await self._carriers.aclose()
+
+
+def decoded(http: EngineHttp, raw: HttpAnswer, kind: type[T], request_id: str | None = None) -> T:
+    """Decode JSON into a wire type, which skips what it does not name.
+
+    Raises:
+        ProtocolViolationError: Not JSON, or not of this shape.
+    """
+    try:
+        if raw.body and raw.content_type and "json" not in raw.content_type:
+            raise msgspec.DecodeError(f"its content type is {raw.content_type!r}")
+        return msgspec.json.decode(raw.body, type=kind)
+    except UNREADABLE as error:
+        problem = f"but {error}" if raw.body else "but its body is empty"
+        at = re.search(r"byte (\d+)", str(error))
+        start = max(0, int(at[1]) - 40) if at else 0
+        shown = http.hide_key(raw.body[start : start + 80].decode(errors="replace"))
+        raise ProtocolViolationError(
+            f"{http.backend} at {http.base_url} answered 200, {http.hide_key(problem)}: it says {shown!r}. "
+            f"Is this a {http.backend} server, and no proxy's page?",
+            backend=http.backend,
+            status=200,
+            body=http.hide_key(raw.body[:2000].decode(errors="replace")),
+            request_id=request_id,
+        ) from error

@@ -1,8 +1,10 @@
-"""Values that users type: what is wrong with them is one sentence."""
+"""Names and values that users type: what is wrong is one sentence, for an unknown name with the nearest known."""
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -97,3 +99,33 @@ def _allowed(message: str) -> str:
 def _depth(loc: tuple[int | str, ...]) -> int:
     """Return how much of a place users know: the field and an index in it, not the kinds of a union."""
     return 2 if len(loc) > 1 and isinstance(loc[1], int) else 1
+
+
+def refuse_unknown(what: str, given: Any, known: Collection[str]) -> None:
+    """Look at the names of a mapping, such as a pydantic model's input.
+
+    Raises:
+        InvalidValueError: One is not known; the sentence suggests the nearest, or lists them all.
+    """
+    for name in given if isinstance(given, dict) else ():
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean {near!r}?" if near else f". Known: {', '.join(known)}."
+            raise InvalidValueError(f"There is no {what} {shown(name)}{hint}")
+
+
+def nearest(name: Any, known: Collection[str]) -> str | None:
+    """Return the known name that is nearest to a name, or None."""
+    near = difflib.get_close_matches(name.lower(), known, n=1) if isinstance(name, str) else []
+    return near[0] if near else None
+
+
+def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a mapping as arguments.
+
+    Raises:
+        InvalidValueError: A name is not known; see `refuse_unknown`.
+    """
+    names = dict(given)
+    refuse_unknown(what, names, known)
+    return names

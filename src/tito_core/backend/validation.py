@@ -10,7 +10,10 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.column_validation import ColumnValidation
-from tito_core.backend.errors import UNREADABLE
+from tito_core.backend.errors import (
+    UNREADABLE,
+    ProtocolViolationError,
+)
 from tito_core.backend.id_text import SAME
 from tito_core.backend.protocol import (
     NO_COLUMNS,
@@ -21,7 +24,6 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.raw_values import RawReader, floats, integer, text
-from tito_core.backend.score_validation import check_output_ids
 from tito_core.backend.typed_values import shown
 from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Logprobs, TokenIds
@@ -219,3 +221,30 @@ class Validation:
                 f"Law 10: a weight-version span must be (start, stop, version), not {shown(span)}."
             )
         return VersionSpan(first, last, text(version))
+
+
+def check_output_ids(output_ids: TokenIds, vocab_size: int | None, *, backend: str, request_id: str) -> None:
+    """Check what a server sampled: it would refuse an id outside its vocabulary, or die of it, in the next prompt.
+
+    Args:
+        output_ids: int32, shape (n,), none negative.
+        vocab_size: Rows of the server's embedding; None where it is not known, which leaves nothing to check.
+        backend: Name for the error.
+        request_id: Ours, for the error.
+
+    Raises:
+        ProtocolViolationError: An id is outside the vocabulary (law 4).
+    """
+    if vocab_size is not None and len(output_ids) and int(output_ids.max()) >= vocab_size:
+        raise outside_vocabulary(int(output_ids.max()), f"of {vocab_size} tokens", backend, request_id)
+
+
+def outside_vocabulary(token: int, of: str, backend: str, request_id: str) -> ProtocolViolationError:
+    """Return the error for a sampled id that the server itself would not take."""
+    return ProtocolViolationError(
+        f"Law 4: {backend} answered with output id {token}, which is outside its own vocabulary {of}, and could not "
+        "take it in a later prompt. Nothing of the answer is kept: run the turn again, and check the server or a "
+        "proxy before it if that stays so.",
+        backend=backend,
+        request_id=request_id,
+    )

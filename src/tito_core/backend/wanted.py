@@ -11,8 +11,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from tito_core.backend.errors import UnsupportedByServerError
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, TypedValues, shown
-from tito_core.backend.unknown_names import checked_names, refuse_unknown
+from tito_core.backend.typed_values import InvalidValueError, TypedValues, checked_names, refuse_unknown, shown
 
 MOST_TOP_LOGPROBS = 1024
 """More of them a token would fill a server's memory: SGLang takes any number up to the vocabulary, and dies past it."""

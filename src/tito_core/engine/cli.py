@@ -39,7 +39,7 @@ def _sentences() -> Iterator[Say]:
         with on_console() as say:
             yield say
     except RuntimeError as error:
-        from tito_core.engine.models.errors import ModelUnavailable  # loads transformers: two seconds, so only here
+        from tito_core.engine.errors import ModelUnavailable  # loads transformers: two seconds, so only here
 
         if not isinstance(error, EngineError | ModelUnavailable):
             raise

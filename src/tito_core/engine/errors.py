@@ -1,4 +1,4 @@
-"""What goes wrong when an engine is installed, started or stopped."""
+"""What goes wrong when an engine is installed, started or stopped, or a model looked for or built."""
 
 from __future__ import annotations
 
@@ -31,3 +31,15 @@ class StartFailed(EngineError):
 
 class Cancelled(EngineError):
     """The caller gave up while we worked; whatever was started has been stopped."""
+
+
+class ModelUnavailable(RuntimeError):
+    """A model or tokenizer cannot be had; the message says what is missing and what to do."""
+
+
+class UnknownModel(ModelUnavailable):
+    """The name is none of ours, no directory, and no `org/name` of a hub."""
+
+
+class WrongHash(ModelUnavailable):
+    """A fetched file is not the one that was pinned."""

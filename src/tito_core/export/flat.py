@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.export.experts import experts_of
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
-from tito_core.export.sample import TrainingSample
+from tito_core.export.sample import TrainingSample, experts_of
 
 logger = logging.getLogger(__name__)
 

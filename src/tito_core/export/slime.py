@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar
 
-from tito_core.export.experts import experts_of
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
-from tito_core.export.sample import TrainingSample, sample_of, samples_of
+from tito_core.export.sample import TrainingSample, experts_of, sample_of, samples_of
 from tito_core.ledger.ledger import Ledger
 from tito_core.termination import Termination
 

@@ -5,7 +5,6 @@ Each raises `LawViolationError` with one sentence that names the law, turn, offs
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,6 @@ SENTINEL_LOGPROB = -9999.0
 """What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`); never a measurement."""
 ROUNDING = 1e-4
 """How far above 0 float32 rounding may put the logprob of a certain token, in nats."""
-SIGN = 3 if sys.byteorder == "little" else 0
-"""Which byte of an int32 or float32 in memory has the sign."""
 MAX_COUNT = 2**63 - 1
 """Most that a count may be: what a file takes."""
 

@@ -37,8 +37,7 @@ from tito_core.testing.script import (
 )
 from tito_core.testing.server import ScriptedServer
 from tito_core.testing.settle import Decode, Settled
-from tito_core.testing.wire import Encode, EngineState, Wire, WireResponse
-from tito_core.testing.wire_kit import WireKit, find_wire, installed_wires
+from tito_core.testing.wire import Encode, EngineState, Wire, WireKit, WireResponse, find_wire, installed_wires
 
 __all__ = [
     "THROTTLED",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.client_reqrep import ConnectionKey
 
-from tito_core.backend.carrier import Reply
+from tito_core.backend.connections import Reply
 from tito_core.testing.engine import ScriptedEngine
 from tito_core.testing.wire import WireResponse
 

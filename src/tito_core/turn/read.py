@@ -12,7 +12,7 @@ from strands.types.content import ContentBlock, Message
 from tito_core.backend.checked import score
 from tito_core.backend.errors import BadRequestError, UnsupportedByServerError
 from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.score_validation import check_output_ids, outside_vocabulary
+from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
 from tito_core.ledger.columns import Columns
 from tito_core.ledger.histories import extended

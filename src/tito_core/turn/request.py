@@ -14,9 +14,9 @@ import msgspec
 from strands.types.content import Messages
 from strands.types.exceptions import MaxTokensReachedException
 
+from tito_core.backend.checked import check_input_ids, clamp_new_tokens
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import TokenRequest
-from tito_core.backend.request_checks import check_input_ids, clamp_new_tokens
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.ending import Opened
 from tito_core.chat.least_tokens import LeastTokens

@@ -19,8 +19,7 @@ from tito_core.engine.models import (
     ensure_tokenizer,
     load_tokenizer,
 )
-from tito_core.engine.models.build import model_directory
-from tito_core.engine.models.recipe import ModelRecipe, TokenizerRecipe
+from tito_core.engine.models.recipe import ModelRecipe, TokenizerRecipe, model_directory
 
 NO_PYTHON = Path("no-interpreter-is-needed")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tito_core.engine.errors import ModelUnavailable, WrongHash
 from tito_core.engine.models import fetch
-from tito_core.engine.models.errors import ModelUnavailable, WrongHash
 from tito_core.engine.models.fetch import Package, unpack
 
 MEMBER = b"a member's bytes"

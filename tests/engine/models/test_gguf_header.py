@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.engine.models.errors import ModelUnavailable
+from tito_core.engine.errors import ModelUnavailable
 from tito_core.engine.models.gguf_header import Value, read_header
 
 INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 5, 6, 7, 8, 9, 10

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tito_core.chat.tokenizer import load_tokenizer as load_from
-from tito_core.engine.models import hub
-from tito_core.engine.models.build import model_directory, tokenizer_directory
-from tito_core.engine.models.catalog import MODELS
-from tito_core.engine.models.errors import ModelUnavailable, UnknownModel, WrongHash
+from tito_core.engine.errors import ModelUnavailable, UnknownModel, WrongHash
+from tito_core.engine.models import hub, qwen3, smollm2
+from tito_core.engine.models.recipe import model_directory, tokenizer_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["MODELS", "ModelUnavailable", "UnknownModel", "WrongHash", "ensure", "ensure_tokenizer", "load_tokenizer"]
+
+MODELS = {recipe.name: recipe for recipe in (smollm2.MODEL, qwen3.TINY, qwen3.MOE_TINY)}
+"""The models that can be asked for by name."""
 
 
 def ensure(name: str, python: Path, *, progress: Callable[[str], None] | None = None) -> Path:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+from tito_core.engine.errors import ModelUnavailable, WrongHash
 from tito_core.engine.locations import cache_dir
-from tito_core.engine.models.errors import ModelUnavailable, WrongHash
 from tito_core.engine.models.once import Say, build_once
 
 

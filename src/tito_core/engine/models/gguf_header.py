@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import BinaryIO
 
-from tito_core.engine.models.errors import ModelUnavailable
+from tito_core.engine.errors import ModelUnavailable
 
 Value = bool | int | float | str | list["Value"]
 

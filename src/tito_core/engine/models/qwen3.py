@@ -7,8 +7,8 @@ import json
 import shutil
 from pathlib import Path
 
+from tito_core.engine.errors import ModelUnavailable, WrongHash
 from tito_core.engine.models import hub
-from tito_core.engine.models.errors import ModelUnavailable, WrongHash
 from tito_core.engine.models.fetch import Package, check_sha256
 from tito_core.engine.models.once import Say
 from tito_core.engine.models.recipe import ModelRecipe, TokenizerRecipe

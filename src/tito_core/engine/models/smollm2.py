@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tito_core.engine.models.errors import ModelUnavailable
+from tito_core.engine.errors import ModelUnavailable
 from tito_core.engine.models.fetch import Package
 from tito_core.engine.models.gguf_header import Value, read_header
 from tito_core.engine.models.once import Say

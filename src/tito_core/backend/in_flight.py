@@ -1,26 +1,85 @@
-"""Generations on the wire: each is aborted on the engine when its answer is lost, whatever way that happens."""
+"""Generations in flight: each is aborted on the engine when its answer is lost, whatever way that happens.
+
+When the process ends before they do, the engine is told to stop them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
+import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 import msgspec
 
-from tito_core.backend.clients import LoopEndingError
-from tito_core.backend.decoded import decoded
+from tito_core.backend.connections import Call, LoopEndingError
 from tito_core.backend.errors import BackendError, EngineTimeoutError
 from tito_core.backend.id_text import IdText
-from tito_core.backend.outstanding import Outstanding
+from tito_core.backend.protocol import OnChunk
 from tito_core.backend.retries import Attempt
-from tito_core.backend.streaming import Streaming, StreamReader
-from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest
+from tito_core.backend.streaming import Gathering, StreamReader
+from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 
 T = TypeVar("T")
 Abort = Callable[[str], Awaitable[None]]
 ABORT_WITHIN_S = 5.0
+"""Longest time that an abort may take, and that all of those at the end of a process may, in seconds."""
+
+
+class Outstanding:
+    """The running ids of one backend. Threads and event loops may share it.
+
+    Args:
+        call: Gives the call that aborts an id.
+    """
+
+    def __init__(self, call: Callable[[str], Call]) -> None:
+        self._call = call
+        self._running: set[str] = set()
+        _all.add(self)
+
+    def add(self, running: str) -> None:
+        """Count an id as running, until it is answered, known not to run, or aborted."""
+        self._running.add(running)
+
+    def discard(self, running: str) -> None:
+        """Count it no longer."""
+        self._running.discard(running)
+
+    def abort_without_loop(self, running: str) -> None:
+        """Abort what was lost together with its event loop. It does not wait, where a thread can still be had."""
+        self._running.discard(running)
+        call = self._call(running)
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            threading.Thread(target=_post, args=(call, ABORT_WITHIN_S), name="tito-abort").start()
+            return
+        _post(call, ABORT_WITHIN_S)
+
+    def abort_all(self, until: float) -> None:
+        """Tell the engine to stop all of them, as far as time is left."""
+        for running in list(self._running):
+            if (left := until - time.monotonic()) <= 0:
+                return
+            _post(self._call(running), left)
+
+
+def _post(call: Call, timeout_s: float) -> None:
+    with contextlib.suppress(Exception):  # nobody is left whom a failure would say anything
+        call.post(timeout_s)
+
+
+_all: weakref.WeakSet[Outstanding] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    until = time.monotonic() + ABORT_WITHIN_S
+    for outstanding in list(_all):
+        outstanding.abort_all(until)
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True):
@@ -50,9 +109,10 @@ class Exchanges:
         request_id: str,
         prepare: Callable[[str], HttpRequest],
         kind: type[T],
-        streaming: Streaming[T] | None,
+        gather: Callable[[], Gathering[T]] | None,
+        on_chunk: OnChunk | None,
         abort: Abort,
-        prompt: IdText | None = None,
+        prompt: IdText | None,
     ) -> Answer[T]:
         """Send a generation; whatever way a try is lost, the engine is told to stop it before anything else happens.
 
@@ -60,7 +120,8 @@ class Exchanges:
             request_id: Ours.
             prepare: Builds the request for one try from that try's own id.
             kind: Type of the answer.
-            streaming: How it streams; None where it comes in one body.
+            gather: Begins to put the answer together where it streams.
+            on_chunk: Is given what comes of a stream; None where the answer comes in one body.
             abort: Stops a generation on the engine.
             prompt: The prompt, where its echo is asked for: one that is the same is not decoded.
         """
@@ -69,9 +130,9 @@ class Exchanges:
             running, started = attempt.name(request_id), time.perf_counter()
             asked = prepare(running)
             reader = None
-            if streaming is not None:
-                url = self.http.base_url + asked.path
-                reader = StreamReader(streaming, self.http.backend, url, request_id, self.http.hide_key, asked.size)
+            if gather is not None and on_chunk is not None:
+                url, hide = self.http.base_url + asked.path, self.http.hide_key
+                reader = StreamReader(gather, on_chunk, self.http.backend, url, request_id, hide, asked.size)
             self._outstanding.add(running)
             try:
                 if reader is not None:
