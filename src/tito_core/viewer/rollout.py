@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tito_core.ledger.columns import Column, Logprobs
 from tito_core.ledger.errors import LawViolationError
-from tito_core.ledger.header import Header
 from tito_core.ledger.forest_invariants import check_ledger
+from tito_core.ledger.header import Header
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.ledger.turn import Turn
