@@ -10,7 +10,7 @@ from strands import tool
 from support.histories import watched
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.backend.typed_values import InvalidValueError
-from tito_core.ledger.invariants import check_ledger
+from tito_core.ledger import check_ledger
 from tito_core.turn.call_report import CallCounts, ParseReport
 
 LOOSE = call("look", '{"number": 3}').replace("</tool_call>", "").rstrip()
