@@ -30,9 +30,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join(map(str, (site, folder_of("torch"), ROOT / "src")))
 
 
-@pytest.fixture(scope="module")
-def model() -> str:
-    return str(models.ensure("smollm2", install.ensure(find("vllm")).python))
+@pytest.fixture(scope="module", params=["qwen3-tiny", pytest.param("smollm2", marks=pytest.mark.long)])
+def model(request: pytest.FixtureRequest) -> str:
+    """A model's folder: real weights take many minutes at one request at a time."""
+    return str(models.ensure(request.param, install.ensure(find("vllm")).python))
 
 
 def run(*arguments: str, path: str, cwd: Path) -> str:
