@@ -298,3 +298,8 @@ def test_time_grows_with_the_bytes_where_many_leaves_share_a_trunk(tmp_path: Pat
     began = time.process_time()
     assert len(store.read(path)[0].leaves()) == 1_500
     assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize("text", ["", "abcd", "xx" * 32])
+def test_a_string_is_not_read_as_the_base64_of_bytes(tmp_path: Path, text: str) -> None:
+    expect_refused(tmp_path / "x.tito", file_of(with_turn(fingerprint=text)))

@@ -209,5 +209,5 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_unknown_option("setting of a rollout named", options, _CHECKS)
+    refuse_unknown_option("setting of a rollout named", options, _CHECKS, allowed=())
     return {name: _CHECKS[name](name, value) for name, value in options.items()}

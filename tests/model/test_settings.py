@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strands.types.exceptions import MaxTokensReachedException
 
-from tito_core import settings
+from support.scripted import policy_of
+from tito_core import TITOModel, settings
 from tito_core.backend import Capabilities, EngineInfo, SamplingParams, UnsupportedByServerError, Wanted
 from tito_core.backend.aborts import MAX_RESUMES, Aborts
 from tito_core.chat.messages import MALFORMED_CALL
@@ -237,3 +239,19 @@ def test_the_error_of_a_malformed_call() -> None:
 def test_which_calls_are_malformed() -> None:
     calls = tuple(map(call_of, CallStatus))
     assert malformed_of(ParsedTurn("", "", calls)) == (calls[list(CallStatus).index(CallStatus.MALFORMED)],)
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "stop", "stop_token_ids", "min_new_tokens", "seed"])
+def test_the_name_of_a_sampling_parameter_is_sent_to_sampling(name: str) -> None:
+    policy = policy_of("vllm")
+    wrong: Any = {name: 1}
+    for make in (policy.model, partial(TITOModel, backend="vllm", base_url="http://x", tokenizer="x")):
+        with pytest.raises(ValueError, match=f"{name} is a sampling parameter"):
+            make(**wrong)
+
+
+@pytest.mark.parametrize("name", ["http_transport", "sleep"])
+def test_what_only_a_backend_takes_is_no_setting_of_a_rollout(name: str) -> None:
+    wrong: Any = {name: 1}
+    with pytest.raises(ValueError, match=name):
+        Settings.of(**wrong)

@@ -102,23 +102,25 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
             raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
 
 
-def refuse_unknown_option(what: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+def refuse_unknown_option(
+    what: str, given: Mapping[str, Any], known: Collection[str], *, allowed: Collection[str] = _SEAMS
+) -> None:
     """Check the names of options.
 
     Raises:
         InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
     """
     for name in given:
-        if name in known or name in _SEAMS or nearest(name, known):
+        if name in known or name in allowed:
             continue
-        if sampling := nearest(name, SamplingParams.model_fields):
+        if name in SamplingParams.model_fields:
+            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
+        if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
             raise InvalidValueError(
-                f"{name} is a sampling parameter: give it as sampling={{{sampling!r}: ...}}."
-                if name == sampling
-                else f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
+                f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
                 f"sampling={{{sampling!r}: ...}}?"
             )
-    refuse_unknown(what, {name: value for name, value in given.items() if name not in _SEAMS}, known)
+    refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)
 
 
 def option_names(backend: Any) -> Collection[str] | None:

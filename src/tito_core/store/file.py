@@ -113,7 +113,7 @@ class LedgerFile:
         if not headers:
             raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
         header = next(self._read(headers[:1]))
-        ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode)
+        ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode, base64=False)
         if ledger.uuid != uuid:
             raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
         if check:

@@ -122,9 +122,17 @@ def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ..
 
 
 def load(
-    header: Any, turns: Iterable[Any], annotations: Iterable[Any], plain_of: Callable[[Any], Any] = lambda part: part
+    header: Any,
+    turns: Iterable[Any],
+    annotations: Iterable[Any],
+    plain_of: Callable[[Any], Any] = lambda part: part,
+    *,
+    base64: bool = True,
 ) -> Ledger:
     """Rebuild one ledger from its records, in the order they were written; `plain_of` decodes each.
+
+    Args:
+        base64: Whether bytes may be strings of base64, as in JSON.
 
     Raises:
         SchemaError: They do not have the schema's fields, or do not fit together.
@@ -140,10 +148,11 @@ def load(
         return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
 
     try:
-        begun = _read(plain_of(header), Header)
+        begun = _read(plain_of(header), Header, base64=base64)
         for record in turns:
-            drafts.append(_read(plain_of(record), Draft, shared))  # noqa: PERF401  # which `shared` looks at meanwhile
-        return Ledger.load(begun, drafts, [_read(plain_of(record), Annotation) for record in annotations])
+            drafts.append(_read(plain_of(record), Draft, shared, base64=base64))  # noqa: PERF401  # which `shared` looks at meanwhile
+        notes = [_read(plain_of(record), Annotation, base64=base64) for record in annotations]
+        return Ledger.load(begun, drafts, notes)
     except UNREADABLE as error:
         raise SchemaError(f"Record {len(drafts)} of a ledger cannot be read: {error}") from error
 
@@ -160,18 +169,18 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
         return known[kind] if isinstance(value, int) else _first(kind, value, 0)
 
     try:
-        _read(msgspec.msgpack.decode(payload), Draft, shared)
+        _read(msgspec.msgpack.decode(payload), Draft, shared, base64=False)
     except UNREADABLE as error:
         raise SchemaError(f"Turn {turn.index} could not be read back from a file: {error}") from error
 
 
-def _read(value: Any, kind: type[T], shared: Callable[[type, Any], Any] | None = None) -> T:
+def _read(value: Any, kind: type[T], shared: Callable[[type, Any], Any] | None = None, *, base64: bool) -> T:
     """Make a plain value a `kind`; `shared` makes what turns have in common.
 
     A field that `kind` does not have raises: what a damaged name or a newer version says is not dropped in silence.
     """
     _expect_known_fields(value, kind)
-    return msgspec.convert(value, kind, dec_hook=shared)
+    return msgspec.convert(value, kind, dec_hook=shared, builtin_types=None if base64 else (bytes,))
 
 
 def _expect_known_fields(value: Any, kind: type) -> None:

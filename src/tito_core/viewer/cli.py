@@ -17,6 +17,8 @@ from tito_core.viewer.server import Server
 from tito_core.viewer.site import Site
 from tito_core.viewer.token_text import TokenTexts
 
+_PAGE = b"<!doctype html>"
+"""How every page begins."""
 Paths = Annotated[
     list[Path], typer.Argument(help="Files of rollouts, or folders of collected ones.", exists=True, metavar="PATH...")
 ]
@@ -85,7 +87,13 @@ def _first_page(numbers: list[int]) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
+    """Write a page, also over an older one, but never over a file of something else, such as rollouts."""
     try:
+        if path.is_file():
+            with path.open("rb") as file:
+                there = file.read(len(_PAGE))
+            if there not in (b"", _PAGE):
+                raise typer.BadParameter(f"--html {path}: that file exists and is not a page. Name another.")
         path.write_bytes(content)
     except OSError as error:
         raise typer.BadParameter(f"--html {path}: {error.strerror}.") from error

@@ -1,0 +1,28 @@
+"""`tito view --html` writes over pages, and over nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tito_core.cli import app
+
+REAL = sorted((Path(__file__).parent / "real").glob("*.tito"))[0]
+
+
+def test_rollouts_are_not_written_over(tmp_path: Path) -> None:
+    rollouts = tmp_path / "a.tito"
+    rollouts.write_bytes(REAL.read_bytes())
+    ended = CliRunner().invoke(app, ["view", str(rollouts), "--rollout", "1", "--html", str(rollouts)])
+    assert ended.exit_code == 2
+    assert rollouts.read_bytes() == REAL.read_bytes()
+
+
+def test_an_older_page_or_an_empty_file_is(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.touch()
+    for _ in range(2):
+        ended = CliRunner().invoke(app, ["view", str(REAL), "--rollout", "1", "--html", str(page)])
+        assert ended.exit_code == 0, ended.output
+        assert page.read_bytes().startswith(b"<!doctype html>")
