@@ -211,6 +211,21 @@ def _same_ids(reader: RawReader, ids: object, sent: list[int]) -> None:
             raise reader.violation(f"Law 4: id {token} at offset {offset} was sent, the server scored {shown(other)}.")
 
 
+async def connected(backend: Backend) -> EngineInfo:
+    """Ask a backend what its server is.
+
+    Raises:
+        BackendError: The server could not be asked.
+        ProtocolViolationError: What came is not an `EngineInfo`, which checks its own fields.
+    """
+    info: object = await backend.connect()
+    if isinstance(info, EngineInfo):
+        return info
+    raise ProtocolViolationError(
+        f"connect() of the backend {backend.name!r} must return an EngineInfo, not {shown(info)}.", backend=backend.name
+    )
+
+
 async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
     """Sample one completion.
 
@@ -223,7 +238,7 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
         BackendError: The request cannot be sent, or failed.
         ProtocolViolationError: The answer breaks law 2, 4 or 10.
     """
-    info = await backend.connect()
+    info = await connected(backend)
     sent = sendable(request, info, backend=backend.name)
     if on_chunk is None:
         return validated(await backend.generate(sent), sent, info)
@@ -244,7 +259,7 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logpro
         BackendError: The sequence cannot be sent, or scoring failed.
         ProtocolViolationError: The scores break law 4.
     """
-    info = await backend.connect()
+    info = await connected(backend)
     ids = check_input_ids(token_ids, info.vocab_size, backend=backend.name)
     clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)  # vLLM cannot score without sampling one
     return validated_scores(await backend.score(ids), ids, info)
@@ -260,7 +275,7 @@ async def tokenize(backend: Backend, text: str) -> TokenIds | None:
         BackendError: The server could not be asked.
         ProtocolViolationError: What came are no token ids.
     """
-    return validated_ids(await backend.tokenize(text), await backend.connect())
+    return validated_ids(await backend.tokenize(text), await connected(backend))
 
 
 def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:
