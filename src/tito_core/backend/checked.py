@@ -32,14 +32,14 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
         backend: Name for errors.
 
     Returns:
-        The request with int32 ids, with `max_new_tokens` that fit, and with the text of its ids.
+        The request with int32 ids, with `max_new_tokens` that fit and `extra` of its own, and with the text of its ids.
 
     Raises:
         BadRequestError: Ids, parameters or the text cannot be sent.
         ContextLengthError: The prompt leaves no room for a single token.
         UnsupportedByServerError: The server cannot give what is wanted.
     """
-    ids = check_input_ids(request.input_ids, info.vocab_size, backend=backend)
+    ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
     if not request.lenient:
         info.capabilities.check(request.wanted, request.sampling, backend=backend)
@@ -52,10 +52,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    sampling = request.sampling.within(room)
-    if ids is request.input_ids and sampling is request.sampling and text is request.text:
-        return request
-    return replace(request, input_ids=ids, sampling=sampling, text=text)
+    return replace(request, input_ids=ids, sampling=request.sampling.within(room).apart(), text=text)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
@@ -90,6 +87,14 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             backend=backend,
         )
     return ids.astype(np.int32, copy=False)
+
+
+def _read_only(ids: TokenIds) -> TokenIds:
+    """Return ids that a backend cannot write to, since its answer is compared with them; a turn's are so already."""
+    if ids.flags.writeable:
+        ids = ids.copy()
+        ids.flags.writeable = False
+    return ids
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
@@ -260,7 +265,7 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logpro
         ProtocolViolationError: The scores break law 4.
     """
     info = await connected(backend)
-    ids = check_input_ids(token_ids, info.vocab_size, backend=backend.name)
+    ids = _read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
     clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)  # vLLM cannot score without sampling one
     return validated_scores(await backend.score(ids), ids, info)
 
