@@ -304,6 +304,19 @@ def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     assert [each.output_ids.tolist() for each in seen] == [[21]]
 
 
+@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])  # type: ignore[arg-type]
+def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
+    backend: Any = Liar(truth(), chunks=[chunk])
+    refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
+
+
+@pytest.mark.parametrize("chunks", [[[22]], [[21], [21]], [[21, 22], [EOS, 9]]])
+def test_chunks_that_differ_from_the_answer_are_the_backends_fault(chunks: list[list[int]]) -> None:
+    backend: Any = Liar(truth(), chunks=[TokenChunk(np.array(ids)) for ids in chunks])
+    sentence = str(refused(lambda: asyncio.run(generate(backend, REQUEST, [].append))))
+    assert str([token for ids in chunks for token in ids]) in sentence
+
+
 @pytest.mark.parametrize("shape", [(7, 2, 0), (7, 0, 2)])
 def test_experts_that_are_none_are_refused(shape: tuple[int, ...]) -> None:
     request = replace(REQUEST, wanted=Wanted(routed_experts=True))

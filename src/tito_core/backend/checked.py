@@ -248,10 +248,21 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
     if on_chunk is None:
         return validated(await backend.generate(sent), sent, info)
 
-    def show(chunk: TokenChunk) -> None:
-        on_chunk(_readable(chunk, info.backend, request.request_id))
+    reader, seen = RawReader(info.backend, request.request_id), list[int]()
 
-    return validated(await backend.generate(sent, show), sent, info)
+    def show(chunk: TokenChunk) -> None:
+        with reader.reading(chunk):
+            read = _readable(chunk, info.backend, request.request_id)
+        seen.extend(read.output_ids.tolist())
+        on_chunk(read)
+
+    response = validated(await backend.generate(sent, show), sent, info)
+    if response.output_ids[: len(seen)].tolist() != seen:
+        raise reader.violation(
+            f"Law 4: the chunks of the answer held the ids {shown(seen)}, and the whole answer begins with "
+            f"{shown(response.output_ids[: len(seen)].tolist())}. Nothing of it is kept."
+        )
+    return response
 
 
 async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logprobs:
