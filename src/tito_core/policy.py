@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
+from tito_core.backend.checked import connected
 from tito_core.backend.errors import printable
 from tito_core.backend.protocol import Backend, EngineInfo
 from tito_core.backend.registry import (
@@ -98,6 +99,7 @@ async def connect(
     if file is not None and not file.appends:
         raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
     engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
+    check_backend(engine)
     name = getattr(tokenizer, "name_or_path", tokenizer)
     logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
     bound = bind(
@@ -110,7 +112,7 @@ async def connect(
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
     probe = bound.template.first_prompt([asked(QUESTION)], None, bound.template.rendering.usual_tools)
     logger.info("backend=<%s> | asking the server what it is", engine.name)
-    info = await engine.connect()
+    info = await connected(engine)
     logger.info(
         "model=<%s>, version=<%s> | comparing its tokenizer", printable(info.model), printable(str(info.version))
     )

@@ -275,6 +275,15 @@ SHAPES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"routed_experts": np.zeros((7, 2, 2))}, ("routed_experts", "integer")),
     ({"sampling_mask": [[21.0], [22], [EOS]]}, ("sampling_mask", "21.0")),
     ({"top_logprobs": [[(21, False), (9, -0.5)]] * 3}, ("top_logprobs", "False")),
+    ({"routed_experts": np.full((7, 2, 2), -1)}, ("routed_experts", "-1")),
+    (
+        {"top_logprobs": [[(VOCAB, -0.5), (t, p)] for t, p in zip(OUTPUT, (-1.0, -2.0, -3.0), strict=True)]},
+        (f"{VOCAB}",),
+    ),
+    ({"sampling_mask": [[token, VOCAB] for token in OUTPUT]}, (str(VOCAB), "vocabulary")),
+    ({"stop": "banana"}, ("'banana'", "()")),
+    ({"stop": ""}, ("''", "()")),
+    ({"latency_s": 1e308}, ("latency_s", "1e+308")),
     ({"logprob_ids": StrangeList(OUTPUT)}, ("OSError", "no items")),
 ]
 
@@ -293,6 +302,29 @@ def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     backend: Any = Liar(truth(), chunks=[TokenChunk(np.array([21])), chunk])
     refused(lambda: asyncio.run(generate(backend, REQUEST, seen.append)))
     assert [each.output_ids.tolist() for each in seen] == [[21]]
+
+
+@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])  # type: ignore[arg-type]
+def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
+    backend: Any = Liar(truth(), chunks=[chunk])
+    refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
+
+
+@pytest.mark.parametrize("chunks", [[[22]], [[21], [21]], [[21, 22], [EOS, 9]]])
+def test_chunks_that_differ_from_the_answer_are_the_backends_fault(chunks: list[list[int]]) -> None:
+    backend: Any = Liar(truth(), chunks=[TokenChunk(np.array(ids)) for ids in chunks])
+    sentence = str(refused(lambda: asyncio.run(generate(backend, REQUEST, [].append))))
+    assert str([token for ids in chunks for token in ids]) in sentence
+
+
+@pytest.mark.parametrize("shape", [(7, 2, 0), (7, 0, 2)])
+def test_experts_that_are_none_are_refused(shape: tuple[int, ...]) -> None:
+    request = replace(REQUEST, wanted=Wanted(routed_experts=True))
+    assert str(shape) in str(refused(ask, truth(routed_experts=np.zeros(shape, np.int32)), request))
+
+
+def test_a_stop_string_that_was_asked_for_may_end_an_answer() -> None:
+    assert ask(truth(stop="there"), request_of(stop=["there"])).stop == "there"
 
 
 def scored(**changes: Any) -> Any:

@@ -115,9 +115,11 @@ def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: in
     text = request.text
     for ids in before:
         text = None if text is None else text.then(ids)
+    input_ids = np.concatenate([request.input_ids, *before])
+    input_ids.flags.writeable = False
     return replace(
         request,
-        input_ids=np.concatenate([request.input_ids, *before]),
+        input_ids=input_ids,
         sampling=sampling.model_copy(update=left),
         request_id=f"{request.request_id}-part{number}",
         text=text,

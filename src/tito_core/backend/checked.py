@@ -32,14 +32,14 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
         backend: Name for errors.
 
     Returns:
-        The request with int32 ids, with `max_new_tokens` that fit, and with the text of its ids.
+        The request with int32 ids, with `max_new_tokens` that fit and `extra` of its own, and with the text of its ids.
 
     Raises:
         BadRequestError: Ids, parameters or the text cannot be sent.
         ContextLengthError: The prompt leaves no room for a single token.
         UnsupportedByServerError: The server cannot give what is wanted.
     """
-    ids = check_input_ids(request.input_ids, info.vocab_size, backend=backend)
+    ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
     if not request.lenient:
         info.capabilities.check(request.wanted, request.sampling, backend=backend)
@@ -52,10 +52,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
             backend=backend,
             request_id=request.request_id,
         )
-    sampling = request.sampling.within(room)
-    if ids is request.input_ids and sampling is request.sampling and text is request.text:
-        return request
-    return replace(request, input_ids=ids, sampling=sampling, text=text)
+    return replace(request, input_ids=ids, sampling=request.sampling.within(room).apart(), text=text)
 
 
 def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None, *, backend: str) -> TokenIds:
@@ -90,6 +87,14 @@ def check_input_ids(input_ids: Sequence[int] | TokenIds, vocab_size: int | None,
             backend=backend,
         )
     return ids.astype(np.int32, copy=False)
+
+
+def _read_only(ids: TokenIds) -> TokenIds:
+    """Return ids that a backend cannot write to, since its answer is compared with them; a turn's are so already."""
+    if ids.flags.writeable:
+        ids = ids.copy()
+        ids.flags.writeable = False
+    return ids
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
@@ -211,6 +216,21 @@ def _same_ids(reader: RawReader, ids: object, sent: list[int]) -> None:
             raise reader.violation(f"Law 4: id {token} at offset {offset} was sent, the server scored {shown(other)}.")
 
 
+async def connected(backend: Backend) -> EngineInfo:
+    """Ask a backend what its server is.
+
+    Raises:
+        BackendError: The server could not be asked.
+        ProtocolViolationError: What came is not an `EngineInfo`, which checks its own fields.
+    """
+    info: object = await backend.connect()
+    if isinstance(info, EngineInfo):
+        return info
+    raise ProtocolViolationError(
+        f"connect() of the backend {backend.name!r} must return an EngineInfo, not {shown(info)}.", backend=backend.name
+    )
+
+
 async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | None = None) -> TokenResponse:
     """Sample one completion.
 
@@ -223,15 +243,26 @@ async def generate(backend: Backend, request: TokenRequest, on_chunk: OnChunk | 
         BackendError: The request cannot be sent, or failed.
         ProtocolViolationError: The answer breaks law 2, 4 or 10.
     """
-    info = await backend.connect()
+    info = await connected(backend)
     sent = sendable(request, info, backend=backend.name)
     if on_chunk is None:
         return validated(await backend.generate(sent), sent, info)
 
-    def show(chunk: TokenChunk) -> None:
-        on_chunk(_readable(chunk, info.backend, request.request_id))
+    reader, seen = RawReader(info.backend, request.request_id), list[int]()
 
-    return validated(await backend.generate(sent, show), sent, info)
+    def show(chunk: TokenChunk) -> None:
+        with reader.reading(chunk):
+            read = _readable(chunk, info.backend, request.request_id)
+        seen.extend(read.output_ids.tolist())
+        on_chunk(read)
+
+    response = validated(await backend.generate(sent, show), sent, info)
+    if response.output_ids[: len(seen)].tolist() != seen:
+        raise reader.violation(
+            f"Law 4: the chunks of the answer held the ids {shown(seen)}, and the whole answer begins with "
+            f"{shown(response.output_ids[: len(seen)].tolist())}. Nothing of it is kept."
+        )
+    return response
 
 
 async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logprobs:
@@ -244,8 +275,8 @@ async def score(backend: Backend, token_ids: Sequence[int] | TokenIds) -> Logpro
         BackendError: The sequence cannot be sent, or scoring failed.
         ProtocolViolationError: The scores break law 4.
     """
-    info = await backend.connect()
-    ids = check_input_ids(token_ids, info.vocab_size, backend=backend.name)
+    info = await connected(backend)
+    ids = _read_only(check_input_ids(token_ids, info.vocab_size, backend=backend.name))
     clamp_new_tokens(1, len(ids), info.max_model_len, backend=backend.name)  # vLLM cannot score without sampling one
     return validated_scores(await backend.score(ids), ids, info)
 
@@ -260,7 +291,7 @@ async def tokenize(backend: Backend, text: str) -> TokenIds | None:
         BackendError: The server could not be asked.
         ProtocolViolationError: What came are no token ids.
     """
-    return validated_ids(await backend.tokenize(text), await backend.connect())
+    return validated_ids(await backend.tokenize(text), await connected(backend))
 
 
 def _readable(chunk: object, backend: str, request_id: str) -> TokenChunk:

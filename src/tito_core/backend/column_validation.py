@@ -33,12 +33,14 @@ class ColumnValidation:
         request: What was asked.
         ids: The output's ids, already checked.
         logprobs: Theirs.
+        vocab_size: Ids must be below it; None where it is not known.
     """
 
     reader: RawReader
     request: TokenRequest
     ids: TokenIds
     logprobs: Logprobs
+    vocab_size: int | None = None
 
     def columns(self, raw: RawResponse) -> Mapping[str, Column]:
         """Give what was wanted as columns, in offsets of the prompt.
@@ -160,7 +162,8 @@ class ColumnValidation:
         whole = len(self.request.input_ids) + len(self.ids) - 1
         array = self._array(said, (whole, whole - start))
         shape = self.request.wanted.expert_shape
-        if (array.ndim != 3 and not self.request.lenient) or shape not in (None, array.shape[1:]):
+        unlike = array.ndim != 3 or 0 in array.shape[1:]
+        if (unlike and not self.request.lenient) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
             raise self.reader.violation(
                 f"Law 2: routed_experts have shape {array.shape}, expected ({whole - start}, {expected})."
@@ -169,6 +172,8 @@ class ColumnValidation:
             raise self.reader.violation(
                 f"Law 2: routed_experts have {len(array)} rows, expected {whole}, or {whole - start} from {start} on."
             )
+        if array.size and array.min() < 0:
+            raise self.reader.violation(f"Law 2: routed_experts hold {array.min()}, which is not an expert.")
         try:
             return Column.of(start, array[start:] if len(array) == whole else array)
         except LawViolationError as error:
@@ -210,6 +215,10 @@ class ColumnValidation:
     def _token(self, token: int | str | None, offset: int) -> int:
         if type(token) is not int or not 0 <= token <= INT32_MAX:
             raise self.reader.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
+        if self.vocab_size is not None and token >= self.vocab_size:
+            raise self.reader.violation(
+                f"Law 4: id {token} at output token {offset} is outside the vocabulary of {self.vocab_size} tokens."
+            )
         return token
 
 

@@ -13,13 +13,17 @@ import numpy.typing as npt
 
 from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.id_text import IdText
+from tito_core.backend.raw_values import is_text
 from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.typed_values import shown
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """What comes beside when nothing is wanted: one for all turns."""
+MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
+"""Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +57,59 @@ class EngineInfo:
     unreported: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check the sizes, whichever backend read them.
+        """Check every field, whichever backend read it: once, so that a turn need not.
 
         Raises:
-            ProtocolViolationError: One is not a whole number above zero.
+            ProtocolViolationError: One is not of its type, or a size is not a whole number above zero.
         """
+        backend = self.backend if is_text(self.backend) else ""
         for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
             if size is not None and (type(size) is not int or size < 1):
                 raise ProtocolViolationError(
-                    f"{self.backend} reports {name}={size!r}, which cannot be a number of tokens: check how the server "
+                    f"{backend} reports {name}={shown(size)}, which cannot be a number of tokens: check how the server "
                     "was started, or what stands between it and here.",
-                    backend=self.backend,
+                    backend=backend,
                 )
+        for name, (allowed, is_allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            if not is_allowed(value):
+                raise ProtocolViolationError(
+                    f"The backend {backend!r} reports {name}={shown(value)}, which must be {allowed}: correct the "
+                    "EngineInfo that its connect() returns.",
+                    backend=backend,
+                )
+
+
+def _are_capabilities(value: object) -> bool:
+    return (
+        isinstance(value, Capabilities)
+        and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
+        and all(type(getattr(value, name)) in (bool, type(None)) for name in _GIVEN)
+        and type(value.lower_first) is bool
+        and isinstance(value.options, Mapping)
+        and all(is_text(word) for pair in value.options.items() for word in pair)
+    )
+
+
+_GIVEN = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
+_TEXT = ("a string that UTF-8 can write", is_text)
+_TEXT_OR_NONE = ("a string that UTF-8 can write, or None", lambda value: value is None or is_text(value))
+_MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
+_ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "backend": _TEXT,
+    "model": _TEXT,
+    "version": _TEXT_OR_NONE,
+    "weight_version": _TEXT_OR_NONE,
+    "processed_logprobs": _MEASURED,
+    "truncated_logprobs": _MEASURED,
+    "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
+    "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
+    "unreported": (
+        "a frozenset of names of MAY_BE_UNREPORTED",
+        lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,
+    ),
+}
+"""What the fields of `EngineInfo` but its sizes may be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,8 +157,6 @@ UndecodedIds: TypeAlias = bytes | msgspec.Raw
 """A list of ids as the JSON text that a server sent."""
 NOTHING = msgspec.Raw(b"null")
 """What undecoded JSON holds where a server left a field out, or sent null."""
-MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
-"""Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -55,6 +55,11 @@ def text(value: object) -> str | None:
     return str.__str__(value)
 
 
+def is_text(value: object) -> bool:
+    """Tell whether a value is a string that UTF-8 can write."""
+    return text(value) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class RawReader:
     """Reads one answer's values; each failure is a `ProtocolViolationError` that carries backend and request id.

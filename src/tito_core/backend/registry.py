@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
+from tito_core.backend.raw_values import is_text
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
 from tito_core.backend.sampling import SamplingParams
@@ -49,17 +50,27 @@ def installed_backends() -> list[str]:
 
 
 def check_backend(backend: Any) -> None:
-    """Check that a backend is a name or an object.
+    """Check that a backend is a name, or an instance with a name and every coroutine function of `Backend`.
 
     Raises:
-        InvalidValueError: It is neither.
+        InvalidValueError: It is neither; the sentence names what is missing.
     """
     if isinstance(backend, str):
         return
-    if not all(hasattr(backend, name) for name in ("connect", "generate", "name")):
-        names = ", ".join(map(repr, installed_backends()))
-        shown = "None" if backend is None else f"of type {type(backend).__name__}"
-        raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {shown}.")
+    methods = [name for name, method in vars(Backend).items() if inspect.iscoroutinefunction(method)]
+    lacking = [name for name in methods if not inspect.iscoroutinefunction(getattr(backend, name, None))]
+    if isinstance(backend, type):
+        wrong = f"the class {backend.__name__}: build an instance of it"
+    elif lacking == methods:
+        wrong = "None" if backend is None else f"of type {type(backend).__name__}"
+    elif lacking:
+        wrong = f"a {type(backend).__name__} without `async def` of {', '.join(lacking)}"
+    elif not is_text(getattr(backend, "name", None)):
+        wrong = f"a {type(backend).__name__} whose name is {shown(getattr(backend, 'name', None))}: make it a string"
+    else:
+        return
+    names = ", ".join(map(repr, installed_backends()))
+    raise InvalidValueError(f"backend must be a name ({names}) or a backend object, not {wrong}.")
 
 
 def create_backend(name: str, base_url: str | Sequence[str], **options: Any) -> Backend:

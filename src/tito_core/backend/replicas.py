@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
-from tito_core.backend.checked import tokenize
+from tito_core.backend.checked import connected, tokenize
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -87,7 +87,7 @@ class Replicas:
             BackendError: One could not be asked.
         """
         if self._info is None:
-            found = await self._each(lambda member: self._retries(lambda _: member.backend.connect()))
+            found = await self._each(lambda member: self._retries(lambda _: connected(member.backend)))
             self._check_alike(found)
             lengths = [info.max_model_len for info in found if info.max_model_len is not None]
             weights = {info.weight_version for info in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -135,9 +136,9 @@ class SamplingParams(TypedValues):
             raise ValueError(f"extra: logit_bias must map token ids to numbers, not {shown(value[_BIAS])}.")
         try:
             json.dumps(value, allow_nan=False)
+            return deepcopy(value)  # what a user goes on to change is not what was checked
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"extra cannot be sent as JSON ({error}): {shown(value)}.") from None
-        return value
 
     @model_validator(mode="after")
     def _lengths(self) -> SamplingParams:
@@ -158,6 +159,10 @@ class SamplingParams(TypedValues):
             return self
         limits = {"max_new_tokens": room, "min_new_tokens": min(self.min_new_tokens, room)}
         return self.model_copy(update=limits)
+
+    def apart(self) -> SamplingParams:
+        """Give the same parameters with `extra` of their own, for somebody who may change it."""
+        return self.model_copy(update={"extra": deepcopy(self.extra)})
 
     def shared_fields(self) -> dict[str, Any]:
         """Give the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +30,8 @@ from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import MAX_COUNT, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
+LONGEST_S = 1e9
+"""A latency above this, of thirty years, is not one; in milliseconds it has to fit an integer."""
 _FINISHES: dict[str, Finish] = {finish.value: finish for finish in Finish}
 
 
@@ -79,7 +80,7 @@ class Validation:
         self._end(finish, ids or [], stop, request)
         columns = NO_COLUMNS
         if not never_ran and request.wanted is not NOTHING_WANTED:
-            columns = ColumnValidation(self.reader, request, output, logprobs).columns(raw)
+            columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
         return TokenResponse(
             output_ids=output,
@@ -156,11 +157,15 @@ class Validation:
         return found
 
     def _end(self, finish: Finish, output_ids: list[int], stop: int | str | None, request: TokenRequest) -> None:
-        """Check that a stop token is the last id and the only stop, and that a length finish used its budget."""
+        """Check that a stop token is the last id and the only stop, a stop string asked for, and a budget used up."""
         sampling = request.sampling
         if finish == Finish.STOP and isinstance(stop, int) and output_ids[-1] != stop:
             raise self.reader.violation(
                 f"Law 4: stop token {stop} ended the output, whose last id is {output_ids[-1]}."
+            )
+        if finish == Finish.STOP and isinstance(stop, str) and stop not in sampling.stop:
+            raise self.reader.violation(
+                f"Law 4: the stop string {shown(stop)} ended the output, and those asked for are {sampling.stop}."
             )
         if finish == Finish.LENGTH and len(output_ids) != sampling.max_new_tokens:
             raise self.reader.violation(
@@ -199,7 +204,7 @@ class Validation:
 
     def _seconds(self, said: object) -> float:
         [seconds] = floats([said]) or [None]
-        if seconds is None or not (math.isfinite(seconds) and seconds >= 0):
+        if seconds is None or not 0 <= seconds <= LONGEST_S:
             raise self.reader.violation(f"Law 4: latency_s must be a number of seconds, not {shown(said)}.")
         return float(seconds)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.checked import score
+from tito_core.backend.checked import connected, score
 from tito_core.backend.errors import ContextLengthError
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import create_backend
@@ -41,7 +41,7 @@ class Rescored:
 async def connect_for_scoring(backend: str, base_url: str) -> Backend:
     """Connect to a server that is only asked for scores, so that no tokenizer is needed."""
     engine = create_backend(backend, base_url)
-    await engine.connect()
+    await connected(engine)
     return engine
 
 

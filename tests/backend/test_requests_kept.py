@@ -1,0 +1,88 @@
+"""What a backend does to a request changes neither another request nor what the core compares its answer with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend.test_raw_responses import Liar, truth
+from support.backends import EOS, PROMPT, request_of
+from tito_core.backend import RawResponse, RawScores, SamplingParams
+from tito_core.backend.aborts import generate_whole
+from tito_core.backend.checked import generate, score
+
+
+class Changer(Liar):
+    """Changes what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(truth())
+        self.extras: list[Any] = []
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> Any:
+        self.extras.append(dict(request.sampling.extra))
+        request.sampling.extra["top_a"] = 0.5
+        request.sampling.extra.get("nested", {"x": []})["x"].append(2)
+        return self.raw
+
+
+@pytest.mark.parametrize("extra", [{}, {"nested": {"x": [1]}}])
+def test_extra_fields_are_each_requests_own(extra: dict[str, Any]) -> None:
+    backend, request = Changer(), request_of(extra=extra)
+    for _ in range(2):
+        asyncio.run(generate(backend, request))
+    assert [each.keys() for each in backend.extras] == [extra.keys()] * 2
+    assert request.sampling.extra == ({"nested": {"x": [1]}} if extra else {})
+
+
+def test_extra_fields_are_a_copy_of_what_the_user_wrote() -> None:
+    wrote: dict[str, Any] = {"nested": {"x": [1]}}
+    sampling = SamplingParams(extra=wrote)
+    wrote["nested"]["x"].append(2)
+    assert sampling.extra == {"nested": {"x": [1]}}
+
+
+class Overwriter(Liar):
+    """Writes into the ids that it gets, and says that these are what it read."""
+
+    def __init__(self, parts: int = 1) -> None:
+        super().__init__(None)
+        self.parts = parts
+
+    async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
+        self.parts -= 1
+        if not self.parts:
+            request.input_ids[:] = 5
+        return truth(
+            finish="abort" if self.parts else "stop",
+            output_ids=[21, 22, 23 if self.parts else EOS],
+            logprob_ids=None,
+            echoed=request.input_ids.tolist(),
+            prompt_tokens=len(request.input_ids),
+        )
+
+    async def score(self, token_ids: Any) -> RawScores:
+        token_ids[:] = 5
+        return RawScores(logprobs=[None] + [-1.0] * (len(token_ids) - 1), token_ids=token_ids.tolist())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_prompt_cannot_be_written_to(parts: int) -> None:
+    """Neither a first one nor one that goes on after an abort; the caller's array stays as it is, and is its own."""
+    ids = np.array(PROMPT, np.int32)
+    request = replace(request_of(max_new_tokens=9), input_ids=ids)
+    with pytest.raises(ValueError, match="read-only"):
+        asyncio.run(generate_whole(Overwriter(parts), request))
+    assert ids.tolist() == list(PROMPT)
+    assert ids.flags.writeable
+
+
+def test_a_scored_sequence_cannot_be_written_to() -> None:
+    ids = np.array(PROMPT, np.int32)
+    with pytest.raises(ValueError, match="read-only"):
+        asyncio.run(score(Overwriter(), ids))
+    assert ids.tolist() == list(PROMPT)
