@@ -192,6 +192,7 @@ INSIDE = [
     f"Set <parameter=x>\n{LOOK}\n</parameter>",
     f"Set <parameter=x>\n{LOOK}",
     f"Set:\n{LOOK}\n</parameter>",
+    f"Set:\n{LOOK}\n</tool_call>\n</parameter>\n</function>",
     f"One may write:\n```xml\n{LOOK}",
     f"One may write:\n```xml\n{LOOK}\n{LOOK}",
 ]

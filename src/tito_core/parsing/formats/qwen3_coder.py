@@ -95,13 +95,13 @@ class Qwen3CoderCalls(CallFormat):
         if not ended or name not in said.tools or not begins or end is None or end.tag != END_FUNCTION:
             return None
         after = said.next(end.stop)
-        if said.stands_open(opened, self._steps) or (
-            after is not None and after.tag in (END_FUNCTION, PARAMETER, END_PARAMETER)
-        ):
-            return None
         if said.text[end.stop : len(said.text) if after is None else after.start].strip():
             return None
         stop = after.stop if after is not None and after.tag == self.close else end.stop
+        following = said.next(stop)
+        ends_other = following is not None and following.tag in (END_FUNCTION, PARAMETER, END_PARAMETER)
+        if ends_other or said.stands_open(opened, self._steps):
+            return None
         loose = f"The call has no opening {self.open} tag."
         said.judge(opened, stop, self._function, Cursor(said, opened, end.stop), loose)
         return stop
