@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from parsing.families import FAMILIES, NAMES, Call, ids_of, parse
 from support.byte_level import byte_level
@@ -141,6 +144,76 @@ def test_what_would_need_a_repair_or_a_guess_runs_in_no_mode_and_is_not_silent(n
         turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
         assert not any(call.status.runs for call in turn.calls)
         assert turn.calls or turn.suspects
+
+
+AROUND = st.sampled_from(["", "\n", "Write:\n", " and ", "5 < 6\n"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    before=AROUND,
+    after=AROUND,
+    twice=st.booleans(),
+    escaped=st.booleans(),
+    by_token=st.booleans(),
+    opened=st.booleans(),
+)
+def test_a_call_inside_an_argument_of_another_never_runs_by_itself(
+    name: str, before: str, after: str, twice: bool, escaped: bool, by_token: bool, opened: bool
+) -> None:
+    family = FAMILIES[name]
+    inner = family.render([("look", {"at": "x"})])
+    if not opened:  # as where the first tag of both is missing
+        first = family.control[0] if family.control else ""
+        inner = inner.removeprefix(first).lstrip("\n")
+    inner = before + inner + (after + inner if twice else "") + after
+    inner = json.dumps(inner, ensure_ascii=False)[1:-1] if escaped else inner
+    said = family.render([("say", {"text": "HOLE"})]).replace("HOLE", inner)
+    said = said if opened else said.removeprefix(first).lstrip("\n")
+    tools = TOOLS | {"say": {"type": "object", "properties": {"text": {"type": "string"}}}}
+    for lenient in (False, True):
+        turn = parse(family, ids_of(family, said, by_token), tools=tools, by_token=by_token, lenient=lenient)
+        assert [call for call in turn.calls if call.status.runs and call.name == "look"] == []
+        assert turn.calls or turn.suspects
+
+
+LOOK = qwen("<parameter=at>\nx\n</parameter>\n", opened="", closed="")
+WRAPPED = qwen("<parameter=at>\nx\n</parameter>\n")
+INSIDE = [
+    f"<function=look>\n<parameter=at>\n{LOOK}\n</parameter>\n</function>",
+    f"<function=look>\n<parameter=at>\n{LOOK}\n</parameter>\n</function>\n</tool_call>",
+    f"<function=look>\n<parameter=at>\n{WRAPPED}\n</parameter>\n</function>",
+    f"<function=look>\n<parameter=at>\n{LOOK}\n{LOOK}",
+    f"<function=nobody>\n<parameter=at>\n{LOOK}\n</parameter>\n</function>",
+    f"<function=nobody>\n<parameter=at>\n{WRAPPED}\n</parameter>\n</function>",
+    f"<tool_call>\n</tool_call>\n<function=look>\n<parameter=at>\n{LOOK}\n</parameter>\n</function>",
+    f"<tool_call>\n<function=look>\n<parameter=at>\n{WRAPPED}\n</parameter>\n</function>\n</tool_call>",
+    f"<tool_call>\n<function=look>\n<parameter=at>\n{WRAPPED}\n{WRAPPED}\n</parameter>\n</function>\n</tool_call>",
+    f"Set <parameter=x>\n{LOOK}\n</parameter>",
+    f"Set <parameter=x>\n{LOOK}",
+    f"Set:\n{LOOK}\n</parameter>",
+    f"Set:\n{LOOK}\n</tool_call>\n</parameter>\n</function>",
+    f"One may write:\n```xml\n{LOOK}",
+    f"One may write:\n```xml\n{LOOK}\n{LOOK}",
+]
+
+
+@pytest.mark.parametrize("said", INSIDE)
+@pytest.mark.parametrize("name", ["qwen3_coder", "mimo", "seed_oss"])
+def test_a_function_inside_another_or_inside_text_never_runs(name: str, said: str) -> None:
+    if name == "seed_oss":
+        said = said.replace("tool_call>", "seed:tool_call>")
+    for lenient in (False, True):
+        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+        assert [call for call in turn.calls if call.status.runs] == []
+        assert turn.calls or turn.suspects
+
+
+def test_a_loose_function_after_a_sound_call_or_a_closed_block_of_code_runs() -> None:
+    family = FAMILIES["qwen3_coder"]
+    for said in (f"{WRAPPED}\n{LOOK}", f"```\nx\n```\n{LOOK}", f"<think>Set <parameter=x>```</think>\n{LOOK}"):
+        turn = parse(family, ids_of(family, said), tools=TOOLS, lenient=True)
+        assert (turn.calls[-1].status, turn.calls[-1].arguments) == (LENIENT, X)
 
 
 THINKING = [name for name in NAMES if FAMILIES[name].think and FAMILIES[name].beside]

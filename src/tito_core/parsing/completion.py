@@ -14,6 +14,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
 from tito_core.parsing.said import Malformed, Said
 
+FENCE = "```"
 P = ParamSpec("P")
 JsonSchema = Mapping[str, Any]
 Tools = Mapping[str, JsonSchema]
@@ -47,6 +48,8 @@ class Completion:
         tools: Schemas by the tool's name.
         lenient: Whether a loose call is lenient; else it is malformed.
         calls: What was read, in order.
+        uncertain: Whether a call began before the one before it ended: later ones may be part of an argument, so that
+            none runs.
     """
 
     def __init__(
@@ -63,9 +66,11 @@ class Completion:
         self.tools: Tools = tools or {}
         self.lenient = lenient
         self.calls: list[ParsedCall] = []
+        self.uncertain = False
         self.markup = markup
         self._marks = markup.marks(decoded)
         self._starts = [mark.start for mark in self._marks]
+        self._open: list[bool] | None = None  # by mark
 
     def next(self, char: int, tags: Set[str] | None = None) -> Mark | None:
         """Give the first mark at or after a character, of certain tags or of any."""
@@ -78,6 +83,23 @@ class Completion:
         """Give the last mark before a character."""
         i = bisect_left(self._starts, char)
         return self._marks[i - 1] if i else None
+
+    def stands_open(self, char: int, steps: Mapping[str, int]) -> bool:
+        """Return whether a tag or a fence of code in this message stands open before the mark at a character.
+
+        Args:
+            char: First character of a mark.
+            steps: The format's tags: 1 for one that opens, -1 for one that closes, 0 for another. Reasoning tags, which
+                are not among them, begin anew.
+        """
+        if self._open is None:
+            self._open, tags, fences, at = [], 0, 0, 0
+            for mark in self._marks:
+                fences += self.text.count(FENCE, at, mark.start)
+                self._open.append(tags > 0 or fences % 2 > 0)
+                tags = max(0, tags + steps[mark.tag]) if mark.tag in steps else 0
+                fences, at = fences if mark.tag in steps else 0, mark.stop
+        return self._open[bisect_left(self._starts, char)]
 
     def frame(self, opened: int, body: int, close: str, before: Set[str], begin: int | None = None) -> Frame:
         """Find where a call ends: at its closing tag, or unclosed before one of other tags or at the end.
@@ -109,15 +131,17 @@ class Completion:
             self.judge(frame.opened, frame.stop, body, Cursor(self, frame.body, frame.end))
             return frame.stop
         reason = f"The call has no closing {close} tag."
-        if ends and not self.truncated and frame.stop == len(self.text):
-            try:
-                said = body(Cursor(self, frame.body, frame.end))
-            except Malformed:
-                pass
-            else:
-                self.add(frame.opened, frame.stop, replace(said, loose=reason))
-                return frame.stop
-        self.unclosed(frame.opened, frame.stop, reason)
+        last = frame.stop == len(self.text)
+        try:
+            said = body(Cursor(self, frame.body, frame.end)) if ends and not (last and self.truncated) else None
+        except Malformed:
+            said = None
+        if said is None:
+            self.unclosed(frame.opened, frame.stop, reason)
+        elif last:
+            self.add(frame.opened, frame.stop, replace(said, loose=reason))
+        else:  # the body is whole, so the next call is no part of it
+            self.malformed(frame.opened, frame.stop, reason)
         return frame.stop
 
     def judge(self, start: int, stop: int, read: Callable[P, Said], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -131,6 +155,9 @@ class Completion:
 
     def add(self, start: int, stop: int, said: Said) -> None:
         """Add a sound call, or a loose one: lenient where that is asked for, else malformed."""
+        if self.uncertain:
+            self.malformed(start, stop, "The call follows one that did not end, and may be part of it.", said.name)
+            return
         if said.loose and not self.lenient:
             self.malformed(start, stop, said.loose, said.name)
             return
@@ -156,7 +183,8 @@ class Completion:
             )
 
     def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
-        """Add a call that does not end: truncated where the engine cut it off, else malformed."""
+        """Add a call that does not end: truncated where the engine cut it off, else malformed. No later one runs."""
+        self.uncertain = True
         if self.truncated and stop == len(self.text):
             self._add(start, stop, CallStatus.TRUNCATED, name, None, "The token limit cut the call off.")
         else:

@@ -42,7 +42,9 @@ class MistralCalls(CallFormat):
         frame = Frame(opened, body, stop, stop, True)
         whole = not said.truncated or found is not None or _complete(said, frame)
         if whole:
-            return said.read(frame, OPEN, _call)
+            said.read(frame, OPEN, _call)
+            said.uncertain = said.uncertain or not said.calls[-1].status.runs  # the next may stand in its arguments
+            return stop
         said.unclosed(opened, stop, "The call is cut off.")
         return stop
 

@@ -35,6 +35,7 @@ from tito_core.parsing.typed_value import typed_value
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+_STEPS = {FUNCTION: 1, END_FUNCTION: -1, PARAMETER: 1, END_PARAMETER: -1}
 
 
 class Qwen3CoderCalls(CallFormat):
@@ -57,6 +58,7 @@ class Qwen3CoderCalls(CallFormat):
         self.open, self.close, self.frame, self.literal = open, close, frame, literal
         self.tags = (open, close, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
         self.opening = frozenset({open, FUNCTION})
+        self._steps = {open: 0, close: 0, **_STEPS}
 
     def read(self, said: Completion, opened: int, tag: str) -> int | None:
         """Read one call."""
@@ -79,19 +81,27 @@ class Qwen3CoderCalls(CallFormat):
     def _unopened(self, said: Completion, opened: int) -> int | None:
         """Read a function without the tag before it; None where text speaks of one.
 
-        It is a call where it names a tool, begins a line, and nothing but a closing tag or another call follows it.
+        It is a call where it names a tool, begins a line outside any open tag or fence of code, and nothing but a
+        closing tag or another call follows it.
         """
+        end = said.next(opened + len(FUNCTION), {END_FUNCTION, FUNCTION, self.open, self.close})
+        inner = said.next(opened + len(FUNCTION))
+        if end is not None and end.tag in self.opening and inner is not None and inner.tag == PARAMETER:
+            said.uncertain = True  # the argument may hold what follows
         name, ended = said.text[opened + len(FUNCTION) :].partition(">")[:2]
         before = said.previous(opened)
         ahead = said.text[0 if before is None else before.stop : opened]
         begins = not ahead.rpartition("\n")[2].strip() and not ahead.rstrip().endswith(self.open)
-        end = said.next(opened + len(FUNCTION), {END_FUNCTION, FUNCTION, self.open, self.close})
         if not ended or name not in said.tools or not begins or end is None or end.tag != END_FUNCTION:
             return None
         after = said.next(end.stop)
         if said.text[end.stop : len(said.text) if after is None else after.start].strip():
             return None
         stop = after.stop if after is not None and after.tag == self.close else end.stop
+        following = said.next(stop)
+        ends_other = following is not None and following.tag in (END_FUNCTION, PARAMETER, END_PARAMETER)
+        if ends_other or said.stands_open(opened, self._steps):
+            return None
         loose = f"The call has no opening {self.open} tag."
         said.judge(opened, stop, self._function, Cursor(said, opened, end.stop), loose)
         return stop
