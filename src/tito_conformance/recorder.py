@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from tito_conformance.wire_reading import Heard
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import SAME
-from tito_core.backend.protocol import Backend, EngineInfo, Integers, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.protocol import Backend, Integers, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 Recorded = tuple[TokenRequest, RawResponse]

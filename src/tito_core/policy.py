@@ -8,8 +8,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
 from tito_core.backend.checked import connected
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
-from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
     BackendOptions,
     check_backend,

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 from strands.models.model import BaseModelConfig
 
 from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
-from tito_core.backend.protocol import EngineInfo
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.registry import refuse_unknown_option
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown

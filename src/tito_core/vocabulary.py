@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tito_core.backend.checked import tokenize
-from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.engine_info import EngineInfo
+from tito_core.backend.protocol import Backend
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.probes import asked, cases
 from tito_core.chat.template import ChatTemplate

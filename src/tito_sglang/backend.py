@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from tito_core.backend.bodies import AnswerSize, answer_size, size_of
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError
 from tito_core.backend.http_backend import HttpBackend, changing_weights
 from tito_core.backend.id_text import IdText
 from tito_core.backend.in_flight import Answer
-from tito_core.backend.protocol import EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
 from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds

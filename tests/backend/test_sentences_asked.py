@@ -28,8 +28,9 @@ from tito_core.backend import (
 )
 from tito_core.backend.address import Address, api_key
 from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import OUT_OF_VOCABULARY
-from tito_core.backend.protocol import EngineInfo, RawResponse
+from tito_core.backend.protocol import RawResponse
 from tito_core.backend.retries import Retries
 from tito_core.backend.transport import EngineHttp
 from tito_core.backend.typed_values import InvalidValueError, refuse_unknown

@@ -17,8 +17,9 @@ from support.interrupts import Boom, Steps
 from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
 from tito_core import TITOModel, store
 from tito_core.backend import Backend
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.http_backend import HttpBackend
-from tito_core.backend.protocol import EngineInfo, RawResponse, TokenRequest
+from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.ledger import Ledger
 from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile

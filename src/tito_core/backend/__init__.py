@@ -1,6 +1,7 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
 from tito_core.backend.aborts import Aborts, generate_whole
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AnswerTooLargeError,
     AuthenticationError,
@@ -20,7 +21,6 @@ from tito_core.backend.errors import (
 from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
-    EngineInfo,
     OnChunk,
     RawResponse,
     RawScores,

@@ -13,9 +13,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import Backend, EngineInfo, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers, text
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import shown

@@ -64,7 +64,7 @@ class BackendError(EventLoopException):
         self.request_id = request_id
 
     @property
-    def original_exception(self) -> Exception:  # type: ignore[override]
+    def original_exception(self) -> Exception:  # type: ignore[override]  # an attribute of Strands' class
         """The error itself, since it wraps no other. As an attribute it would be a cycle of references."""
         return self
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.connections import Reply
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AuthenticationError,
     BackendError,
@@ -22,7 +23,7 @@ from tito_core.backend.errors import (
 )
 from tito_core.backend.id_text import IdText
 from tito_core.backend.in_flight import Answer, Exchanges
-from tito_core.backend.protocol import EngineAdmin, EngineInfo, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.protocol import EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.registry import installed_backends
 from tito_core.backend.retries import Attempt, Sleep
 from tito_core.backend.streaming import Gathering

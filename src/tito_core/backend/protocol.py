@@ -11,105 +11,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tito_core.backend.errors import ProtocolViolationError
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
-from tito_core.backend.raw_values import is_text
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import shown
-from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
+from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 """What comes beside when nothing is wanted: one for all turns."""
-MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
-"""Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What a server said of itself at connect.
-
-    Attributes:
-        model: Name under which the server takes requests.
-        max_model_len: Tokens that fit, prompt and completion together; None when it does not say.
-        version: The server's version, or None.
-        weight_version: Version of the loaded weights at connect, or None.
-        vocab_size: Rows of the model's embedding, past which an id can kill a server; None when it does not say.
-        endpoints: Paths that generate from token ids, the one in use first.
-        processed_logprobs: Whether logprobs include the temperature, as measured; None when not measured.
-        truncated_logprobs: Whether they are over what `top_k`, `top_p` and `min_p` left, as measured; None likewise.
-        capabilities: What the server gives beside sampled tokens.
-        unreported: Fields of `RawResponse` that the server's API does not have, of `MAY_BE_UNREPORTED`. The core
-            requires the others; these it checks only where they come, and the suite reports them as not applicable.
-    """
-
-    backend: str
-    model: str
-    max_model_len: int | None
-    version: str | None
-    weight_version: str | None = None
-    processed_logprobs: bool | None = None
-    vocab_size: int | None = None
-    endpoints: tuple[str, ...] = ()
-    truncated_logprobs: bool | None = None
-    capabilities: Capabilities = field(default_factory=Capabilities)
-    unreported: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Check every field, whichever backend read it: once, so that a turn need not.
-
-        Raises:
-            ProtocolViolationError: One is not of its type, or a size is not a whole number above zero.
-        """
-        backend = self.backend if is_text(self.backend) else ""
-        for name, size in (("max_model_len", self.max_model_len), ("vocab_size", self.vocab_size)):
-            if size is not None and (type(size) is not int or size < 1):
-                raise ProtocolViolationError(
-                    f"{backend} reports {name}={shown(size)}, which cannot be a number of tokens: check how the server "
-                    "was started, or what stands between it and here.",
-                    backend=backend,
-                )
-        for name, (allowed, is_allowed) in _ALLOWED.items():
-            value = getattr(self, name)
-            if not is_allowed(value):
-                raise ProtocolViolationError(
-                    f"The backend {backend!r} reports {name}={shown(value)}, which must be {allowed}: correct the "
-                    "EngineInfo that its connect() returns.",
-                    backend=backend,
-                )
-
-
-def _are_capabilities(value: object) -> bool:
-    return (
-        isinstance(value, Capabilities)
-        and (value.top_logprobs is None or (type(value.top_logprobs) is int and value.top_logprobs >= 0))
-        and all(type(getattr(value, name)) in (bool, type(None)) for name in _GIVEN)
-        and type(value.lower_first) is bool
-        and isinstance(value.options, Mapping)
-        and all(is_text(word) for pair in value.options.items() for word in pair)
-    )
-
-
-_GIVEN = ("prompt_logprobs", "routed_experts", "expert_shape", "sampling_mask", "priority")
-_TEXT = ("a string that UTF-8 can write", is_text)
-_TEXT_OR_NONE = ("a string that UTF-8 can write, or None", lambda value: value is None or is_text(value))
-_MEASURED = ("True, False or None", lambda value: value is None or type(value) is bool)
-_ALLOWED: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "backend": _TEXT,
-    "model": _TEXT,
-    "version": _TEXT_OR_NONE,
-    "weight_version": _TEXT_OR_NONE,
-    "processed_logprobs": _MEASURED,
-    "truncated_logprobs": _MEASURED,
-    "endpoints": ("a tuple of paths", lambda value: isinstance(value, tuple) and all(map(is_text, value))),
-    "capabilities": ("Capabilities, with a count, booleans or None, and the names of options", _are_capabilities),
-    "unreported": (
-        "a frozenset of names of MAY_BE_UNREPORTED",
-        lambda value: isinstance(value, frozenset) and value <= MAY_BE_UNREPORTED,
-    ),
-}
-"""What the fields of `EngineInfo` but its sizes may be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from tito_core.backend.checked import connected, tokenize
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     BackendError,
     BadRequestError,
@@ -19,16 +20,7 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
 )
-from tito_core.backend.protocol import (
-    Backend,
-    EngineAdmin,
-    EngineInfo,
-    OnChunk,
-    RawResponse,
-    RawScores,
-    Running,
-    TokenRequest,
-)
+from tito_core.backend.protocol import Backend, EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import Attempt, Retries, together
 from tito_core.ledger.columns import TokenIds
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tito_core.backend.aborts import generate_whole
 from tito_core.backend.checked import score
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
-from tito_core.backend.protocol import Backend, EngineInfo, TokenRequest, TokenResponse
+from tito_core.backend.protocol import Backend, TokenRequest, TokenResponse
 from tito_core.backend.retries import together
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted

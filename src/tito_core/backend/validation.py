@@ -9,19 +9,13 @@ import msgspec
 import numpy as np
 
 from tito_core.backend.column_validation import ColumnValidation
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     UNREADABLE,
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import SAME
-from tito_core.backend.protocol import (
-    NO_COLUMNS,
-    NOTHING,
-    EngineInfo,
-    RawResponse,
-    TokenRequest,
-    TokenResponse,
-)
+from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import RawReader, floats, integer, text
 from tito_core.backend.typed_values import shown
 from tito_core.backend.wanted import NOTHING_WANTED

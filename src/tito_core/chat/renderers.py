@@ -76,7 +76,7 @@ class InertTokenizer:
     def __call__(self, text: str, *_: Any, **options: Any) -> Any:
         """Refuse offsets, which tell a renderer apart content and scaffold: provenance is ours."""
         if options.get("return_offsets_mapping"):
-            raise NotImplementedError("This tokenizer gives ids only.")
+            raise NotImplementedError("Offsets are not available here: this tokenizer returns ids alone.")
         return {"input_ids": self.encode(text)}
 
 

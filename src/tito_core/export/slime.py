@@ -184,5 +184,6 @@ def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:
 
 
 def _with_status(sample: S, name: str) -> S:
-    sample.status = type(sample).Status[name]  # type: ignore[attr-defined]
+    any_sample: Any = sample  # slime's Sample, which is not installed here
+    any_sample.status = type(any_sample).Status[name]
     return sample

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from tito_core.backend.engine_info import MAY_BE_UNREPORTED, EngineInfo
 from tito_core.backend.errors import UnsupportedByServerError
-from tito_core.backend.protocol import MAY_BE_UNREPORTED, EngineInfo, OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.wanted import Capabilities
 from tito_core.engine.spec import find, names

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
-from tito_core.backend.protocol import Backend, EngineInfo
+from tito_core.backend.protocol import Backend
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.semantics import semantics_of
 from tito_core.chat.certificate import Certificate

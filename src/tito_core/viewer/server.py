@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from tito_core.backend.errors import BackendError
 from tito_core.store import SchemaError
@@ -42,10 +43,10 @@ class Server(ThreadingHTTPServer):
         self.home = new_home()
         self.site = make_site(self.home)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a reader who went away; any other error is printed, as a server's are."""
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a reader that disconnected; print any other error, as servers do."""
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
