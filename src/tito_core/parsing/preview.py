@@ -81,12 +81,13 @@ class Preview:
         text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
         marks = self._markup.marks(decoded)
         certain = self._certain(text, marks)
+        last_close = self._last_close(marks)
         for mark in marks:
             if mark.start >= certain:
                 break
             if mark.start < self._at:
                 continue
-            if self._in_block and mark.tag in self._parser.calls.opening and not self._closes(decoded, mark):
+            if self._in_block and mark.tag in self._parser.calls.opening and mark.start > last_close:
                 certain, self._held = mark.start, True  # reasoning that never ends may end in calls
                 break
             if self._counts(mark):
@@ -107,10 +108,10 @@ class Preview:
                 return start
         return len(text)
 
-    def _closes(self, decoded: DecodedIds, mark: Mark) -> bool:
-        assert self._parser.reasoning is not None
-        close = self._parser.reasoning.close
-        return any(other.tag == close and other.start > mark.start for other in self._markup.marks(decoded))
+    def _last_close(self, marks: Sequence[Mark]) -> int:
+        """Return the first character of the last tag that closes reasoning, or -1."""
+        reasoning = self._parser.reasoning
+        return next((mark.start for mark in reversed(marks) if reasoning and mark.tag == reasoning.close), -1)
 
     def _counts(self, mark: Mark) -> bool:
         if self._in_block:
