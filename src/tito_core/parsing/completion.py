@@ -14,7 +14,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
 from tito_core.parsing.said import Malformed, Said
 
-FENCE = "```"
+FENCES = ("```", "~~~")
 P = ParamSpec("P")
 JsonSchema = Mapping[str, Any]
 Tools = Mapping[str, JsonSchema]
@@ -95,7 +95,7 @@ class Completion:
         if self._open is None:
             self._open, tags, fences, at = [], 0, 0, 0
             for mark in self._marks:
-                fences += self.text.count(FENCE, at, mark.start)
+                fences += sum(self.text.count(fence, at, mark.start) for fence in FENCES)
                 self._open.append(tags > 0 or fences % 2 > 0)
                 tags = max(0, tags + steps[mark.tag]) if mark.tag in steps else 0
                 fences, at = fences if mark.tag in steps else 0, mark.stop
