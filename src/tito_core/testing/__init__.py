@@ -19,7 +19,7 @@ What backends are tested against is independent of them: neither this frame nor 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from tito_core.testing.engine import Exchange, Latency, ScriptedEngine
 from tito_core.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
@@ -136,8 +136,8 @@ def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> Sc
     kit = find_wire(kind)
     if kit.wire is None:
         raise ValueError(f"The wire {kind!r} has a reader, but no scripted server.")
-    settings = {name: value for name, value in options.items() if name in EngineState.__slots__}
-    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)  # type: ignore[arg-type]  # checked by `Options`
+    settings: dict[str, Any] = {name: value for name, value in options.items() if name in EngineState.__slots__}
+    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)
     state.eos_ids = tuple(state.eos_ids)
     return ScriptedEngine(
         kit.wire(state),
