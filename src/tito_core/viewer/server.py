@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
 
 from tito_core.backend.errors import BackendError
 from tito_core.store import SchemaError
@@ -42,10 +43,10 @@ class Server(ThreadingHTTPServer):
         self.home = new_home()
         self.site = make_site(self.home)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a reader who went away; any other error is printed, as a server's are."""
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Ignore readers that disconnected; print any other error."""
         if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet: a terminal is no place for every request."""
+        """Log nothing: the terminal shows the address alone."""
 
 
 def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
