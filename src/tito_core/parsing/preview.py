@@ -54,7 +54,7 @@ class Preview:
         self._in_block = in_reasoning
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """Take the next sampled ids; give what they make certain."""
+        """Take the next sampled ids; return what they make certain."""
         if self._over:
             return []
         self._ids += ids
@@ -100,7 +100,7 @@ class Preview:
         self._at = max(self._at, certain)
 
     def _certain(self, text: str, marks: Sequence[Mark]) -> int:
-        """Give where the text ends, or where a tag may have begun that is not all there."""
+        """Return where the text ends, or where a tag may have begun that is not all there."""
         first = max(0, len(text) - self._longest)
         near = [mark for mark in marks[-self._longest :] if mark.stop > first]
         for start in range(first, len(text)):
@@ -120,7 +120,7 @@ class Preview:
         return mark.tag in self._parser.starts or mark.tag in self._parser.stray
 
     def _turn(self, mark: Mark) -> Piece:
-        """Go over to what a tag begins; give what was held of the reasoning that it ends."""
+        """Go over to what a tag begins; return what was held of the reasoning that it ends."""
         if self._in_block:
             self._in_block = False
             return Piece("reasoning", self._thoughts.end_block())
@@ -169,7 +169,7 @@ class _Stripped:
         self.begun = False
 
     def add(self, text: str) -> str:
-        """Take more; give what may be shown."""
+        """Take more; return what may be shown."""
         text = self._held + text if self.begun else text.lstrip(self._blanks)
         shown = text.rstrip(self._blanks)
         self._held = text[len(shown) :]
@@ -193,7 +193,7 @@ class _Thoughts:
         self._block = _Stripped("\n")
 
     def add(self, text: str) -> str:
-        """Take more of the block; give what may be shown."""
+        """Take more of the block; return what may be shown."""
         if self._head is not None:
             self._head += text
             if self._label.startswith(self._head) and self._head != self._label:
@@ -213,6 +213,6 @@ class _Thoughts:
         return shown
 
     def end_block(self) -> str:
-        """End the block; give what was held of it for the label that it has not."""
+        """End the block; return what was held of it for the label that it has not."""
         rest, self._head = self._head, None
         return self.add(rest) if rest else ""
