@@ -68,12 +68,12 @@ class EngineState:
         return self.paused_since is not None
 
     def pause(self) -> None:
-        """Holds new generations back and clears the prefix cache, as both servers do."""
+        """Hold new generations back and clear the prefix cache, as both servers do."""
         self.paused_since = time.monotonic()
         self.cache.clear()
 
     def resume(self) -> None:
-        """Lets the waiting generations go on."""
+        """Let the waiting generations continue."""
         self.paused_since = None
 
     def set_version(self, version: str) -> None:
@@ -131,7 +131,7 @@ class WireResponse:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Lets go of a stream that will not be read further."""
+        """Close a stream that will not be read further."""
         if isinstance(self.body, AsyncIterator) and hasattr(self.body, "aclose"):
             await self.body.aclose()
 
@@ -204,7 +204,7 @@ class Wire(Protocol):
     state: EngineState
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Answers at once (information, admin, errors), or says what generation the request asks for.
+        """Return the response to information, admin calls and errors, or the generation that the request asks for.
 
         `path` includes the query string; header names are lower case.
         """
@@ -297,4 +297,4 @@ def find_wire(name: str) -> WireKit[Any]:
             if not isinstance(kit, WireKit):
                 raise ValueError(f"The entry point {point.value} is a {type(kit).__name__}, not a WireKit.")
             return kit
-    raise ValueError(f"There is no wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
+    raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")

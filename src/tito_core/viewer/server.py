@@ -116,4 +116,4 @@ def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, _HTML, site.two(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"facts/(\d{1,9})", path):
         return HTTPStatus.OK, _JSON, site.facts(int(found[1]))
-    raise IndexError("There is no such page.")
+    raise IndexError("Unknown page.")
