@@ -50,11 +50,11 @@ class Life:
     state: dict[str, Any] = field(default_factory=dict)
 
     def shown(self) -> list[Message]:
-        """Give the history as Strands hands it out: a deep copy."""
+        """Return the history as Strands hands it out: a deep copy."""
         return copy.deepcopy(self.messages)
 
     def history(self) -> list[str]:
-        """Give opening and messages as JSON each, in which 1, 1.0 and true differ."""
+        """Return opening and messages as JSON each, in which 1, 1.0 and true differ."""
         return [json.dumps(item, sort_keys=True) for item in (self.system, *self.messages)]
 
     def pending(self) -> list[Any]:

@@ -111,7 +111,7 @@ def conformance(
 def _played(
     target: Target, profile: Profile, against: Target | None, replay: Path | None, interrupts: Interrupts
 ) -> Outcome:
-    """Play all of a profile, or one conversation; give what is known once that is over or interrupted."""
+    """Play all of a profile, or one conversation; return what is known once that is over or interrupted."""
     from tito_conformance.player import TOKENS
     from tito_conformance.suite import Run
 

@@ -146,14 +146,14 @@ def controls_of(tokenizer: Any) -> tuple[str, ...]:
 
 
 def _told_turns(ledger: Ledger, wanted: Wanted) -> list[Told]:
-    """Give every turn, in commit order, with the names of the columns that were wanted."""
+    """Return every turn, in commit order, with the names of the columns that were wanted."""
     names = ["top_ids", "top_logprobs"] if wanted.top_logprobs else []
     names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(wanted, name)]
     return [_told(turn, names) for turn in ledger]
 
 
 def _told_trajectories(ledger: Ledger) -> Iterable[Trained]:
-    """Give every trajectory, as a trainer gets it."""
+    """Return every trajectory, as a trainer gets it."""
     for path in ledger.iter_trajectories():
         yield Trained(
             path.token_ids.tolist(),

@@ -61,12 +61,12 @@ def rendered(player: Player, life: Life, turn: Turn) -> None:
 
 
 def ended_in_reasoning(draft: Draft) -> bool:
-    """Tell whether a stop token ended an answer in its reasoning; a stop string, which is no token, cuts it off."""
+    """Return whether a stop token ended an answer in its reasoning; a stop string, which is no token, cuts it off."""
     return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
 def _cut_off_in(draft: Draft) -> str | None:
-    """Give what the ledger says that an answer was cut off in, where the client has to close that."""
+    """Return what the ledger says that an answer was cut off in, where the client has to close that."""
     if not (draft.finish.cut_off or isinstance(draft.stop, str)):
         return None
     if not draft.reasoning_closed:

@@ -55,7 +55,7 @@ class Drawn:
     conversations: int = 0
 
     def play(self) -> Found | None:
-        """Play all; give a conversation that went wrong, or None."""
+        """Play all; return a conversation that went wrong, or None."""
         chosen = settings(
             max_examples=self.profile.conversations,
             stateful_step_count=self.profile.moves,
@@ -129,13 +129,13 @@ def _machine(drawn: Drawn) -> type[RuleBasedStateMachine]:
 
 
 def refused_as_law(error: Exception) -> Exception:
-    """Give what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
+    """Return what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
     refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
     return BrokenLawError("refused", str(error)) if refused else error
 
 
 Play = Callable[[tuple[Move, ...]], BrokenLawError | None]
-"""Plays a conversation; gives the law that it breaks, or None."""
+"""Plays a conversation; returns the law that it breaks, or None."""
 MOST_TRIES = 60
 """Conversations that are tried at most."""
 

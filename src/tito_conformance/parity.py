@@ -167,7 +167,7 @@ class _Conversation:
 
 
 def bare(turn: Turn) -> dict[str, Any]:
-    """Give what two servers must make equal of a turn: all but the engine's record and the logprobs."""
+    """Return what two servers must make equal of a turn: all but the engine's record and the logprobs."""
     record: dict[str, Any] = turn_record(turn, engine=False)
     draft = turn.draft
     del record["columns"]

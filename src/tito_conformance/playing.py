@@ -93,7 +93,7 @@ class _Conversation:
 
 
 def wants(connected: Connected, tally: Tally) -> Want:
-    """Give all that a server can give beside, and say of the rest why it is not asked for."""
+    """Return all that a server can give beside, and say of the rest why it is not asked for."""
     can = connected.policy.info.capabilities
     absent = {
         "top": not can.top_logprobs,
@@ -117,7 +117,7 @@ NO_SHAPE = "The server does not say of how many layers its experts are: --expert
 
 
 def can_force(connected: Connected) -> bool:
-    """Tell whether a call can be forced in the model's format."""
+    """Return whether a call can be forced in the model's format."""
     try:
         connected.policy.parser.call_grammar({"add": {"type": "object"}}, "add", ())
     except NoCallGrammarError:

@@ -81,7 +81,7 @@ def _heard(request: TokenRequest, raw: RawResponse) -> Heard:
         prompt_tokens=raw.prompt_tokens,
         completion_tokens=raw.completion_tokens,
         cached_tokens=raw.cached_tokens,
-        versions=[(start, stop, version) for start, stop, version in raw.versions] or None,  # type: ignore[misc]
+        versions=list(raw.versions) or None,
         top=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],
         scored=[(int(token or 0), logprob) for token, logprob in raw.prompt_logprobs or ()],
         experts=_base64(raw.routed_experts),

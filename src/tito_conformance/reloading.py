@@ -153,7 +153,7 @@ def spans_of(found: Change, response: TokenResponse, tally: Tally) -> None:
 
 
 def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
-    """Give the first token that the new weights sampled."""
+    """Return the first token that the new weights sampled."""
     return next((span.start for span in spans if span.version == new), spans[-1].stop)
 
 

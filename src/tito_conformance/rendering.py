@@ -116,12 +116,12 @@ class Renderer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def survives(self, messages: Sequence[Any], system: str | None) -> bool:
-        """Tell whether all that messages say is the same once encoded and decoded: some vocabularies lack bytes."""
+        """Return whether all that messages say is the same once encoded and decoded: some vocabularies lack bytes."""
         said = json.dumps([system, messages], ensure_ascii=False)
         return self.spell(self.ids(said)) == said
 
     def is_plain(self, messages: Sequence[Any], system: str | None) -> bool:
-        """Tell whether nothing that a history says spells a control token, or a part of one."""
+        """Return whether nothing that a history says spells a control token, or a part of one."""
         said = "\n".join(strings([system, messages]))
         return not any(control in said for control in self.controls) and not any(mark in said for mark in "<>|[]")
 
@@ -140,7 +140,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def apart(one: str, other: str, shown: int = 60) -> tuple[str, str]:
-    """Give both texts from shortly before where they first differ."""
+    """Return both texts from shortly before where they first differ."""
     pairs = enumerate(zip(one, other, strict=False))
     at = max(0, next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - 10)
     return one[at : at + shown], other[at : at + shown]

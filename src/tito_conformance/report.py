@@ -41,7 +41,7 @@ class Row:
 
 
 def rows(outcome: Outcome) -> list[Row]:
-    """Give a row for each check, in the order of the laws."""
+    """Return a row for each check, in the order of the laws."""
     found = []
     for check in sorted(CHECKS.values(), key=lambda each: each.law):
         passed = outcome.tally.passed[check.name]
@@ -73,7 +73,7 @@ def _server(connected: Connected) -> dict[str, Any]:
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """Give everything that a run found, JSON-compatible."""
+    """Return everything that a run found, JSON-compatible."""
     connected, target = outcome.connected, outcome.connected.target
     apart = outcome.tally.apart_nats
     return {
@@ -172,7 +172,7 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
-    """Write `conformance.json`, `conformance.html` and what broke as `conversation.json`; give their paths."""
+    """Write `conformance.json`, `conformance.html` and what broke as `conversation.json`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     found = as_dict(outcome)
     written = [folder / "conformance.json", folder / "conformance.html"]
@@ -192,7 +192,7 @@ def did_not_apply(found: list[Row]) -> list[str]:
 
 
 def verdicts(found: list[Row]) -> dict[str, str]:
-    """Give each check's verdict by its name."""
+    """Return each check's verdict by its name."""
     return {row.check: row.verdict for row in found}
 
 

@@ -136,7 +136,7 @@ def _pool(target: Target) -> TransportFactory:
 
 
 def takes_chunks(backend: Backend) -> bool:
-    """Tell whether a backend can stream."""
+    """Return whether a backend can stream."""
     return "on_chunk" in inspect.signature(backend.generate).parameters
 
 

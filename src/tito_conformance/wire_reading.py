@@ -39,7 +39,7 @@ class Heard:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    versions: list[tuple[int, int, str]] | None = None
+    versions: list[tuple[int, int, str | None]] | None = None
     text: str | None = None
     top: list[list[tuple[int, float | None]]] | None = None
     scored: list[tuple[int, float | None]] = field(default_factory=list)

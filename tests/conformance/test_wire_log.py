@@ -12,7 +12,7 @@ from aiohttp import web
 from support.backends import BACKENDS, KINDS, Kind, Waits, engine_of, in_process, over_socket, request_of
 from support.scripted import tokenizer
 from tito_conformance.target import Target, connect
-from tito_conformance.wire_log import WireLog
+from tito_conformance.wire_log import Exchange, WireLog
 from tito_core.backend import EngineConnectionError
 from tito_core.backend.checked import generate
 from tito_core.testing import Fault, HashPolicy, ScriptedServer, always
@@ -37,28 +37,25 @@ async def test_every_exchange_is_recorded_as_it_went_over_the_wire(kind: Kind, c
     assert str(response.output_ids.tolist())[1:-1].replace(" ", "") in bytes(log.exchanges[-1].got).decode() or streams
 
 
-@pytest.mark.parametrize("carried", [in_process, over_socket])
-async def test_of_an_answer_that_breaks_off_what_came_is_kept(carried: Any) -> None:
-    engine = engine_of("sglang", fault=always(Fault(close_after=20)))
-    log = WireLog(carried(engine))
+async def failed_exchange(carried: Any, fault: Fault) -> Exchange:
+    """Return what the log holds of a generation that a fault ends."""
+    log = WireLog(carried(engine_of("sglang", fault=always(fault))))
     backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
     await backend.connect()
     with pytest.raises(EngineConnectionError):
         await backend.generate(request_of())
     await backend.aclose()
-    broken = next(one for one in reversed(log.exchanges) if one.path == "/generate")
+    return next(one for one in reversed(log.exchanges) if one.path == "/generate")
+
+
+@pytest.mark.parametrize("carried", [in_process, over_socket])
+async def test_of_an_answer_that_breaks_off_what_came_is_kept(carried: Any) -> None:
+    broken = await failed_exchange(carried, Fault(close_after=20))
     assert (broken.status, len(broken.got), broken.whole) == (200, 20, False)
 
 
 async def test_a_request_without_an_answer_is_recorded_too() -> None:
-    engine = engine_of("sglang", fault=always(Fault(reset_after=0)))
-    log = WireLog(over_socket(engine))
-    backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
-    await backend.connect()
-    with pytest.raises(EngineConnectionError):
-        await backend.generate(request_of())
-    await backend.aclose()
-    lost = next(one for one in reversed(log.exchanges) if one.path == "/generate")
+    lost = await failed_exchange(over_socket, Fault(reset_after=0))
     assert (lost.status, lost.whole) == (None, False)
     assert json.loads(lost.sent)["rid"] == "r"
 

@@ -118,6 +118,10 @@ def test_what_has_one_reading_is_lenient_and_otherwise_reported(
 NEVER = [
     ("qwen3_coder", qwen("", opened="Write ", closed=" to look.")),
     ("qwen3_coder", qwen("<parameter=at>\nx</parameter>y\n")),
+    ("qwen3_coder", "<tool_call>\n" + qwen("<parameter=at>\nx\n</parameter>\n")),
+    ("glm47", "<tool_call><tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>"),
+    ("hermes", f"<tool_call><tool_call>{CALL}</tool_call>"),
+    ("hermes", f"<tool_call>\n<tool_call>\n{CALL}\n</tool_call>\n</tool_call>"),
     ("kimi_k2", kimi("0")),
     ("kimi_k2", kimi("look")),
     ("hermes", f"<tool_call>\n{CALL[:-1]}\n<|im_end|>"),
@@ -195,6 +199,8 @@ INSIDE = [
     f"Set:\n{LOOK}\n</tool_call>\n</parameter>\n</function>",
     f"One may write:\n```xml\n{LOOK}",
     f"One may write:\n```xml\n{LOOK}\n{LOOK}",
+    f"One may write:\n~~~xml\n{LOOK}\n~~~",
+    f"One may write:\n~~~xml\n{LOOK}",
 ]
 
 

@@ -183,3 +183,19 @@ def test_a_long_answer_is_decoded_once() -> None:
     for token in ids_of(family, "Well, é🙂 yes. " * 500):
         preview.feed([token])
         assert len(preview._ids) < 12
+
+
+def test_drafts_that_were_held_are_searched_for_tags_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 14: what the closing tag of reasoning sets free is read once, whatever it holds."""
+    family = FAMILIES["hermes"]
+    parser = get_tool_parser("hermes", family.tokenizer(True))
+    assert isinstance(parser, TurnParser)
+    draft = family.render([("look", {"at": "x"})])
+    preview = parser.preview(ids_of(family, "<think>"))
+    searched: list[int] = []
+    marks = parser.markup.marks
+    monkeypatch.setattr(parser.markup, "marks", lambda decoded: searched.append(len(decoded.text)) or marks(decoded))
+    assert preview.feed(ids_of(family, draft * 20)) == []
+    assert len(searched) == 1
+    assert texts(preview.feed(ids_of(family, "</think>"))) == ((draft * 20).strip(), "")
+    assert len(searched) == 2

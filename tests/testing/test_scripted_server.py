@@ -379,6 +379,36 @@ async def test_a_record_of_every_exchange(kind: Kind, connect: Connect) -> None:
     assert exchange.answers[0].output_ids == (5, 6, 7, 8, 9, 10, 11, 12, 13, 2)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/health", b"", 200),
+        ("POST", "/health", b"", 405),
+        ("GET", "/update_weight_version", b"", 405),
+        ("PUT", "/update_weight_version", b'{"new_version": "v2"}', 405),
+        ("POST", "/nowhere", b"", 404),
+        ("POST", "/update_weight_version", b'{"new_version": "v2"}', 200),
+        ("POST", "/update_weight_version", b"{", None),
+        ("POST", "/update_weight_version", b"[]", None),
+    ],
+)
+async def test_other_paths_answer_by_method_and_body(
+    kind: Kind, method: str, path: str, body: bytes, status: int | None
+) -> None:
+    engine = made(kind)
+    got = (await engine.handle(method, path, {}, body)).status
+    assert got in (400, 422) if status is None else got == status
+    assert engine.state.weight_version == ("v2" if method == "POST" and status == 200 else "default")
+
+
+async def test_vllm_reads_how_to_pause_from_the_query() -> None:
+    engine = made("vllm")
+    assert (await engine.handle("POST", "/pause?mode=never", {}, b"")).status == 400
+    assert not engine.state.paused
+    assert (await engine.handle("POST", "/pause?mode=keep", {}, b'{"mode": "never"}')).status == 200
+    assert engine.state.paused
+
+
 async def test_nothing_is_kept_without_record(kind: Kind) -> None:
     engine = made(kind, record=False)
     async with in_process(engine) as client:
@@ -405,7 +435,7 @@ def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
 
 
 def test_clear_refusals() -> None:
-    with pytest.raises(ValueError, match=r"no wire 'tgi'\. Installed wires: sglang, vllm"):
+    with pytest.raises(ValueError, match=r"Unknown wire 'tgi'\. Installed wires: sglang, vllm"):
         scripted_engine("tgi", TEN)
     with pytest.raises(RuntimeError, match="enter it with"):
         _ = scripted_server("vllm", TEN).base_url

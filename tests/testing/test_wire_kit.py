@@ -109,7 +109,7 @@ def test_an_entry_point_of_another_kind_is_refused() -> None:
 
 
 def test_an_unknown_name_lists_the_installed_ones() -> None:
-    with pytest.raises(ValueError, match="no wire 'toy'") as raised:
+    with pytest.raises(ValueError, match="Unknown wire 'toy'") as raised:
         scripted_server("toy", Replay([]))
     assert ", ".join(installed_wires()) in str(raised.value)
     assert {*BACKENDS} <= {*installed_wires()}

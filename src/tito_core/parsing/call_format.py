@@ -43,7 +43,7 @@ class CallFormat:
         return None
 
     def grammar(self, markup: Markup, tools: Tools) -> Grammar:
-        """Give the structural tag that forces one call of any of `tools`.
+        """Return the structural tag that forces one call of any of `tools`.
 
         Raises:
             NoCallGrammarError: The format has none.

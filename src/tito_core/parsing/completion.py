@@ -14,7 +14,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
 from tito_core.parsing.said import Malformed, Said
 
-FENCE = "```"
+FENCES = ("```", "~~~")
 P = ParamSpec("P")
 JsonSchema = Mapping[str, Any]
 Tools = Mapping[str, JsonSchema]
@@ -73,14 +73,14 @@ class Completion:
         self._open: list[bool] | None = None  # by mark
 
     def next(self, char: int, tags: Set[str] | None = None) -> Mark | None:
-        """Give the first mark at or after a character, of certain tags or of any."""
+        """Return the first mark at or after a character, of certain tags or of any."""
         for i in range(bisect_left(self._starts, char), len(self._marks)):
             if tags is None or self._marks[i].tag in tags:
                 return self._marks[i]
         return None
 
     def previous(self, char: int) -> Mark | None:
-        """Give the last mark before a character."""
+        """Return the last mark before a character."""
         i = bisect_left(self._starts, char)
         return self._marks[i - 1] if i else None
 
@@ -95,7 +95,7 @@ class Completion:
         if self._open is None:
             self._open, tags, fences, at = [], 0, 0, 0
             for mark in self._marks:
-                fences += self.text.count(FENCE, at, mark.start)
+                fences += sum(self.text.count(fence, at, mark.start) for fence in FENCES)
                 self._open.append(tags > 0 or fences % 2 > 0)
                 tags = max(0, tags + steps[mark.tag]) if mark.tag in steps else 0
                 fences, at = fences if mark.tag in steps else 0, mark.stop
@@ -119,7 +119,7 @@ class Completion:
         return Frame(opened, body, found.start, found.stop, True)
 
     def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said], *, ends: bool = False) -> int:
-        """Read the call in a frame; give the character after it.
+        """Read the call in a frame; return the character after it.
 
         Args:
             frame: Where the call stands.

@@ -49,7 +49,7 @@ class Cursor:
         return text
 
     def peek(self) -> str | None:
-        """Give the next tag; None when no tag is left."""
+        """Return the next tag; None when no tag is left."""
         mark = self._next()
         return None if mark is None else mark.tag
 
@@ -85,7 +85,7 @@ class Cursor:
         return taken
 
     def peek_here(self) -> str | None:
-        """Give the tag that stands right here; None when there is none."""
+        """Return the tag that stands right here; None when there is none."""
         mark = self._next()
         return mark.tag if mark is not None and mark.start == self._at else None
 

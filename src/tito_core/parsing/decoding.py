@@ -40,7 +40,7 @@ class _ByteLevel:
         self._bytes = TokenBytes(backend)
 
     def begins(self, token: int) -> bool:
-        """Tell whether a token begins with a character, so that it and what follows it can be decoded apart."""
+        """Return whether a token begins with a character, so that it and what follows it can be decoded apart."""
         piece = self._bytes[token]
         return bool(piece) and (piece[0] & 0xC0) != 0x80
 
@@ -78,7 +78,7 @@ class TokenBytes(dict[int, bytes]):
 
 
 def _byte_characters() -> dict[str, int]:
-    """Give the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -112,7 +112,7 @@ def _replacing(pieces: list[bytes]) -> tuple[str, list[int]]:
 
 
 def _breaks(held: bytes, piece: bytes) -> bool:
-    """Tell whether a character that lacks bytes stays incomplete because other bytes follow."""
+    """Return whether a character that lacks bytes stays incomplete because other bytes follow."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(held + piece[:1])
     except UnicodeDecodeError:

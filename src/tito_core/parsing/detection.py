@@ -75,7 +75,7 @@ def detect_tool_parser(template: str) -> Detected:
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Give the source of the chat template with tools; of several, "tool_use" or else "default".
+    """Return the source of the chat template with tools; of several, "tool_use" or else "default".
 
     Raises:
         DetectionError: The tokenizer has none.

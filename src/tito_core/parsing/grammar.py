@@ -52,14 +52,14 @@ _CLOSED_TYPES = ("object", "array", "string")
 
 
 def _enders(grammar: Grammar) -> set[int]:
-    """Give the tokens that come where something else may go on: avoided, they would never come."""
+    """Return the tokens that end text which could go on: with a bias against them it would never end."""
     found: set[int] = set()
     _firsts(grammar, found)
     return found
 
 
 def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
-    """Give the tokens that a format begins with, and whether it may go on where it may end; note enders on the way."""
+    """Return the tokens that a format begins with, and whether it may go on where it may end; fill `enders`."""
     kind = grammar["type"]
     if kind == "token":
         return {grammar["token"]}, False
@@ -85,7 +85,7 @@ def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
 
 
 def chosen(tools: Tools, name: str | None) -> Tools:
-    """Give the tools that may be called: all, or the one called `name`.
+    """Return the tools that may be called: all, or the one called `name`.
 
     Raises:
         NoCallGrammarError: There is none.
@@ -168,7 +168,7 @@ class Parameters:
     anchor: str = ""
 
     def of(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
-        """Give every parameter that a tool's schema names, in its order; those not required may be left out."""
+        """Return every parameter that a tool's schema names, in its order; those not required may be left out."""
         properties, required = schema.get("properties", {}), schema.get("required", ())
         written = ((key, self._one(markup, key, one, schema)) for key, one in properties.items())
         return [one if key in required else {"type": "optional", "content": one} for key, one in written]

@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int:
-    """Give the end of the JSON value at `start`, or `start` when there is none."""
+    """Return the end of the JSON value at `start`, or `start` when there is none."""
     try:
         return _DECODER.raw_decode(text, after_blank(text, start))[1]
     except (ValueError, RecursionError):
@@ -29,7 +29,7 @@ def json_end(text: str, start: int) -> int:
 
 
 def after_blank(text: str, start: int) -> int:
-    """Give the first character at or after `start` that is no blank."""
+    """Return the first character at or after `start` that is no blank."""
     blank = _BLANK.match(text, start)
     return blank.end() if blank else start
 
@@ -135,12 +135,12 @@ def said_object(
 
 
 def _last(text: str, start: int) -> str:
-    """Give the text of an object's last member."""
+    """Return the text of an object's last member."""
     return text.rstrip()[start:-1].rstrip()
 
 
 def _member(text: str, key: str) -> str:
-    """Give the text of one member of a JSON object, which is sound and has it."""
+    """Return the text of one member of a JSON object, which is sound and has it."""
     at = after_blank(text, 0) + 1
     while True:
         name, at = _DECODER.raw_decode(text, after_blank(text, at))

@@ -25,11 +25,11 @@ class DecodedIds:
         self.text, self.starts = decode(self.ids)
 
     def token_of(self, char: int) -> int:
-        """Give the token that holds a character."""
+        """Return the token that holds a character."""
         return bisect_right(self.starts, char) - 1
 
     def span_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Give the tokens (first, one past last) that hold characters `start` to `stop`."""
+        """Return the tokens (first, one past last) that hold characters `start` to `stop`."""
         first = max(0, self.token_of(start))
         return first, max(bisect_left(self.starts, stop), first + 1)
 
@@ -85,11 +85,11 @@ class Markup:
         return frozenset(self.tokens.values()).union(self.anchors)
 
     def token_of(self, tag: str) -> int | None:
-        """Give the id of a tag that is one token, else None."""
+        """Return the id of a tag that is one token, else None."""
         return self._ids.get(tag)
 
     def certain(self, tag: str) -> bool:
-        """Tell whether text cannot spell a tag: it is a token, or holds one."""
+        """Return whether text cannot spell a tag: it is a token, or holds one."""
         return tag in self._ids or any(anchor in tag for anchor in self.anchors)
 
     def marks(self, decoded: DecodedIds) -> list[Mark]:

@@ -54,7 +54,7 @@ class Preview:
         self._in_block = in_reasoning
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """Take the next sampled ids; give what they make certain."""
+        """Take the next sampled ids; return what they make certain."""
         if self._over:
             return []
         self._ids += ids
@@ -81,12 +81,13 @@ class Preview:
         text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
         marks = self._markup.marks(decoded)
         certain = self._certain(text, marks)
+        last_close = self._last_close(marks)
         for mark in marks:
             if mark.start >= certain:
                 break
             if mark.start < self._at:
                 continue
-            if self._in_block and mark.tag in self._parser.calls.opening and not self._closes(decoded, mark):
+            if self._in_block and mark.tag in self._parser.calls.opening and mark.start > last_close:
                 certain, self._held = mark.start, True  # reasoning that never ends may end in calls
                 break
             if self._counts(mark):
@@ -99,7 +100,7 @@ class Preview:
         self._at = max(self._at, certain)
 
     def _certain(self, text: str, marks: Sequence[Mark]) -> int:
-        """Give where the text ends, or where a tag may have begun that is not all there."""
+        """Return where the text ends, or where a tag may have begun that is not all there."""
         first = max(0, len(text) - self._longest)
         near = [mark for mark in marks[-self._longest :] if mark.stop > first]
         for start in range(first, len(text)):
@@ -107,10 +108,10 @@ class Preview:
                 return start
         return len(text)
 
-    def _closes(self, decoded: DecodedIds, mark: Mark) -> bool:
-        assert self._parser.reasoning is not None
-        close = self._parser.reasoning.close
-        return any(other.tag == close and other.start > mark.start for other in self._markup.marks(decoded))
+    def _last_close(self, marks: Sequence[Mark]) -> int:
+        """Return the first character of the last tag that closes reasoning, or -1."""
+        reasoning = self._parser.reasoning
+        return next((mark.start for mark in reversed(marks) if reasoning and mark.tag == reasoning.close), -1)
 
     def _counts(self, mark: Mark) -> bool:
         if self._in_block:
@@ -119,7 +120,7 @@ class Preview:
         return mark.tag in self._parser.starts or mark.tag in self._parser.stray
 
     def _turn(self, mark: Mark) -> Piece:
-        """Go over to what a tag begins; give what was held of the reasoning that it ends."""
+        """Go over to what a tag begins; return what was held of the reasoning that it ends."""
         if self._in_block:
             self._in_block = False
             return Piece("reasoning", self._thoughts.end_block())
@@ -168,7 +169,7 @@ class _Stripped:
         self.begun = False
 
     def add(self, text: str) -> str:
-        """Take more; give what may be shown."""
+        """Take more; return what may be shown."""
         text = self._held + text if self.begun else text.lstrip(self._blanks)
         shown = text.rstrip(self._blanks)
         self._held = text[len(shown) :]
@@ -192,7 +193,7 @@ class _Thoughts:
         self._block = _Stripped("\n")
 
     def add(self, text: str) -> str:
-        """Take more of the block; give what may be shown."""
+        """Take more of the block; return what may be shown."""
         if self._head is not None:
             self._head += text
             if self._label.startswith(self._head) and self._head != self._label:
@@ -212,6 +213,6 @@ class _Thoughts:
         return shown
 
     def end_block(self) -> str:
-        """End the block; give what was held of it for the label that it has not."""
+        """End the block; return what was held of it for the label that it has not."""
         rest, self._head = self._head, None
         return self.add(rest) if rest else ""

@@ -20,7 +20,7 @@ class ReasoningTags:
     label: str = ""
 
     def text_of(self, block: str) -> str:
-        """Give a block's text without its label and the newlines around it."""
+        """Return a block's text without its label and the newlines around it."""
         return block.removeprefix(self.label).strip("\n")
 
 

@@ -31,7 +31,7 @@ class ParserSession(Protocol):
         """Take the next sampled ids."""
 
     def finish(self, *, truncated: bool) -> ParsedTurn:
-        """Give the parsed completion. `truncated` says that the engine stopped for length."""
+        """Return the parsed completion. `truncated` says that the engine stopped for length."""
 
 
 class ToolParser(Protocol):
@@ -47,7 +47,7 @@ class ToolParser(Protocol):
         """
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
-        """Give the grammar that forces a call of the tool `name`, or of any tool, on the next completion.
+        """Return the grammar that forces a call of the tool `name`, or of any tool, on the next completion.
 
         Args:
             tools: As for `start`.
@@ -106,7 +106,7 @@ def known_tool_parsers() -> list[str]:
 
 
 def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detected:
-    """Give the name of a parser and why it is the one: with "auto" what the chat template shows.
+    """Return the name of a parser and why it is the one: with "auto" what the chat template shows.
 
     Raises:
         DetectionError: With "auto", the chat template shows none, or several.
@@ -159,7 +159,7 @@ def _with_reasoning(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: st
 
 
 def control_strings(parser: ToolParser) -> frozenset[str]:
-    """Give the texts of the tokens that a parser reads as markup, which no content may write (law 6).
+    """Return the texts of the tokens that a parser reads as markup, which no content may write (law 6).
 
     A parser of another package may say them in an attribute `control_strings`; without one it has none of its own.
     """

@@ -11,7 +11,7 @@ _NAME = re.compile(r"\w[\w./-]*")
 
 
 def is_sound_name(name: str) -> bool:
-    """Tell whether a tool may have this name where a format writes it without quotes."""
+    """Return whether a tool may have this name where a format writes it without quotes."""
     return _NAME.fullmatch(name) is not None
 
 

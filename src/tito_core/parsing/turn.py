@@ -57,21 +57,21 @@ class TurnParser:
         return Preview(self, self._opened(prompt_tail))
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
-        """Give the grammar for a forced call: of the tool `name`, or of any; see `ToolParser`."""
+        """Return the grammar for a forced call: of the tool `name`, or of any; see `ToolParser`."""
         grammar = self.calls.grammar(self.markup, chosen(tools, name))
         if self.reasoning is not None and self._opened(prompt_tail):
             grammar = after_reasoning(self.markup, self.reasoning.close, grammar)
         return CallGrammar.of(grammar, self.markup.controls)
 
     def answer_grammar(self, schema: JsonSchema, prompt_tail: Sequence[int] = ()) -> CallGrammar | None:
-        """Give the grammar for a bare JSON answer after the reasoning that the prompt opened; None where it did not."""
+        """Return the grammar for a bare JSON answer after reasoning that the prompt opened; None if it opened none."""
         if self.reasoning is None or not self._opened(prompt_tail):
             return None
         grammar = after_reasoning(self.markup, self.reasoning.close, arguments_json(schema))
         return CallGrammar.of(grammar, self.markup.controls)
 
     def _opened(self, prompt_tail: Sequence[int]) -> bool:
-        """Tell whether reasoning is open at the end of a prompt.
+        """Return whether reasoning is open at the end of a prompt.
 
         The generation prompt follows the last special token. What comes before it is other messages, which say
         nothing of this one, whatever they spell.
@@ -190,7 +190,7 @@ class _Reader:
         return stop
 
     def _text(self, start: int, stop: int) -> int:
-        """Take text, or the calls that it is; give the character after them."""
+        """Take text, or the calls that it is; return the character after them."""
         text = self._said.text[start:stop]
         blank = not text.strip()
         if not self._spoken and not self._said.calls and not blank:
@@ -206,7 +206,7 @@ class _Reader:
         return stop
 
     def _block(self, start: int) -> int:
-        """Read reasoning from character `start`; give the character after its closing tag."""
+        """Read reasoning from character `start`; return the character after its closing tag."""
         assert self._reasoning is not None
         close = self._said.next(start, {self._reasoning.close})
         self._closed = close is not None
@@ -218,7 +218,7 @@ class _Reader:
         return stop if close is None else close.stop
 
     def _ending(self, start: int) -> int:
-        """Read the calls that reasoning without an end ends in; give where they begin.
+        """Read the calls that reasoning without an end ends in; return where they begin.
 
         Such calls are loose, since nothing says that the policy was done with reasoning. Calls with words after them
         are drafts.

@@ -26,7 +26,7 @@ _OF_VALUE: dict[type, tuple[str, ...]] = {
 
 
 def parameter_schema(tools: Tools, name: str, key: str) -> tuple[JsonSchema, JsonSchema]:
-    """Give the schema of one parameter and that of the whole tool, both empty where it is not known."""
+    """Return the schema of one parameter and that of the whole tool, both empty where it is not known."""
     whole = tools.get(name, {})
     properties = whole.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -90,7 +90,7 @@ def value_of(
 
 
 def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] | None:
-    """Give the JSON types that a schema allows; None where it does not say.
+    """Return the JSON types that a schema allows; None where it does not say.
 
     Args:
         schema: The parameter's.

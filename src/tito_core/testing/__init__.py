@@ -19,7 +19,7 @@ What backends are tested against is independent of them: neither this frame nor 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from tito_core.testing.engine import Exchange, Latency, ScriptedEngine
 from tito_core.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
@@ -85,7 +85,7 @@ class Options(TypedDict, total=False):
         decode: ids to text, for the text fields and stop strings; each id as `<id>`.
         encode: None. (text, whether special tokens are added) to ids, for `/tokenize`, such as
             `lambda text, special: tokenizer.encode(text, add_special_tokens=special)`. Without it there is no such
-            path, as behind a router that passes on nothing but generation.
+            path, as behind a router that forwards generation only.
         skip_tokenizer_init: False. A server without a tokenizer: SGLang's answers have no text, and neither encodes
             any.
         scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
@@ -127,7 +127,7 @@ class Options(TypedDict, total=False):
 
 
 def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
-    """An engine that speaks `kind`'s wire, an installed one, and says what `script` says; `options` as in `Options`.
+    """Return an engine that speaks the installed wire `kind` and answers as `script` says; `options` as in `Options`.
 
     Raises:
         ValueError: No installed package can script an engine of that kind.
@@ -136,8 +136,8 @@ def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> Sc
     kit = find_wire(kind)
     if kit.wire is None:
         raise ValueError(f"The wire {kind!r} has a reader, but no scripted server.")
-    settings = {name: value for name, value in options.items() if name in EngineState.__slots__}
-    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)  # type: ignore[arg-type]  # checked by `Options`
+    settings: dict[str, Any] = {name: value for name, value in options.items() if name in EngineState.__slots__}
+    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)
     state.eos_ids = tuple(state.eos_ids)
     return ScriptedEngine(
         kit.wire(state),
@@ -151,5 +151,5 @@ def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> Sc
 
 
 def scripted_server(kind: str, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
-    """The same engine behind a socket on loopback: enter it with `with` or `async with`."""
+    """Return the same engine behind a socket on loopback; enter it with `with` or `async with`."""
     return ScriptedServer(scripted_engine(kind, script, **options), port=port)

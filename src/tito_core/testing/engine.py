@@ -38,7 +38,7 @@ class ScriptedEngine:
         requests: every generation that was asked for, in order of arrival.
         exchanges: every HTTP request with its response, in order of answering.
         aborted: server ids of generations that an abort call ended.
-        disconnected: server ids of generations whose client went away.
+        disconnected: server ids of generations whose client disconnected.
         peak: the most generations that ran at once.
         overrides: path (without its query) -> the response in place of the wire's, whatever is asked.
 
@@ -156,7 +156,7 @@ class ScriptedEngine:
         return fault.spoil(generation.render(answers, run.elapsed)), answers
 
     async def _queue(self, run: Running, fault: Fault) -> bool:
-        """Waits until the request may begin; True when it was aborted before."""
+        """Wait until the request may begin; return True if it was aborted first."""
         if fault.delay and await run.wait(fault.delay):
             return True
         while self.state.paused or not self._has_room():

@@ -20,7 +20,7 @@ _RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 class InProcessTransport:
     """A backend's carrier: `http_transport=lambda: InProcessTransport(engine)`.
 
-    Faults raise what aiohttp raises for them, and a request that is cancelled is a client that goes away.
+    Faults raise the errors that aiohttp raises for them. Cancelling a request disconnects its client.
     """
 
     def __init__(self, engine: ScriptedEngine) -> None:

@@ -58,7 +58,7 @@ class HashPolicy:
         self._tail_logit = math.log(tail / self._others)
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        """Samples until a stop id or `max_new_tokens`."""
+        """Sample until a stop id or `max_new_tokens`."""
         if request.grammar is not None:
             raise ScriptError("HashPolicy follows no grammar; answer such requests in a script of your own.")
         ids = list(request.prompt_ids[-_WINDOW:])

@@ -40,7 +40,7 @@ class PrefixCache:
         return found
 
     def clear(self) -> None:
-        """Forgets everything, as a flush or a pause does."""
+        """Forget everything, as a flush or a pause does."""
         self._through.clear()
         self._held = 0
 

@@ -48,14 +48,14 @@ class Running:
         return min(self.tokens, int(self.elapsed / self.seconds * self.tokens)) if self.seconds else self.tokens
 
     def stop(self) -> None:
-        """Aborts it, from any thread: no token comes after."""
+        """Abort it, from any thread; no token follows."""
         if self.began:
             self.held = self.emitted()
         self.aborted = True
         self.loop.call_soon_threadsafe(self.stopped.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Waits so long, or for ever; True when aborted meanwhile."""
+        """Wait so long, or forever; return True if it was aborted meanwhile."""
         try:
             await asyncio.wait_for(self.stopped.wait(), seconds)
         except TimeoutError:

@@ -39,18 +39,18 @@ class ScriptedServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> ScriptedServer:
-        """Starts listening in the current event loop."""
+        """Start listening in the current event loop."""
         await self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends all connections."""
+        """End all connections."""
         await self._stop()
 
     def __enter__(self) -> ScriptedServer:
-        """Starts a thread that listens."""
+        """Start a thread that listens."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-server", daemon=True)
         self._thread.start()
@@ -60,7 +60,7 @@ class ScriptedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends all connections and the thread."""
+        """End all connections and the thread."""
         assert self._loop is not None  # set by __enter__, as is the thread
         assert self._thread is not None
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
@@ -98,7 +98,7 @@ class ScriptedServer:
         return await self._send(request, response)
 
     async def _send(self, request: web.BaseRequest, response: WireResponse) -> web.StreamResponse:
-        """Piece by piece. A body that is cut has its whole length announced, so that the client can tell."""
+        """Send it piece by piece. A body that is cut announces its whole length, so that the client notices."""
         sent = web.StreamResponse(status=response.status, headers=_headers(response))
         if isinstance(response.body, bytes):
             sent.content_length = len(response.body)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -67,12 +68,12 @@ class EngineState:
         return self.paused_since is not None
 
     def pause(self) -> None:
-        """Holds new generations back and clears the prefix cache, as both servers do."""
+        """Hold new generations back and clear the prefix cache, as both servers do."""
         self.paused_since = time.monotonic()
         self.cache.clear()
 
     def resume(self) -> None:
-        """Lets the waiting generations go on."""
+        """Let the waiting generations continue."""
         self.paused_since = None
 
     def set_version(self, version: str) -> None:
@@ -130,7 +131,7 @@ class WireResponse:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Lets go of a stream that will not be read further."""
+        """Close a stream that will not be read further."""
         if isinstance(self.body, AsyncIterator) and hasattr(self.body, "aclose"):
             await self.body.aclose()
 
@@ -163,14 +164,47 @@ class Generation:
     stream: bool = False
 
 
+Answer = WireResponse | Generation
+"""What a wire makes of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """A server's other paths, information and admin calls, answered as FastAPI does: both engines use it.
+
+    Attributes:
+        get: Paths that take GET.
+        post: Paths that take POST, with the fields of its JSON body.
+        invalid_json: The response to a body that is not a JSON object.
+    """
+
+    get: Mapping[str, Callable[[], Answer]]
+    post: Mapping[str, Callable[[dict[str, Any]], Answer]]
+    invalid_json: Callable[[bytes], WireResponse]
+
+    def answer(self, method: str, path: str, body: bytes, query: str = "") -> Answer:
+        """Return the response; the parameters of `query` count as fields of the body."""
+        if path not in self.get and path not in self.post:
+            return json_response({"detail": "Not Found"}, 404)
+        if method == "GET" and path in self.get:
+            return self.get[path]()
+        if method != "POST" or path not in self.post:
+            return json_response({"detail": "Method Not Allowed"}, 405)
+        try:
+            fields = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except msgspec.DecodeError:
+            return self.invalid_json(body)
+        return self.post[path](fields | {name: values[-1] for name, values in parse_qs(query).items()})
+
+
 class Wire(Protocol):
     """One engine's HTTP surface. Synchronous and without I/O; the state is its only memory."""
 
     name: str
     state: EngineState
 
-    def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse | Generation:
-        """Answers at once (information, admin, errors), or says what generation the request asks for.
+    def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Return the response to information, admin calls and errors, or the generation that the request asks for.
 
         `path` includes the query string; header names are lower case.
         """
@@ -263,4 +297,4 @@ def find_wire(name: str) -> WireKit[Any]:
             if not isinstance(kit, WireKit):
                 raise ValueError(f"The entry point {point.value} is a {type(kit).__name__}, not a WireKit.")
             return kit
-    raise ValueError(f"There is no wire {name!r}. Installed wires: {', '.join(installed_wires())}.")
+    raise ValueError(f"Unknown wire {name!r}. Installed wires: {', '.join(installed_wires())}.")

@@ -38,7 +38,7 @@ class Pictures:
 
 
 def _url(data: bytes) -> str:
-    """Return a picture as a `data:` URL; nothing for what is no PNG, JPEG, GIF or WebP."""
+    """Return a picture as a `data:` URL; empty unless it is a PNG, JPEG, GIF or WebP."""
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), "")
     if data.startswith(_RIFF) and data[8:12] == _WEBP:
         kind = "webp"

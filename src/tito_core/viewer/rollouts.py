@@ -89,7 +89,7 @@ class Rollouts:
             IndexError: There is no such number.
         """
         if not 1 <= number <= len(self._places):
-            raise IndexError(f"There is no rollout {number}: {self.title} holds {len(self._places)}.")
+            raise IndexError(f"Unknown rollout {number}: {self.title} holds {len(self._places)}.")
         return self._places[number - 1]
 
     def load(self, number: int) -> Ledger:

@@ -8,7 +8,11 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+<<<<<<< HEAD
 from typing import Any
+=======
+from socket import socket
+>>>>>>> h/r3
 
 from tito_core.backend.errors import BackendError
 from tito_core.store import SchemaError
@@ -43,8 +47,13 @@ class Server(ThreadingHTTPServer):
         self.home = new_home()
         self.site = make_site(self.home)
 
+<<<<<<< HEAD
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a reader that disconnected; print any other error, as servers do."""
+=======
+    def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Ignore readers that disconnected; print any other error."""
+>>>>>>> h/r3
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -99,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet: a terminal is no place for every request."""
+        """Log nothing: the terminal shows the address alone."""
 
 
 def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
@@ -116,4 +125,4 @@ def route(site: Site, path: str) -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, _HTML, site.two(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"facts/(\d{1,9})", path):
         return HTTPStatus.OK, _JSON, site.facts(int(found[1]))
-    raise IndexError("There is no such page.")
+    raise IndexError("Unknown page.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing.wire import EngineState, Generation, WireResponse, json_response, now, sse_response
+from tito_core.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, sse_response
 from tito_sglang.scripted import errors, requests
 from tito_sglang.scripted.errors import Refused, Rejected
 from tito_sglang.scripted.requests import Killed
@@ -21,8 +21,6 @@ _FLUSHED = (
     b"(When there are running or waiting requests, the operation will not be performed.)\n"
 )
 
-Answer = WireResponse | Generation
-
 
 class SGLangWire:
     """SGLang's endpoints: generate by token ids, information, abort, pause and weight versions."""
@@ -31,7 +29,7 @@ class SGLangWire:
 
     def __init__(self, state: EngineState) -> None:
         self.state = state
-        self._get: dict[str, Callable[[], Answer]] = {
+        get: dict[str, Callable[[], Answer]] = {
             "/": lambda: json_response("SGLang is running"),
             "/health": self._health,
             "/health_generate": self._health,
@@ -44,7 +42,7 @@ class SGLangWire:
             "/v1/models": self._models,
             "/flush_cache": self._flush,
         }
-        self._post: dict[str, Callable[[dict[str, Any]], Answer]] = {
+        post: dict[str, Callable[[dict[str, Any]], Answer]] = {
             "/abort_request": self._abort,
             "/flush_cache": lambda body: self._flush(),
             "/pause_generation": self._pause,
@@ -54,6 +52,7 @@ class SGLangWire:
             "/detokenize": self._detokenize,
             "/tokenize": self._tokenize,
         }
+        self._routes = Routes(get, post, errors.malformed_json)
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """See `Wire.route`."""
@@ -61,7 +60,7 @@ class SGLangWire:
         if not path.startswith(_OPEN) and not self.state.admits(headers):
             return json_response({"error": "Unauthorized"}, 401)
         if path != "/generate":
-            return self._other(method, path, body)
+            return self._routes.answer(method, path, body)
         if method not in ("POST", "PUT"):
             return json_response({"detail": "Method Not Allowed"}, 405)
         try:
@@ -83,19 +82,6 @@ class SGLangWire:
     def queue_full(self) -> WireResponse:
         """See `Wire.queue_full`."""
         return errors.queue_full()
-
-    def _other(self, method: str, path: str, body: bytes) -> Answer:
-        if path not in self._get and path not in self._post:
-            return json_response({"detail": "Not Found"}, 404)
-        if method == "GET" and path in self._get:
-            return self._get[path]()
-        if method != "POST" or path not in self._post:
-            return json_response({"detail": "Method Not Allowed"}, 405)
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-        except msgspec.DecodeError:
-            return errors.malformed_json(body)
-        return self._post[path](fields)
 
     def _health(self) -> Answer:
         since = self.state.paused_since

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
-import msgspec
-
-from tito_core.testing.wire import EngineState, Generation, WireResponse, json_response, now, random_id
+from tito_core.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, random_id
 from tito_vllm.scripted import errors, requests
 from tito_vllm.scripted.errors import Refused
 
 VERSION = "0.32.0"
 _GUARDED = ("/v1", "/inference")  # by the api key
 _PAUSE_MODES = ("abort", "wait", "keep")
-
-Answer = WireResponse | Generation
 
 
 class VLLMWire:
@@ -48,7 +43,7 @@ class VLLMWire:
             "/detokenize": lambda body: json_response({"prompt": state.decode(body["tokens"])}),
             "/tokenize": self._tokenize,
         }
-        self._get, self._post = get, post
+        self._routes = Routes(get, post, errors.invalid_json)
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """See `Wire.route`."""
@@ -63,7 +58,7 @@ class VLLMWire:
                     return json_response({"detail": "Method Not Allowed"}, 405)
                 parse = requests.completions if path == "/v1/completions" else requests.generate
                 return parse(self.state, path, headers, body)
-            return self._other(method, path, query, body)
+            return self._routes.answer(method, path, body, query)
         except Refused as refused:
             return refused.response
 
@@ -73,20 +68,6 @@ class VLLMWire:
 
     def queue_full(self) -> None:
         """vLLM queues without limit."""
-
-    def _other(self, method: str, path: str, query: str, body: bytes) -> Answer:
-        if path not in self._get and path not in self._post:
-            return json_response({"detail": "Not Found"}, 404)
-        if method == "GET" and path in self._get:
-            return self._get[path]()
-        if method != "POST" or path not in self._post:
-            return json_response({"detail": "Method Not Allowed"}, 405)
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-        except msgspec.DecodeError:
-            return errors.invalid_json(body)
-        fields |= {name: values[-1] for name, values in parse_qs(query).items()}
-        return self._post[path](fields)
 
     def _models(self) -> Answer:
         state = self.state

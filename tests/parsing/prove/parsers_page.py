@@ -15,8 +15,8 @@ Results = dict[str, dict[str, dict[str, Any]]]
 FATES = ("invented", "broken arguments", "as it was", "no call", "hung")
 INTRODUCTION = """# How parsers differ
 
-Ours beside the parsers inside the real engines, over turns from a seed: {turns} sound and {turns} damaged ones of each
-format. Written by `tests/parsing/prove/differential.py`, which runs in an engine's own environment
+Our parsers compared with those inside the real engines, over turns drawn from a seed: {turns} sound and {turns} damaged
+ones of each format. Written by `tests/parsing/prove/differential.py`, which runs in an engine's own environment
 (`tito engine install` makes it); `docs/parsers.json` has every count, commit and date. {versions}.
 
 ## Sound turns
@@ -32,13 +32,14 @@ DAMAGED = """
 Each is a sound turn of two calls (one in formats that allow no more) in which one thing of the last call is broken: cut
 off, a character or a tag lost, a comma too many, single quotes. In per cent:
 
-- *reported*: a malformed call comes out, with its tokens and a reason, and is not run. Engines have no such thing.
-- *invented*: a call comes out that the turn never held, and it would run.
-- *broken arguments*: a call comes out whose arguments are no JSON, for the client to deal with.
-- *as it was*: both calls come out as if nothing were wrong.
-- *no call*: what is broken became text, or vanished.
+- *reported*: the parser returns a malformed call with its tokens and a reason, and the call does not run. Engines
+  cannot report one.
+- *invented*: the parser returns a call that the turn never held, and the call would run.
+- *broken arguments*: the parser returns a call whose arguments are not JSON, and leaves it to the client.
+- *as it was*: the parser returns both calls as if nothing were wrong.
+- *no call*: the broken call became text, or vanished.
 
-What is no call with ours lost the very markup that would have made it one. Ours repaired {repaired}.
+Where our parser returns no call, the damage removed the markup that makes text a call. Ours repaired {repaired}.
 
 """
 

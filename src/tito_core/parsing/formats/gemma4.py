@@ -28,7 +28,6 @@ from tito_core.parsing.typed_value import resolved, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _PREFIX = "call:"
-_KEY = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
 _NUMBER = re.compile(r"-?[0-9][0-9.eE+-]*")
 _WORD = re.compile(r"[^\s:,{}\[\]<>]+(?:[ \t]+[^\s:,{}\[\]<>]+)*")
 _LITERALS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
@@ -77,7 +76,7 @@ class _Notation:
         properties = schema.get("properties")
         while True:
             self._cursor.skip_blank()
-            key = self._string() if self._cursor.peek_here() == QUOTE else self._cursor.match(_KEY, "a key")
+            key = self._string() if self._cursor.peek_here() == QUOTE else self._cursor.match(_WORD, "a key")
             self._need(":")
             if key in result:
                 raise self._cursor.fault(f"The key {key!r} appears twice.")

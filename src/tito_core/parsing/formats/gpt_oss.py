@@ -120,7 +120,7 @@ class HarmonyPreview:
         self._shown = 0
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """Take the next sampled ids; give what they make certain."""
+        """Take the next sampled ids; return what they make certain."""
         self._ids += ids
         if self._end is None or self._end not in ids:
             return []
@@ -154,7 +154,7 @@ class _Messages:
         return ParsedTurn(reasoning, text, tuple(self._said.calls), self._closed, suspects=tuple(self._suspects))
 
     def _message(self, start: int) -> int | None:
-        """Read the message whose header begins at a character; give where the next begins."""
+        """Read the message whose header begins at a character; return where the next begins."""
         said, total = self._said, len(self._said.text)
         mark = said.next(start, {MESSAGE, START, END, CALL, RETURN})
         if mark is None or mark.tag != MESSAGE:
@@ -168,7 +168,7 @@ class _Messages:
         return self._next(closing.start if closing.tag == START else closing.stop)
 
     def _next(self, at: int) -> int | None:
-        """Take what stands between messages as text; give where the next header begins."""
+        """Take what stands between messages as text; return where the next header begins."""
         opened = self._said.next(at, {START})
         self._take(self._texts, at, len(self._said.text) if opened is None else opened.start)
         return None if opened is None else opened.stop

@@ -76,7 +76,7 @@ def parameters(
 
 
 def quoted(cursor: Cursor, written: str) -> str:
-    """Give the name that is written in double quotes."""
+    """Return the name that is written in double quotes."""
     name = written[1:-1]
     if written != f'"{name}"' or not name or name != name.strip() or set(name) & set("<\"'\n"):
         raise cursor.fault(f"There is no name in double quotes: {written[:60]!r}.")

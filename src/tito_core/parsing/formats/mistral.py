@@ -65,7 +65,7 @@ def _is_tag(said: Completion, char: int) -> bool:
 
 
 def _complete(said: Completion, frame: Frame) -> bool:
-    """Tell whether a call at the end of a completion has its arguments whole."""
+    """Return whether a call at the end of a completion has its arguments whole."""
     arguments = said.next(frame.body, {ARGUMENTS})
     return arguments is not None and json_end(said.text, arguments.stop) > arguments.stop
 

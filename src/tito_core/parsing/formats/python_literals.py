@@ -55,7 +55,7 @@ class Calls:
         return self._after_blank() >= self._stop or self._in_open_string()
 
     def read(self) -> list[tuple[Said, int]]:
-        """Give the calls, each with the character after it.
+        """Return the calls, each with the character after it.
 
         Raises:
             Malformed: The text is no such list.

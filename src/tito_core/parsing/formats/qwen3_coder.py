@@ -88,7 +88,8 @@ class Qwen3CoderCalls(CallFormat):
         inner = said.next(opened + len(FUNCTION))
         if end is not None and end.tag in self.opening and inner is not None and inner.tag == PARAMETER:
             said.uncertain = True  # the argument may hold what follows
-        name, ended = said.text[opened + len(FUNCTION) :].partition(">")[:2]
+        head = said.text[opened + len(FUNCTION) : len(said.text) if inner is None else inner.start]
+        name, ended, _ = head.partition(">")
         before = said.previous(opened)
         ahead = said.text[0 if before is None else before.stop : opened]
         begins = not ahead.rpartition("\n")[2].strip() and not ahead.rstrip().endswith(self.open)

@@ -27,7 +27,7 @@ class Section:
     end_call: str
 
     def read(self, said: Completion, opened: int, body: Callable[[Cursor], Said]) -> int:
-        """Read the section that begins at character `opened`, each call by `body`; give the character after it."""
+        """Read the section that begins at character `opened`, each call by `body`; return the character after it."""
         first, at = len(said.calls), opened + len(self.open)
         inside = {self.open, self.close, self.call}
         while True:
