@@ -158,9 +158,14 @@ class StreamReader(Generic[T]):
             self._refuse("", str(error), error)
 
     def _show(self, ids: TokenArray) -> None:
-        if len(ids):
-            self.shown = True
+        if not len(ids):
+            return
+        self.shown = True
+        try:
             self.on_chunk(TokenChunk(ids))
+        except BackendError as error:  # the core's, of an id that is not a token
+            error.sent = True  # the engine goes on with what is no longer read: it is aborted
+            raise
 
     def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
