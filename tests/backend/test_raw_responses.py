@@ -346,6 +346,14 @@ def test_any_part_of_scores_may_be_a_lie(name: str) -> None:
             refused(scored, **{name: garbage})
 
 
+@pytest.mark.parametrize("wrong", [0.5, float("nan"), -float("inf"), -9999.0])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_wrong_score_is_named_by_its_place_in_the_sequence(at: int, wrong: float) -> None:
+    logprobs: list[float | None] = [None, -1.0, -2.0]
+    logprobs[at] = wrong
+    assert f"{wrong} at output offset {at} " in str(refused(scored, logprobs=logprobs))
+
+
 def test_ids_of_a_text_are_ids_or_none() -> None:
     def of(raw: Any) -> Any:
         return asyncio.run(tokenize(Liar(raw), "text"))

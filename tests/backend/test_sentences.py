@@ -160,7 +160,7 @@ SCORES: list[tuple[list[Any], str]] = [
     ),
     (
         [(7, None), (8, -1.0), (9, 1.0)],
-        "Law 4: the answer: logprob 1.0 at output offset 1 is no log-probability.",
+        "Law 4: the answer: logprob 1.0 at output offset 2 is no log-probability.",
     ),
 ]
 

@@ -186,8 +186,8 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
                 raise reader.violation(
                     f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first has none."
                 )
-        logprobs = np.full(len(sent), np.nan, np.float32)
-        logprobs[1:] = reader.logprobs(scored[1:])
+        logprobs = reader.logprobs([0.0, *scored[1:]])
+        logprobs[0] = np.nan
         return logprobs
 
 
