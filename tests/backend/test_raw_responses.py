@@ -19,6 +19,7 @@ from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError, 
 from tito_core.backend.checked import generate, score, tokenize
 from tito_core.backend.protocol import MAY_BE_UNREPORTED, TokenChunk
 from tito_core.backend.raw_values import floats, integer, integers
+from tito_core.backend.validation import validated
 from tito_core.ledger.invariants import check_logprobs, check_versions
 from tito_core.ledger.turn import Finish
 
@@ -124,6 +125,26 @@ def test_lists_may_be_of_any_kind_and_come_out_alike(given_as: str) -> None:
     assert (response.request_id, response.latency_s, type(response.latency_s)) == ("r-try2", 0.5, float)
     assert response.columns["routed_experts"].values.shape == (7, 2, 2)
     assert [type(each) for span in response.versions for each in span[:2]] == [int] * 4
+
+
+class Unlisted(np.ndarray[Any, Any]):
+    """An array that is not made a list."""
+
+    def tolist(self) -> Any:
+        raise AssertionError("a long prompt was made a list")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_an_echo_that_is_an_array_is_compared_as_one(kind: Any) -> None:
+    """Law 14: a prompt of 128,000 ids as two Python lists takes longer than all other checks of its turn."""
+    prompt = np.arange(3, 103, dtype=np.int32)
+    request = replace(request_of(), input_ids=prompt.view(Unlisted))
+    echoed = prompt.astype(kind)
+    raw = replace(truth(prompt_tokens=len(prompt)), echoed=echoed.view(Unlisted))
+    assert validated(raw, request, INFO).prompt_length == len(prompt)
+    echoed[70] += 1
+    wrong = refused(validated, replace(raw, echoed=echoed), replace(request, input_ids=prompt), INFO)
+    assert all(value in str(wrong) for value in ("73", "offset 70", "74"))
 
 
 def test_what_may_be_left_out() -> None:

@@ -121,9 +121,9 @@ class RawReader:
             return found
         raise self.violation(f"Law 4: {name} must be a string or None, not {shown(said)}.")
 
-    def same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[object]) -> None:
+    def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
         """Compare two lists of ids of one length; `sentence` takes the first that differ: id, offset, other id."""
-        if expected == found or tuple(expected) == tuple(found):  # the usual case, in no time
+        if expected == found:  # the usual case, in no time
             return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:
