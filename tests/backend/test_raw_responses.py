@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -254,6 +255,15 @@ def test_an_answer_may_be_something_else_altogether(garbage: Any) -> None:
     refused(lambda: asyncio.run(score(Liar(garbage), PROMPT)))
 
 
+def test_an_answer_of_another_type_does_not_come_in_whatever_it_holds() -> None:
+    """Law 4: the types of `RawResponse` and `RawScores` are what names each value; one that looks like it is refused."""
+    honest = truth()
+    alike = SimpleNamespace(**{field.name: getattr(honest, field.name) for field in fields(honest)})
+    assert "must return a RawResponse" in str(refused(ask, alike))
+    scores = SimpleNamespace(logprobs=[None, -1.0, -2.0, -1.0, -1.0], token_ids=None, request_id=None)
+    assert "must return a RawScores" in str(refused(lambda: asyncio.run(score(Liar(scores), PROMPT))))
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
     st.lists(st.one_of(st.none(), st.booleans(), st.integers(-3, 40), st.floats(-3, 1), st.text(max_size=2)), max_size=4
@@ -304,6 +314,9 @@ SHAPES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"sampling_mask": [[token, VOCAB] for token in OUTPUT]}, (str(VOCAB), "vocabulary")),
     ({"latency_s": 1e308}, ("latency_s", "1e+308")),
     ({"logprob_ids": StrangeList(OUTPUT)}, ("OSError", "no items")),
+    ({"top_logprobs": 7}, ("top_logprobs", "not 7.")),
+    ({"top_logprobs": [7, 7, 7]}, ("top_logprobs", "pairs, not 7.")),
+    ({"sampling_mask": 7}, ("sampling_mask", "not 7.")),
 ]
 
 

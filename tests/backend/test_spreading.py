@@ -20,6 +20,7 @@ from tito_core.backend import (
     RawResponse,
     RawScores,
     ThrottledError,
+    TokenChunk,
     create_backend,
 )
 from tito_core.backend import replicas as module
@@ -191,7 +192,10 @@ async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none() -> Non
     watcher: list[Any] = []
     await ask(backend, "a", "s", watcher.append)
     await ask(backend, "b", "s")
-    assert member.watchers == [watcher.append, None]
+    given, none = member.watchers
+    given("a chunk")
+    assert watcher == ["a chunk"]
+    assert none is None
 
 
 async def test_a_new_try_goes_to_a_server_that_had_none_and_has_an_id_of_its_own() -> None:
@@ -230,6 +234,26 @@ async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_hold
     with pytest.raises(ThrottledError):
         await ask(alone, "r")
     assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_once_a_chunk_was_given_on_no_other_server_is_asked(chunks: int) -> None:
+    """Also where the backend, a third party's, does not note on its error that it gave one on."""
+
+    class Breaking(Member):
+        async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
+            await super().generate(request)
+            for _ in range(chunks):
+                on_chunk(TokenChunk(np.array([21])))
+            raise EngineConnectionError("gone", backend="fake")
+
+    seen: list[list[int]] = []
+    members = [Breaking(), Breaking()]
+    with pytest.raises(EngineConnectionError) as caught:
+        await ask(spread(*members), "r", on_chunk=lambda chunk: seen.append(chunk.output_ids.tolist()))
+    assert caught.value.shown == bool(chunks)
+    assert seen == [[21]] * chunks
+    assert sum(map(len, map(generated, members))) == (1 if chunks else 4)
 
 
 async def test_a_backend_that_cannot_stream_is_asked_without_a_watcher() -> None:

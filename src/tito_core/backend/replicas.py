@@ -27,6 +27,7 @@ from tito_core.backend.protocol import (
     RawResponse,
     RawScores,
     Running,
+    TokenChunk,
     TokenRequest,
 )
 from tito_core.backend.retries import Attempt, Retries, together
@@ -115,13 +116,24 @@ class Replicas:
         """Sample one completion on one of the servers; see `Backend.generate`."""
         await self.connect()
         tried: list[_Member] = []
+        shown = False
+
+        def show(chunk: TokenChunk) -> None:
+            nonlocal shown
+            shown = True
+            if on_chunk is not None:
+                on_chunk(chunk)
 
         async def one_try(attempt: Attempt) -> RawResponse:
             named = replace(request, request_id=attempt.name(request.request_id))
             async with self._chosen(request.session_id, named.request_id, tried) as member:
-                return await (
-                    member.backend.generate(named) if on_chunk is None else member.backend.generate(named, on_chunk)
-                )
+                try:
+                    return await (
+                        member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
+                    )
+                except BackendError as error:
+                    error.shown |= shown  # a third party's backend need not say so, and no other try is made then
+                    raise
 
         return await self._retries(one_try)
 
