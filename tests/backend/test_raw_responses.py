@@ -256,7 +256,7 @@ def test_an_answer_may_be_something_else_altogether(garbage: Any) -> None:
 
 
 def test_an_answer_of_another_type_does_not_come_in_whatever_it_holds() -> None:
-    """Law 4: the types of `RawResponse` and `RawScores` are what names each value; one that looks like it is refused."""
+    """Law 4: a `RawResponse` or `RawScores` is required; an object with the same attributes is refused."""
     honest = truth()
     alike = SimpleNamespace(**{field.name: getattr(honest, field.name) for field in fields(honest)})
     assert "must return a RawResponse" in str(refused(ask, alike))

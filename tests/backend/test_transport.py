@@ -234,7 +234,7 @@ async def test_a_server_that_speaks_no_http_is_named_and_not_asked_again() -> No
     waits = Waits()
     with listening(b"220 mail.example ESMTP\r\n") as url:
         backend = BACKENDS["sglang"](url, sleep=waits)
-        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models speaks no HTTP"):
+        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models does not speak HTTP"):
             await backend.connect()
         assert waits.seconds == []
         await backend.aclose()

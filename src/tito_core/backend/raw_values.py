@@ -56,7 +56,7 @@ def text(value: object) -> str | None:
 
 
 def is_text(value: object) -> bool:
-    """Tell whether a value is a string that UTF-8 can write."""
+    """Return whether a value is a string that UTF-8 can write."""
     return text(value) is not None
 
 
@@ -111,7 +111,7 @@ class RawReader:
             found = None
         if found is None or (len(found) and not (found.min() >= 0 and found.max() <= INT32_MAX)):
             wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise self.violation(f"Law 2: {what} {wrong} is no token.")
+            raise self.violation(f"Law 2: {what} {wrong} is not a token id.")
         return found.astype(np.int32)
 
     def text(self, name: str, said: object) -> str | None:

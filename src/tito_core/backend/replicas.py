@@ -239,7 +239,7 @@ class AdminReplicas(Replicas):
         await self._each(lambda member: _admin(member).load_weights(path, version, running=running))
 
     async def weight_version(self) -> str | None:
-        """Give the version that all servers name, or None where they differ."""
+        """Return the version that all servers name, or None where they differ."""
         found = set(await self._each(lambda member: _admin(member).weight_version()))
         return found.pop() if len(found) == 1 else None
 

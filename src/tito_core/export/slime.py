@@ -53,7 +53,7 @@ def fields_of(
     temperature: float,
     logprobs: LogprobPolicy = "checked",
 ) -> dict[str, Any]:
-    """Give the fields that slime's `Sample` takes of a rollout, all but `status`.
+    """Return the fields that slime's `Sample` takes of a rollout, all but `status`.
 
     Args:
         sample: One trajectory.
@@ -105,7 +105,7 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
 
 
 def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
-    """Give a sample for each trajectory of a rollout: copies of slime's own, with one `rollout_id`.
+    """Return a sample for each trajectory of a rollout: copies of slime's own, with one `rollout_id`.
 
     slime's loss then counts the rollout once. Each sampled token is trained by one of them.
 
@@ -133,7 +133,7 @@ def completed(
     reward_key: str | None = None,
     experts: tuple[int, int] | None = None,
 ) -> Any:
-    """Give an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
+    """Return an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
 
     slime asks no reward of an aborted one, and one None among rewards, or a response without tokens, ends its training.
     As in slime's own agent example the reward is 0, and a missing response one token that is not trained.
