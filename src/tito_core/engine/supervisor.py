@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 
@@ -33,7 +34,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _read_order() -> dict[str, object]:
+def _read_order() -> dict[str, Any]:
     """The first line of standard input, byte by byte: the rest is watched with `select`, so no buffer may take it."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -123,7 +124,7 @@ def main() -> int:
     """Carry out the order on standard input."""
     order = _read_order()
     try:
-        supervisor = Supervisor(**order)  # type: ignore[arg-type]
+        supervisor = Supervisor(**order)
     except OSError as error:
         print(f"supervisor: the command could not be started: {error}", file=sys.stderr)
         return 127

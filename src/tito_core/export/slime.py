@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
 from tito_core.export.sample import TrainingSample, experts_of, sample_of, samples_of
@@ -41,6 +41,8 @@ class SlimeSample(Protocol):
     index: int | None
     rollout_id: int | None
     metadata: dict[str, Any]
+    status: Any
+    Status: ClassVar[Any]
 
 
 S = TypeVar("S", bound=SlimeSample)
@@ -184,5 +186,5 @@ def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:
 
 
 def _with_status(sample: S, name: str) -> S:
-    sample.status = type(sample).Status[name]  # type: ignore[attr-defined]
+    sample.status = type(sample).Status[name]
     return sample
