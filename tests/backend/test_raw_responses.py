@@ -182,7 +182,7 @@ class Strange:
     def __eq__(self, other: object) -> bool:
         raise OSError("no comparison")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class StrangeList(list[Any]):
@@ -328,7 +328,7 @@ def test_a_refusal_holds_the_values(changes: dict[str, Any], values: tuple[str, 
 
 @pytest.mark.parametrize(
     "chunk", [None, [1], TokenChunk("x"), TokenChunk(np.zeros(2)), TokenChunk(np.array([-1])), TokenChunk([2**31])]
-)  # type: ignore[arg-type]
+)
 def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     seen: list[Any] = []
     backend: Any = Liar(truth(), chunks=[TokenChunk(np.array([21])), chunk])
@@ -336,7 +336,7 @@ def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     assert [each.output_ids.tolist() for each in seen] == [[21]]
 
 
-@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])  # type: ignore[arg-type]
+@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])
 def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
     backend: Any = Liar(truth(), chunks=[chunk])
     refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
@@ -386,6 +386,11 @@ def test_a_wrong_score_is_named_by_its_place_in_the_sequence(at: int, wrong: flo
     logprobs: list[float | None] = [None, -1.0, -2.0]
     logprobs[at] = wrong
     assert f"{wrong} at output offset {at} " in str(refused(scored, logprobs=logprobs))
+
+
+@pytest.mark.parametrize("short", [{"logprobs": [None, -1.0], "token_ids": None}, {"token_ids": [11, 12]}])
+def test_too_few_scores_are_counted(short: dict[str, Any]) -> None:
+    assert "3 ids were sent for scoring, the server scored 2." in str(refused(scored, **short))
 
 
 def test_ids_of_a_text_are_ids_or_none() -> None:

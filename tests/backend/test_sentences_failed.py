@@ -203,7 +203,7 @@ def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[Exception
 
 
 def test_what_speaks_no_http() -> None:
-    failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")  # type: ignore[arg-type]
+    failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")
     error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), error.backend, error.request_id, error.sent) == (ProtocolViolationError, B, "r", False)
     assert str(error) == "What answers at u does not speak HTTP (Bad status line). Are host and port sglang's?"
