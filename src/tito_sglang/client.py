@@ -118,7 +118,7 @@ class SGLangClient:
         return answer.value
 
     async def health(self) -> bool:
-        """Tell whether the server says that it is well, in one try."""
+        """Return whether the server says that it is well, in one try."""
         try:
             await self.backend.http.send_once(HttpRequest("/health"), method="GET")
         except BackendError:
@@ -126,17 +126,17 @@ class SGLangClient:
         return True
 
     async def model_info(self) -> dict[str, Any] | None:
-        """Give what `/model_info` says, in one try; None where that fails."""
+        """Return what `/model_info` says, in one try; None where that fails."""
         return await self._told("/model_info", dict[str, Any])
 
     async def is_multimodal(self) -> bool:
-        """Tell whether the model takes images, asked until it is known. `SGLangModel` refuses them so far."""
+        """Return whether the model takes images, asked until it is known. `SGLangModel` refuses them so far."""
         if self._takes_images is None and (info := await self.model_info()) is not None:
             self._takes_images = bool(info.get("has_image_understanding"))
         return bool(self._takes_images)
 
     async def max_model_len(self) -> int | None:
-        """Give the context length that the server reports, asked once; None where it does not say."""
+        """Return the context length that the server reports, asked once; None where it does not say."""
         if not self._asked_length:
             served = await self._told("/v1/models", _Served)
             lengths = (model.max_model_len for model in (served.data if served else ()))
@@ -176,10 +176,10 @@ def _size(prompt: int, fields: Mapping[str, Any]) -> AnswerSize:
 
 
 def slime_address(args: SlimeArguments) -> str:
-    """Give the address of slime's router."""
+    """Return the address of slime's router."""
     return f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
 
 
 def slime_connections(args: SlimeArguments) -> int:
-    """Give how many requests slime has in flight: those of a server, times the servers."""
+    """Return how many requests slime has in flight: those of a server, times the servers."""
     return int(args.sglang_server_concurrency * args.rollout_num_gpus // args.rollout_num_gpus_per_engine)

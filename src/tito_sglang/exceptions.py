@@ -80,7 +80,7 @@ _KNOWN: tuple[tuple[type[BackendError], type[SGLangClientError]], ...] = (
 
 
 def known(error: BackendError) -> BackendError:
-    """Give an error of the core under its known name, with everything it says."""
+    """Return an error of the core under its known name, with everything it says."""
     if isinstance(error, SGLangClientError):
         return error
     kind = next((name for of, name in _KNOWN if isinstance(error, of)), SGLangClientError)

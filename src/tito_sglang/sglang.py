@@ -104,7 +104,7 @@ class SGLangModel(LateModel):
 
     @staticmethod
     def format_messages(messages: Messages, system_prompt: str | None = None) -> list[dict[str, Any]]:
-        """Give a history as chat templates read it; each tool result is a message of the role "tool"."""
+        """Return a history as chat templates read it; each tool result is a message of the role "tool"."""
         return [dict(message) for message in template_messages(messages, system_prompt)]
 
     format_request_messages = format_messages

@@ -32,7 +32,7 @@ class ToolParseResult:
 
     @classmethod
     def from_parse_error(cls, id: str, raw: str, name: str | None = None) -> ToolParseResult:
-        """Give a call that is not sound."""
+        """Return a call that is not sound."""
         return cls(id, cls.UNKNOWN_NAME if name is None else name, {}, raw)
 
     @property
@@ -117,7 +117,7 @@ TOOL_PARSER_REGISTRY: dict[str, type[ToolParser]] = {
 
 
 def get_tool_parser(name: str, **tokens: str) -> ToolParser:
-    """Give a parser by strands-sglang's name of its format, or by ours.
+    """Return a parser by strands-sglang's name of its format, or by ours.
 
     Raises:
         KeyError: There is no such format.
@@ -132,7 +132,7 @@ def get_tool_parser(name: str, **tokens: str) -> ToolParser:
 
 
 def format_of(parser: ToolParser | str | None) -> str:
-    """Give the core's name of a parser's format; "auto" for None, which takes what the chat template shows.
+    """Return the core's name of a parser's format; "auto" for None, which takes what the chat template shows.
 
     Raises:
         UnknownParserError: It is a parser of text.

@@ -31,7 +31,7 @@ def get_client(
     max_retries: int = 60,
     retry_delay: float = 1.0,
 ) -> SGLangClient:
-    """Give the one client of a server with these settings; see `SGLangClient`."""
+    """Return the one client of a server with these settings; see `SGLangClient`."""
     return SGLangClient(
         base_url,
         max_connections=max_connections,
@@ -50,7 +50,7 @@ def get_client_from_slime_args(
     max_retries: int = 60,
     retry_delay: float = 1.0,
 ) -> SGLangClient:
-    """Give the one client of slime's router; see `SGLangClient`."""
+    """Return the one client of slime's router; see `SGLangClient`."""
     return get_client(
         slime_address(args),
         max_connections=slime_connections(args),
@@ -63,7 +63,7 @@ def get_client_from_slime_args(
 
 @cache
 def get_tokenizer(tokenizer_path: str) -> PreTrainedTokenizerBase:
-    """Give the one tokenizer of a name or folder. No code of a model's repository is run.
+    """Return the one tokenizer of a name or folder. No code of a model's repository is run.
 
     Raises:
         TokenizerError: Nothing loads under the name.

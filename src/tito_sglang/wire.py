@@ -103,7 +103,7 @@ _KEPT_BACK = 2
 
 
 def usable_length(context_length: int | None, loads: Loads) -> int | None:
-    """Give the tokens that prompt and completion can have together: context and key-value memory bound them."""
+    """Return the tokens that prompt and completion can have together: context and key-value memory bound them."""
     bounds = [context_length, *(load.max_total_num_tokens for load in loads.loads)]
     known = [bound for bound in bounds if bound is not None]
     return min(known) - _KEPT_BACK if known else None
@@ -123,7 +123,7 @@ OPTIONS = {"routed_experts": "--enable-return-routed-experts", "priority": "--en
 
 
 def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilities:
-    """Give what the server says it can. It takes any number of top logprobs, and dies of more than its vocabulary."""
+    """Return what the server says it can. It takes any number of top logprobs, and dies of more than its vocabulary."""
     told = server or ServerInfo()
     return Capabilities(
         top_logprobs=min(MOST_TOP_LOGPROBS, vocab_size or _SAFE_TOP_LOGPROBS),
@@ -137,7 +137,7 @@ def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilit
 
 
 def wanted_fields(request: TokenRequest) -> dict[str, Any]:
-    """Give the fields for what is wanted of an answer; the prefix cache is kept up to where the prompt is scored from.
+    """Return the fields of optional outputs; the prefix cache is kept up to where the prompt is scored from.
 
     The first token from `logprob_start_len` on comes without a logprob, so it is the one before those that are wanted.
     """
@@ -153,7 +153,7 @@ def wanted_fields(request: TokenRequest) -> dict[str, Any]:
 
 
 def optional_outputs(meta: MetaInfo, request: TokenRequest) -> dict[str, Any]:
-    """Give what was wanted as fields of `RawResponse`; the token before the first scored one has no logprob."""
+    """Return what was wanted as fields of `RawResponse`; the token before the first scored one has no logprob."""
     top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
     return {
         "top_logprobs": None if top is None else lambda: [_scored(row) for row in top],
@@ -168,14 +168,14 @@ def _scored(entries: list[Entry]) -> list[tuple[int, float | None]]:
 
 
 def raw_scores(entries: list[Entry] | None, request_id: str) -> RawScores:
-    """Give the scores of a prompt."""
+    """Return the scores of a prompt."""
     scored = entries or []
     logprobs, ids = [entry.logprob for entry in scored], [entry.token for entry in scored]
     return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Give every sampling parameter under SGLang's names, so that no server default is left to apply.
+    """Return every sampling parameter under SGLang's names, so that no server default is left to apply.
 
     `no_stop_trim` and `skip_special_tokens` keep the text whole; ids and logprobs hold the stop token anyway.
     """
@@ -197,7 +197,7 @@ _SAID_AGAIN = 1024
 
 
 def stream_interval(request: TokenRequest) -> int:
-    """Give the tokens an event shall bring: each repeats the prompt's echo, and all that was sampled before.
+    """Return the tokens an event shall bring: each repeats the prompt's echo, and all that was sampled before.
 
     Without it, streaming 1,000 tokens after a prompt of 32,000 would bring 32 million ids.
     """

@@ -60,7 +60,7 @@ class VLLMBackend(HttpBackend):
         return wire.capabilities(refused.body if refused is not None else "", one_more=is_open)
 
     async def _is_open(self, model: str) -> bool:
-        """Tell whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
+        """Return whether the server has `/inference/v1/generate`, from how it refuses a prompt without tokens.
 
         Without `--enable-scale-out` 0.32 answers 403, and 0.30 404.
         """

@@ -18,7 +18,7 @@ Attributes = dict[str, str | int | list[int]]
 
 
 def attributes_of(trained: TrainedTurn, *, logprobs: bool = True) -> Attributes:
-    """Give a turn's attributes.
+    """Return a turn's attributes.
 
     Returns:
         `llm.token_count.prompt`, `llm.token_count.completion`, `llm.hosted_vllm.prompt_token_ids` and

@@ -155,7 +155,7 @@ _GRAMMAR_FIELD = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "s
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Give every sampling parameter under vLLM's names, so that no server default is left to apply."""
+    """Return every sampling parameter under vLLM's names, so that no server default is left to apply."""
     fields: dict[str, Any] = {
         **sampling.shared_fields(),
         "max_tokens": sampling.max_new_tokens,
@@ -186,7 +186,7 @@ def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
 
 
 def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
-    """Give the parameters for what is wanted of an answer. Routed experts and sampling masks come unasked, or never.
+    """Return the parameters for what is wanted of an answer. Routed experts and sampling masks come unasked, or never.
 
     `/inference/v1/generate` cuts its list at the number that was asked for, the sampled token included (`one_more`).
     """
@@ -203,7 +203,7 @@ def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
 def optional_outputs(
     choice: Choice | Generated, logprobs: Logprobs | Content | None, prompt: PromptLogprobs, request: TokenRequest
 ) -> dict[str, Any]:
-    """Give what was wanted as fields of `RawResponse`, of the delta's prompt tokens alone."""
+    """Return what was wanted as fields of `RawResponse`, of the delta's prompt tokens alone."""
     return {
         "top_logprobs": logprobs.top if logprobs is not None and request.wanted.top_logprobs else None,
         "prompt_logprobs": [score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
@@ -213,7 +213,7 @@ def optional_outputs(
 
 
 def counts(usage: Usage | None) -> dict[str, Any]:
-    """Give the counts of tokens as fields of `RawResponse`."""
+    """Return the counts of tokens as fields of `RawResponse`."""
     if usage is None:
         return {}
     details = usage.prompt_tokens_details
@@ -225,7 +225,7 @@ def counts(usage: Usage | None) -> dict[str, Any]:
 
 
 def stop_of(choice: Choice | Generated, sampling: SamplingParams) -> int | str | None:
-    """Give what stopped it: vLLM reports null for the model's own end-of-sequence token.
+    """Return what stopped it: vLLM reports null for the model's own end-of-sequence token.
 
     Up to 0.31 `/inference/v1/generate` reports nothing, so that a last token which ends nothing may have completed a
     stop string. The backend has no tokenizer to tell: None.
@@ -238,7 +238,7 @@ def stop_of(choice: Choice | Generated, sampling: SamplingParams) -> int | str |
 
 
 def raw_scores(entries: PromptLogprobs, request_id: str) -> RawScores:
-    """Give the scores of a prompt."""
+    """Return the scores of a prompt."""
     scored = [score_of(entry) for entry in entries or ()]
     logprobs, ids = [logprob for _, logprob in scored], [token for token, _ in scored]
     return RawScores(logprobs=logprobs, token_ids=ids, request_id=request_id)
@@ -251,7 +251,7 @@ def token_of(text: str) -> int | str:
 
 
 def score_of(entry: dict[int, PromptLogprob] | None) -> tuple[int | None, float | None]:
-    """Give a prompt token's (id, logprob); the first token's entry is null and names neither."""
+    """Return a prompt token's (id, logprob); the first token's entry is null and names neither."""
     return next(((token, own.logprob) for token, own in (entry or {}).items()), (None, None))
 
 
@@ -259,12 +259,12 @@ E = TypeVar("E", bound=Completion | Generation)
 
 
 def stream_fields(on_chunk: OnChunk | None) -> dict[str, Any]:
-    """Give the fields that ask for a stream, or for none."""
+    """Return the fields that ask for a stream, or for none."""
     return {"stream": False} if on_chunk is None else {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def not_streamed(wanted: Wanted, *, generates: bool) -> bool:
-    """Tell whether a stream does not bring what is wanted: then the answer comes in one body."""
+    """Return whether a stream does not bring what is wanted: then the answer comes in one body."""
     return wanted.prompt_logprobs or wanted.sampling_mask or bool(wanted.routed_experts and not generates)
 
 

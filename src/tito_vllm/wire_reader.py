@@ -57,13 +57,13 @@ def _logprobs(heard: Heard, logprobs: Any) -> None:
 
 
 def _id(entry: dict[str, Any]) -> int:
-    """Give a token's id, which up to 0.31 stands in its name alone."""
+    """Return a token's id, which up to 0.31 stands in its name alone."""
     token = entry.get("token_id")
     return int(entry["token"].split(":")[1]) if token is None else int(token)
 
 
 def _scored(entries: list[Any] | None) -> list[tuple[int, float | None]]:
-    """Give the prompt's own tokens: each entry names its own first, and then others."""
+    """Return the prompt's own tokens: each entry names its own first, and then others."""
     found: list[tuple[int, float | None]] = []
     for entry in entries or ():
         if entry is not None:

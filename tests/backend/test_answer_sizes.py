@@ -78,7 +78,7 @@ class Server(RawServer):
 
     def __init__(self, *lines: str, **options: Any) -> None:
         super().__init__(b"")
-        self._says = endless(*lines, **options)  # type: ignore[assignment]
+        self._says = endless(*lines, **options)
 
 
 async def refused(url: str, request: HttpRequest, method: str = "POST") -> BackendError:

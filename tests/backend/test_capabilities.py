@@ -142,8 +142,8 @@ def test_what_is_wanted_is_the_same_in_each_turn() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"top_logprob": 3}, "There is no thing to want named 'top_logprob'; did you mean 'top_logprobs'?"),
-    ({"experts": 3}, "There is no thing to want named 'experts'"),
+    ({"top_logprob": 3}, "There is no optional output named 'top_logprob'; did you mean 'top_logprobs'?"),
+    ({"experts": 3}, "There is no optional output named 'experts'"),
     ({"top_logprobs": -1}, "greater than or equal to 0"),
     ({"top_logprobs": 1025}, "less than or equal to 1024"),
     ({"top_logprobs": True}, "valid integer"),

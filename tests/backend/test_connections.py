@@ -23,7 +23,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
 async def failing(url: str, **options: float) -> tuple[BackendError, int]:
     """Send a request that fails; its error, and how often it was tried again."""
     waits = Waits()
-    http = EngineHttp("vllm", url, sleep=waits, max_attempts=3, **options)  # type: ignore[arg-type]
+    http = EngineHttp("vllm", url, sleep=waits, max_attempts=3, **options)
     try:
         with pytest.raises(BackendError) as caught:
             await http.send(HttpRequest("/v1/models"), method="GET")

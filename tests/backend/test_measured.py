@@ -89,7 +89,7 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(semantics, "generate_whole", given)
         patch.setattr(semantics, "score", scores)
-        return asyncio.run(measure(backend, info, IDS))  # type: ignore[arg-type]
+        return asyncio.run(measure(backend, info, IDS))
 
 
 def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the_free_one() -> None:

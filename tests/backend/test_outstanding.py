@@ -101,7 +101,7 @@ def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does()
     connection = call._connection("h", 8443, True, 2.5)
     assert isinstance(connection, http.client.HTTPSConnection)
     assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
-    assert connection._context is known_authorities()  # type: ignore[attr-defined]
+    assert connection._context is known_authorities()
     plain = call._connection("h", None, False, 2.5)
     assert not isinstance(plain, http.client.HTTPSConnection)
     assert (plain.host, plain.port, plain.timeout) == ("h", 80, 2.5)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tito_core.backend.checked import generate, score, tokenize
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED
 from tito_core.backend.protocol import TokenChunk
 from tito_core.backend.raw_values import floats, integer, integers
+from tito_core.backend.validation import validated
 from tito_core.ledger.invariants import check_logprobs, check_versions
 from tito_core.ledger.turn import Finish
 
@@ -127,6 +129,26 @@ def test_lists_may_be_of_any_kind_and_come_out_alike(given_as: str) -> None:
     assert [type(each) for span in response.versions for each in span[:2]] == [int] * 4
 
 
+class Unlisted(np.ndarray[Any, Any]):
+    """An array that is not made a list."""
+
+    def tolist(self) -> Any:
+        raise AssertionError("a long prompt was made a list")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
+def test_an_echo_that_is_an_array_is_compared_as_one(kind: Any) -> None:
+    """Law 14: a prompt of 128,000 ids as two Python lists takes longer than all other checks of its turn."""
+    prompt = np.arange(3, 103, dtype=np.int32)
+    request = replace(request_of(), input_ids=prompt.view(Unlisted))
+    echoed = prompt.astype(kind)
+    raw = replace(truth(prompt_tokens=len(prompt)), echoed=echoed.view(Unlisted))
+    assert validated(raw, request, INFO).prompt_length == len(prompt)
+    echoed[70] += 1
+    wrong = refused(validated, replace(raw, echoed=echoed), replace(request, input_ids=prompt), INFO)
+    assert all(value in str(wrong) for value in ("73", "offset 70", "74"))
+
+
 def test_what_may_be_left_out() -> None:
     raw = RawResponse(
         finish="stop",
@@ -161,7 +183,7 @@ class Strange:
     def __eq__(self, other: object) -> bool:
         raise OSError("no comparison")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 class StrangeList(list[Any]):
@@ -234,6 +256,15 @@ def test_an_answer_may_be_something_else_altogether(garbage: Any) -> None:
     refused(lambda: asyncio.run(score(Liar(garbage), PROMPT)))
 
 
+def test_an_answer_of_another_type_does_not_come_in_whatever_it_holds() -> None:
+    """Law 4: a `RawResponse` or `RawScores` is required; an object with the same attributes is refused."""
+    honest = truth()
+    alike = SimpleNamespace(**{field.name: getattr(honest, field.name) for field in fields(honest)})
+    assert "must return a RawResponse" in str(refused(ask, alike))
+    scores = SimpleNamespace(logprobs=[None, -1.0, -2.0, -1.0, -1.0], token_ids=None, request_id=None)
+    assert "must return a RawScores" in str(refused(lambda: asyncio.run(score(Liar(scores), PROMPT))))
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
     st.lists(st.one_of(st.none(), st.booleans(), st.integers(-3, 40), st.floats(-3, 1), st.text(max_size=2)), max_size=4
@@ -284,6 +315,9 @@ SHAPES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"sampling_mask": [[token, VOCAB] for token in OUTPUT]}, (str(VOCAB), "vocabulary")),
     ({"latency_s": 1e308}, ("latency_s", "1e+308")),
     ({"logprob_ids": StrangeList(OUTPUT)}, ("OSError", "no items")),
+    ({"top_logprobs": 7}, ("top_logprobs", "not 7.")),
+    ({"top_logprobs": [7, 7, 7]}, ("top_logprobs", "pairs, not 7.")),
+    ({"sampling_mask": 7}, ("sampling_mask", "not 7.")),
 ]
 
 
@@ -295,7 +329,7 @@ def test_a_refusal_holds_the_values(changes: dict[str, Any], values: tuple[str, 
 
 @pytest.mark.parametrize(
     "chunk", [None, [1], TokenChunk("x"), TokenChunk(np.zeros(2)), TokenChunk(np.array([-1])), TokenChunk([2**31])]
-)  # type: ignore[arg-type]
+)
 def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     seen: list[Any] = []
     backend: Any = Liar(truth(), chunks=[TokenChunk(np.array([21])), chunk])
@@ -303,7 +337,7 @@ def test_a_chunk_that_is_none_does_not_reach_who_watches(chunk: Any) -> None:
     assert [each.output_ids.tolist() for each in seen] == [[21]]
 
 
-@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])  # type: ignore[arg-type]
+@pytest.mark.parametrize("chunk", [TokenChunk(StrangeList([21])), TokenChunk(Strange())])
 def test_a_chunk_that_cannot_be_read_is_refused(chunk: Any) -> None:
     backend: Any = Liar(truth(), chunks=[chunk])
     refused(lambda: asyncio.run(generate(backend, REQUEST, [].append)))
@@ -345,6 +379,19 @@ def test_any_part_of_scores_may_be_a_lie(name: str) -> None:
     for garbage in GARBAGE:
         if not (name == "token_ids" and garbage is None):
             refused(scored, **{name: garbage})
+
+
+@pytest.mark.parametrize("wrong", [0.5, float("nan"), -float("inf"), -9999.0])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_wrong_score_is_named_by_its_place_in_the_sequence(at: int, wrong: float) -> None:
+    logprobs: list[float | None] = [None, -1.0, -2.0]
+    logprobs[at] = wrong
+    assert f"{wrong} at output offset {at} " in str(refused(scored, logprobs=logprobs))
+
+
+@pytest.mark.parametrize("short", [{"logprobs": [None, -1.0], "token_ids": None}, {"token_ids": [11, 12]}])
+def test_too_few_scores_are_counted(short: dict[str, Any]) -> None:
+    assert "3 ids were sent for scoring, the server scored 2." in str(refused(scored, **short))
 
 
 def test_ids_of_a_text_are_ids_or_none() -> None:

@@ -200,7 +200,7 @@ def test_a_bad_value_is_refused_at_construction(name: str, value: Any) -> None:
 
 
 def test_a_string_is_one_stop_string() -> None:
-    assert SamplingParams(stop="x") == SamplingParams(stop=("x",))  # type: ignore[arg-type]
+    assert SamplingParams(stop="x") == SamplingParams(stop=("x",))
 
 
 def test_a_grammar_with_a_least_length_is_refused_since_it_kills_a_real_sglang() -> None:

@@ -49,9 +49,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": None}, "Law 4: the answer holds no logprobs, though they were asked for."),
     ({"output_ids": [21, 22]}, "Law 2: the server gave 2 output ids and 3 logprobs."),
     ({"output_ids": [], "logprobs": []}, "Law 4: the server gave no output ids, not even a stop token."),
-    ({"output_ids": [21, -1, EOS]}, "Law 2: output id -1 is no token."),
-    ({"output_ids": [21, 2**31, EOS]}, "Law 2: output id 2147483648 is no token."),
-    ({"output_ids": [2**31, -7, EOS]}, "Law 2: output id -7 is no token."),
+    ({"output_ids": [21, -1, EOS]}, "Law 2: output id -1 is not a token id."),
+    ({"output_ids": [21, 2**31, EOS]}, "Law 2: output id 2147483648 is not a token id."),
+    ({"output_ids": [2**31, -7, EOS]}, "Law 2: output id -7 is not a token id."),
     ({"logprob_ids": [21, 22]}, "Law 4: 3 output ids, but logprobs of 2 ids."),
     ({"logprob_ids": [21, "x", EOS]}, "Law 4: output id 22 at offset 1 has the logprob of x."),
     ({"logprobs": [-1.0, -2.0, None]}, "Law 4: output token 2 has no logprob (id 2)."),
@@ -60,7 +60,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": 77}, "Law 4: stop token 77 ended the output, whose last id is 2."),
     ({"finish": "length"}, "Law 4: the output ended for length after 3 of 8 tokens."),
     ({"versions": [(0, 2, "a")]}, "Law 10: the answer: weight-version spans end at 2, the output has 3 tokens."),
-    ({"echoed": raw(["x"])}, "Law 4: the echo of the prompt is no list of ids: Expected `int`, got `str` - at `$[0]`."),
+    (
+        {"echoed": raw(["x"])},
+        "Law 4: the echo of the prompt is not a list of ids: Expected `int`, got `str` - at `$[0]`.",
+    ),
     (
         {"echoed": raw(None)},
         "Law 4: the server did not echo the prompt ids, so nothing proves what it saw: it is too old for token-exact "
@@ -96,7 +99,7 @@ def test_ids_and_logprobs_are_those_that_were_said_and_one_wrong_id_is_found_whe
     assert response.output_ids.tolist() == ids
     assert response.logprobs.tobytes() == np.array(logprobs, np.float32).tobytes()
     at = data.draw(st.integers(0, len(said)))
-    refused(f"Law 2: output id {wrong} is no token.", lambda: read(of([*ids[:at], wrong, *ids[at + 1 :]]), asked))
+    refused(f"Law 2: output id {wrong} is not a token id.", lambda: read(of([*ids[:at], wrong, *ids[at + 1 :]]), asked))
 
 
 def test_what_an_answer_still_may_say() -> None:
@@ -160,7 +163,7 @@ SCORES: list[tuple[list[Any], str]] = [
     ),
     (
         [(7, None), (8, -1.0), (9, 1.0)],
-        "Law 4: the answer: logprob 1.0 at output offset 1 is no log-probability.",
+        "Law 4: the answer: logprob 1.0 at output offset 2 is no log-probability.",
     ),
 ]
 

@@ -246,10 +246,10 @@ def test_what_a_server_may_still_give() -> None:
 
 def test_choices_about_aborts() -> None:
     with pytest.raises(ValueError, match=r"^on_abort must be 'resume', 'discard' or 'commit', not 'stop'\.$"):
-        Aborts("stop")  # type: ignore[arg-type]
+        Aborts("stop")
     for bad in (-1, True, 1.0):
         with pytest.raises(ValueError, match=rf"^max_resumes must be a whole number, at least 0, not {bad}\.$"):
-            Aborts("resume", bad)  # type: ignore[arg-type]
+            Aborts("resume", bad)
     assert Aborts("discard", 0).max_resumes == 0
 
 
@@ -385,7 +385,7 @@ def test_bounds_of_tries_and_time() -> None:
                 EngineHttp(B, "http://h", **{name: bad})
     for bad in (-1, True, 1.5, None):
         with pytest.raises(InvalidValueError, match=f"max_connections must be a whole number, at least 0, not {bad}"):
-            EngineHttp(B, "http://h", max_connections=bad)  # type: ignore[arg-type]
+            EngineHttp(B, "http://h", max_connections=bad)
     http = EngineHttp(B, "http://h", timeout_s=0.5)
     assert (http.timeout_s, http.connect_timeout_s) == (0.5, 0.5)
     assert EngineHttp(B, "http://h").connect_timeout_s == 5.0

@@ -69,22 +69,22 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), ("x", -0.1)]]},
-        "Law 2: 'x', told beside output token 2, is no token.",
+        "Law 2: Invalid token id 'x' in the optional outputs of output token 2.",
     ),
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), (2**31, -0.1)]]},
-        "Law 2: 2147483648, told beside output token 2, is no token.",
+        "Law 2: Invalid token id 2147483648 in the optional outputs of output token 2.",
     ),
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), (-1, -0.1)]]},
-        "Law 2: -1, told beside output token 2, is no token.",
+        "Law 2: Invalid token id -1 in the optional outputs of output token 2.",
     ),
     (
         "top_logprobs",
         {"top": [*TOP[:2], [(2, -3.0), (5, 0.5)]]},
-        "Law 4: a top logprob is 0.5, which is no log-probability.",
+        "Law 4: a top logprob is 0.5, which is not a log-probability.",
     ),
     (
         "top_logprobs",
@@ -161,7 +161,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     (
         "sampling_mask",
         {"mask": [[21, 5], [22, -3], [2]]},
-        "Law 2: -3, told beside output token 1, is no token.",
+        "Law 2: Invalid token id -3 in the optional outputs of output token 1.",
     ),
 ]
 

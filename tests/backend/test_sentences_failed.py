@@ -89,10 +89,22 @@ STATUSES: list[tuple[int, str, Mapping[str, str], type[BackendError], str]] = [
         '{"error": {"message": "temperature must be < 2"}}',
         {"location": "/login"},
         BadRequestError,
-        f"{AT} 400: temperature must be < 2. The request is not sent again; mend what the server names.",
+        f"{AT} 400: temperature must be < 2. Fix the field that the server reports; this request is not retried.",
     ),
-    (422, "no", {}, BadRequestError, f"{AT} 422: no. The request is not sent again; mend what the server names."),
-    (499, "no", {}, BadRequestError, f"{AT} 499: no. The request is not sent again; mend what the server names."),
+    (
+        422,
+        "no",
+        {},
+        BadRequestError,
+        f"{AT} 422: no. Fix the field that the server reports; this request is not retried.",
+    ),
+    (
+        499,
+        "no",
+        {},
+        BadRequestError,
+        f"{AT} 499: no. Fix the field that the server reports; this request is not retried.",
+    ),
     (500, "no", {}, ServerError, f"{AT} 500: no. The server failed by itself; its log says more."),
     (
         500,
@@ -191,10 +203,10 @@ def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[Exception
 
 
 def test_what_speaks_no_http() -> None:
-    failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")  # type: ignore[arg-type]
+    failure = aiohttp.ClientResponseError(SimpleNamespace(real_url="x"), (), message="Bad\n status  line")
     error = error_from_failure(B, failure, url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), error.backend, error.request_id, error.sent) == (ProtocolViolationError, B, "r", False)
-    assert str(error) == "What answers at u speaks no HTTP (Bad status line). Are host and port sglang's?"
+    assert str(error) == "What answers at u does not speak HTTP (Bad status line). Are host and port sglang's?"
 
 
 PROXY = "Is this a sglang server, and no proxy's page?"

@@ -20,6 +20,7 @@ from tito_core.backend import (
     RawResponse,
     RawScores,
     ThrottledError,
+    TokenChunk,
     create_backend,
 )
 from tito_core.backend import replicas as module
@@ -97,7 +98,7 @@ class Trained(Member):
 
 def spread(*members: Member, attempts: int = 4) -> Replicas:
     addresses = [f"http://s{n}" for n in range(len(members))]
-    return replicas_of(members, addresses, Retries(attempts, Waits()))  # type: ignore[arg-type]
+    return replicas_of(members, addresses, Retries(attempts, Waits()))
 
 
 async def ask(backend: Replicas, request_id: str, session: str | None = None, on_chunk: Any = None) -> RawResponse:
@@ -121,7 +122,7 @@ def test_it_has_the_name_and_the_members_of_its_servers() -> None:
     assert type(backend) is Replicas, "not all of them can change their weights"
     assert type(spread(Trained(), Trained())) is module.AdminReplicas
     with pytest.raises(ValueError, match="zip"):
-        Replicas([first, second], ["http://a"], Retries())  # type: ignore[list-item]
+        Replicas([first, second], ["http://a"], Retries())
 
 
 def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
@@ -167,7 +168,7 @@ async def test_connecting_is_tried_again_on_each_server_and_asked_once() -> None
     shy.act = act
     backend = spread(Member(), shy)
     assert await backend.connect() is await backend.connect()
-    assert [member.calls for member in backend.members] == [[("connect",)], [("connect",)] * 2]  # type: ignore[attr-defined]
+    assert [member.calls for member in backend.members] == [[("connect",)], [("connect",)] * 2]
 
 
 @pytest.mark.parametrize("what", ["model", "version", "vocab_size", "endpoints", "capabilities"])
@@ -191,7 +192,10 @@ async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none() -> Non
     watcher: list[Any] = []
     await ask(backend, "a", "s", watcher.append)
     await ask(backend, "b", "s")
-    assert member.watchers == [watcher.append, None]
+    given, none = member.watchers
+    given("a chunk")
+    assert watcher == ["a chunk"]
+    assert none is None
 
 
 async def test_a_new_try_goes_to_a_server_that_had_none_and_has_an_id_of_its_own() -> None:
@@ -229,12 +233,32 @@ async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_hold
     alone._info = INFO
     with pytest.raises(ThrottledError):
         await ask(alone, "r")
-    assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]  # type: ignore[arg-type]
+    assert generated(alone.members[0]) == ["r", "r-retry1", "r-retry2"]
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_once_a_chunk_was_given_on_no_other_server_is_asked(chunks: int) -> None:
+    """Also where the backend, a third party's, does not note on its error that it gave one on."""
+
+    class Breaking(Member):
+        async def generate(self, request: Any, on_chunk: Any = None) -> RawResponse:
+            await super().generate(request)
+            for _ in range(chunks):
+                on_chunk(TokenChunk(np.array([21])))
+            raise EngineConnectionError("gone", backend="fake")
+
+    seen: list[list[int]] = []
+    members = [Breaking(), Breaking()]
+    with pytest.raises(EngineConnectionError) as caught:
+        await ask(spread(*members), "r", on_chunk=lambda chunk: seen.append(chunk.output_ids.tolist()))
+    assert caught.value.shown == bool(chunks)
+    assert seen == [[21]] * chunks
+    assert sum(map(len, map(generated, members))) == (1 if chunks else 4)
 
 
 async def test_a_backend_that_cannot_stream_is_asked_without_a_watcher() -> None:
     class Old(Member):
-        async def generate(self, request: Any) -> RawResponse:  # type: ignore[override]
+        async def generate(self, request: Any) -> RawResponse:
             return await super().generate(request)
 
     assert (await ask(spread(Old(), Old()), "r")).request_id == "r"

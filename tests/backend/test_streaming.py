@@ -351,6 +351,21 @@ async def test_an_abort_in_mid_stream_gives_what_there_was(kind: Kind) -> None:
         await backend.aclose()
 
 
+@pytest.mark.parametrize("bad", [-7, 2**31])
+async def test_an_event_that_the_core_refuses_is_aborted(bad: int) -> None:
+    """Law 5. SGLang's events hold all ids so far; of a wrong one in mid-stream the engine would go on to its end."""
+
+    def edit(events: Events) -> None:
+        for event in events:
+            event["output_ids"] = [bad if token == OUTPUT[1] else token for token in event["output_ids"]]
+
+    engine, shown = engine_of("sglang", lambda _: Completion(OUTPUT), fault=always(Fault(edit=edit))), Shown()
+    with pytest.raises(ProtocolViolationError, match=str(bad)) as caught:
+        await generate(backend_of(engine), request_of(), shown)
+    assert (caught.value.sent, caught.value.shown, shown) == (True, True, [OUTPUT[0]])
+    assert any("abort" in exchange.path for exchange in engine.exchanges)
+
+
 @pytest.mark.parametrize("kind", WIRES)
 async def test_what_fails_in_the_watcher_ends_the_request(kind: Kind) -> None:
     engine = engine_of(kind)

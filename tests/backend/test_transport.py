@@ -234,7 +234,7 @@ async def test_a_server_that_speaks_no_http_is_named_and_not_asked_again() -> No
     waits = Waits()
     with listening(b"220 mail.example ESMTP\r\n") as url:
         backend = BACKENDS["sglang"](url, sleep=waits)
-        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models speaks no HTTP"):
+        with pytest.raises(ProtocolViolationError, match=f"What answers at {url}/v1/models does not speak HTTP"):
             await backend.connect()
         assert waits.seconds == []
         await backend.aclose()
@@ -335,7 +335,7 @@ async def test_a_second_cancellation_does_not_wait_for_a_hanging_abort() -> None
             asked.set()
             await release.wait()
 
-        backend.abort = hang  # type: ignore[method-assign]
+        backend.abort = hang
         task = asyncio.create_task(generate(backend, request_of()))
         assert await soon(lambda: server.engine.running == 1)
         task.cancel()
@@ -358,7 +358,7 @@ async def test_a_cancellation_during_the_abort_of_a_broken_try_is_not_lost() -> 
             asked.set()
             await asyncio.sleep(0.2)
 
-        backend.abort = hang  # type: ignore[method-assign]
+        backend.abort = hang
         task = asyncio.create_task(generate(backend, request_of()))
         await asyncio.wait_for(asked.wait(), SOON_S)
         task.cancel()
@@ -376,7 +376,7 @@ async def test_a_failing_abort_hides_nothing() -> None:
     async def fail(request_id: str) -> None:
         raise RuntimeError("the abort itself failed")
 
-    backend.abort = fail  # type: ignore[method-assign]
+    backend.abort = fail
     with pytest.raises(EngineTimeoutError):
         await generate(backend, request_of())
 

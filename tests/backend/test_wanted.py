@@ -318,8 +318,14 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         top(lambda pairs, own: [(VOCAB - 1 - n, -7.5 - n) for n in range(4)]),
         "Law 4: output id .* at offset 1 has logprob .*, which is among the likeliest, and is not one of them",
     ),
-    "top positive": (top(lambda pairs, own: [(i, v + 20) for i, v in pairs]), "Law 4: a top logprob is .*no log-prob"),
-    "top id negative": (top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]), "is no token"),
+    "top positive": (
+        top(lambda pairs, own: [(i, v + 20) for i, v in pairs]),
+        "Law 4: a top logprob is .*not a log-prob",
+    ),
+    "top id negative": (
+        top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]),
+        r"Invalid token id ('token_id:)?-3'? in the optional outputs",
+    ),
     "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "is not one of them"),
     "prompt logprobs missing": (without_prompt, "holds no prompt_logprobs"),
     "prompt logprobs short": (one_short, "Law 2: prompt_logprobs of 4 tokens from offset 1"),
@@ -340,7 +346,10 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     ),
     "mask short": (mask(lambda rows: rows[:-1]), "Law 2: 8 output ids, but sampling_mask of 7 tokens"),
     "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 holds an id twice"),
-    "mask id negative": (mask(lambda rows: [[*rows[0], -1], *rows[1:]]), "-1, told beside output token 0, is no token"),
+    "mask id negative": (
+        mask(lambda rows: [[*rows[0], -1], *rows[1:]]),
+        "Invalid token id -1 in the optional outputs of output token 0",
+    ),
     "mask missing": (mask(lambda rows: None), "holds no sampling_mask"),
 }
 

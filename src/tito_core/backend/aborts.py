@@ -92,12 +92,12 @@ async def generate_whole(
 
 
 def resumable(sampling: SamplingParams) -> bool:
-    """Tell whether a completion can be gone on with: no grammar and no stop string may reach over the cut."""
+    """Return whether a completion can be gone on with: no grammar and no stop string may reach over the cut."""
     return sampling.grammar is None and not sampling.stop
 
 
 def continuing(request: TokenRequest, parts: Sequence[TokenResponse], number: int) -> TokenRequest:
-    """Give the request for what is missing after `parts`.
+    """Return the request for what is missing after `parts`.
 
     Args:
         request: The whole of it.

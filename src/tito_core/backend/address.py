@@ -102,7 +102,7 @@ def _no_address(problem: str, backend: str) -> EngineConnectionError:
 
 
 def api_key(given: str | None, *, backend: str) -> str | None:
-    """Give the key: the argument, else the environment variable TITO_API_KEY, else None. Never shown.
+    """Return the key: the argument, else the environment variable TITO_API_KEY, else None. Never shown.
 
     Raises:
         AuthenticationError: It holds what no HTTP header can.

@@ -99,7 +99,7 @@ def _read_only(ids: TokenIds) -> TokenIds:
 
 
 def _all_below(ids: npt.NDArray[np.integer], highest: int) -> bool:
-    """Tell whether all are from 0 to `highest`; of int32 in one pass, since unsigned, what is negative is larger."""
+    """Return whether all are from 0 to `highest`; of int32 in one pass, since unsigned, what is negative is larger."""
     if ids.dtype == np.int32:
         return bool(np.maximum.reduce(ids.view(np.uint32)) <= highest)
     return bool(np.minimum.reduce(ids) >= 0 and np.maximum.reduce(ids) <= highest)
@@ -132,7 +132,7 @@ def check_sampling(sampling: SamplingParams, vocab_size: int | None, *, backend:
 def clamp_new_tokens(
     wanted: int, prompt_length: int, max_model_len: int | None, *, backend: str, at_least: bool = False
 ) -> int:
-    """Give the tokens that may be sampled: at most `wanted`, at most what the context leaves.
+    """Return the tokens that may be sampled: at most `wanted`, at most what the context leaves.
 
     Args:
         wanted: Most tokens to sample.
@@ -187,8 +187,8 @@ def validated_scores(raw: object, sent: TokenIds, info: EngineInfo) -> Logprobs:
                 raise reader.violation(
                     f"Law 4: the server scored id {token} at offset {offset} with {logprob}; only the first has none."
                 )
-        logprobs = np.full(len(sent), np.nan, np.float32)
-        logprobs[1:] = reader.logprobs(scored[1:])
+        logprobs = reader.logprobs([0.0, *scored[1:]])
+        logprobs[0] = np.nan
         return logprobs
 
 

@@ -43,7 +43,7 @@ class ColumnValidation:
     vocab_size: int | None = None
 
     def columns(self, raw: RawResponse) -> Mapping[str, Column]:
-        """Give what was wanted as columns, in offsets of the prompt.
+        """Return what was wanted as columns, in offsets of the prompt.
 
         Raises:
             ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
@@ -118,7 +118,7 @@ class ColumnValidation:
     def _agrees(self, top: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
         """Check the sampled token against the likeliest: among them with its own logprob, or less likely than all."""
         if np.any(values > ROUNDING):
-            raise self.reader.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is no log-probability.")
+            raise self.reader.violation(f"Law 4: a top logprob is {np.nanmax(values)}, which is not a log-probability.")
         chosen = self.logprobs.astype(np.float64)[:, None]
         same = top == self.ids[:, None]
         least = np.where(np.isnan(values), np.inf, values).min(axis=1, initial=np.inf)
@@ -214,7 +214,9 @@ class ColumnValidation:
 
     def _token(self, token: int | str | None, offset: int) -> int:
         if type(token) is not int or not 0 <= token <= INT32_MAX:
-            raise self.reader.violation(f"Law 2: {token!r}, told beside output token {offset}, is no token.")
+            raise self.reader.violation(
+                f"Law 2: Invalid token id {token!r} in the optional outputs of output token {offset}."
+            )
         if self.vocab_size is not None and token >= self.vocab_size:
             raise self.reader.violation(
                 f"Law 4: id {token} at output token {offset} is outside the vocabulary of {self.vocab_size} tokens."

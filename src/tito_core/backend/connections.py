@@ -120,7 +120,7 @@ class LoopCarriers:
         return None if held is None else held[1]
 
     async def current(self) -> Carrier:
-        """Give the running loop's pool.
+        """Return the running loop's pool.
 
         Raises:
             LoopEndingError: The loop has closed its async generators, and so the pool: there will be no other.

@@ -55,7 +55,7 @@ def error_from_failure(
         return _unreadable(backend, failure, url, request_id)
     if isinstance(failure, aiohttp.ClientResponseError):
         return ProtocolViolationError(
-            f"What answers at {url} speaks no HTTP ({_one_line(failure.message)}). Are host and port {backend}'s?",
+            f"What answers at {url} does not speak HTTP ({_one_line(failure.message)}). Are host and port {backend}'s?",
             backend=backend,
             request_id=request_id,
         )
@@ -260,7 +260,7 @@ def _kind(status: int, said: str) -> tuple[type[BackendError], str]:
         right = "Check the model's name, the address, and that this is the right kind of server."
         return BadRequestError, f"{right} {_CONNECT_AGAIN}"
     if 400 <= status < 500:
-        return BadRequestError, "The request is not sent again; mend what the server names."
+        return BadRequestError, "Fix the field that the server reports; this request is not retried."
     if status >= 500:
         return ServerError, "The server failed by itself; its log says more."
     return (

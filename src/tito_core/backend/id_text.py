@@ -64,24 +64,27 @@ class IdText:
         return IdText(parts if len(parts) < PARTS else (b",".join(parts),), size, self.length + len(ids), checksum)
 
     def is_of(self, ids: TokenIds) -> bool:
-        """Tell whether it was written of these ids, by their number and CRC-32: a text that is kept could be another's.
+        """Return whether it is the text of these ids, by their number and CRC-32: a kept text could be another's.
 
         The echo of a prompt proves what was sent; this, that it was the prompt that the ledger will hold (law 4).
         """
         return ids is self._stands_for or self.goes_on(IdText(), ids)
 
     def goes_on(self, before: IdText, ids: TokenIds) -> bool:
-        """Tell whether it was written of the ids of another text and then of these, which alone are looked at."""
+        """Return whether it was written of the ids of another text and then of these, which alone are looked at."""
         length = before.length + len(ids)
         return self.length == length and self._checksum == zlib.crc32(_packed(ids), before._checksum)
 
     def standing_for(self, ids: TokenIds) -> IdText:
-        """Give it as the text of this very array, of which somebody knows that it is: a long one is read no more."""
+        """Return it as the text of this very array, which is then not read again.
+
+        The caller guarantees that it matches `ids`.
+        """
         ids.flags.writeable = False
         return IdText(self._parts, self._size, self.length, self._checksum, ids)
 
     def body(self, fields: Mapping[str, Any], name: str) -> bytes | Pieces:
-        """Give a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
+        """Return a request's body: a JSON object of these fields, which are not empty, and of the list under `name`."""
         head = b'%b,"%b":[' % (msgspec.json.encode(fields)[:-1], name.encode())
         if self._parts and len(head) + self._size < PIECE_BYTES:
             first, rest = self._parts[0], self._parts[1:]  # the first is most of it, and is copied once
@@ -89,11 +92,11 @@ class IdText:
         return _pieces((head, *self._separated(), b"]}"))
 
     def is_echoed_in(self, echo: bytes) -> bool:
-        """Tell whether an answer's list is this very text, without decoding it; one with blanks is not."""
+        """Return whether an answer's list is this very text, without decoding it; one with blanks is not."""
         return self._end_in(echo, 0) == len(echo)
 
     def without_echo(self, answer: bytes) -> bytes:
-        """Give an answer with `SAME` in place of its echo where that is this very text; else the answer as it is.
+        """Return an answer with `SAME` in place of its echo where that is this very text; else the answer as it is.
 
         To compare the bytes of a long prompt takes a tenth of what it takes a decoder to pass over its numbers.
         """

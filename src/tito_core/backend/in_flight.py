@@ -68,7 +68,7 @@ class Outstanding:
 
 
 def _post(call: Call, timeout_s: float) -> None:
-    with contextlib.suppress(Exception):  # nobody is left whom a failure would say anything
+    with contextlib.suppress(Exception):  # no caller is left to report a failure to
         call.post(timeout_s)
 
 
@@ -185,5 +185,5 @@ class Exchanges:
 
 
 def _may_still_run(lost: BaseException) -> bool:
-    """Tell whether the engine may be at work on a request that ended so, which no answer did."""
+    """Return whether the engine may be at work on a request that ended so, which no answer did."""
     return not isinstance(lost, BackendError) or lost.sent or isinstance(lost, EngineTimeoutError)

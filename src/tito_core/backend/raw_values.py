@@ -56,7 +56,7 @@ def text(value: object) -> str | None:
 
 
 def is_text(value: object) -> bool:
-    """Tell whether a value is a string that UTF-8 can write."""
+    """Return whether a value is a string that UTF-8 can write."""
     return text(value) is not None
 
 
@@ -111,7 +111,7 @@ class RawReader:
             found = None
         if found is None or (len(found) and not (found.min() >= 0 and found.max() <= INT32_MAX)):
             wrong = min(ids) if min(ids) < 0 else max(ids)
-            raise self.violation(f"Law 2: {what} {wrong} is no token.")
+            raise self.violation(f"Law 2: {what} {wrong} is not a token id.")
         return found.astype(np.int32)
 
     def text(self, name: str, said: object) -> str | None:
@@ -121,9 +121,9 @@ class RawReader:
             return found
         raise self.violation(f"Law 4: {name} must be a string or None, not {shown(said)}.")
 
-    def same_ids(self, sentence: str, expected: Sequence[int], found: Sequence[object]) -> None:
+    def same_ids(self, sentence: str, expected: list[int], found: Sequence[object]) -> None:
         """Compare two lists of ids of one length; `sentence` takes the first that differ: id, offset, other id."""
-        if expected == found or tuple(expected) == tuple(found):  # the usual case, in no time
+        if expected == found:  # the usual case, in no time
             return
         for offset, (one, other) in enumerate(zip(expected, found, strict=True)):
             if one != other:

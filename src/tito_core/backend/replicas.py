@@ -20,7 +20,16 @@ from tito_core.backend.errors import (
     EngineTimeoutError,
     ServerError,
 )
-from tito_core.backend.protocol import Backend, EngineAdmin, OnChunk, RawResponse, RawScores, Running, TokenRequest
+from tito_core.backend.protocol import (
+    Backend,
+    EngineAdmin,
+    OnChunk,
+    RawResponse,
+    RawScores,
+    Running,
+    TokenChunk,
+    TokenRequest,
+)
 from tito_core.backend.retries import Attempt, Retries, together
 from tito_core.ledger.columns import TokenIds
 
@@ -107,13 +116,24 @@ class Replicas:
         """Sample one completion on one of the servers; see `Backend.generate`."""
         await self.connect()
         tried: list[_Member] = []
+        shown = False
+
+        def show(chunk: TokenChunk) -> None:
+            nonlocal shown
+            shown = True
+            if on_chunk is not None:
+                on_chunk(chunk)
 
         async def one_try(attempt: Attempt) -> RawResponse:
             named = replace(request, request_id=attempt.name(request.request_id))
             async with self._chosen(request.session_id, named.request_id, tried) as member:
-                return await (
-                    member.backend.generate(named) if on_chunk is None else member.backend.generate(named, on_chunk)
-                )
+                try:
+                    return await (
+                        member.backend.generate(named) if on_chunk is None else member.backend.generate(named, show)
+                    )
+                except BackendError as error:
+                    error.shown |= shown  # a third party's backend need not say so, and no other try is made then
+                    raise
 
         return await self._retries(one_try)
 
@@ -219,7 +239,7 @@ class AdminReplicas(Replicas):
         await self._each(lambda member: _admin(member).load_weights(path, version, running=running))
 
     async def weight_version(self) -> str | None:
-        """Give the version that all servers name, or None where they differ."""
+        """Return the version that all servers name, or None where they differ."""
         found = set(await self._each(lambda member: _admin(member).weight_version()))
         return found.pop() if len(found) == 1 else None
 

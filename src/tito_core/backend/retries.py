@@ -37,7 +37,7 @@ class Attempt:
     number: int
 
     def name(self, request_id: str) -> str:
-        """Give the id of this try. SGLang refuses an id that is still running, so a retry needs its own."""
+        """Return the id of this try. SGLang refuses an id that is still running, so a retry needs its own."""
         return request_id if not self.number else f"{request_id}-retry{self.number}"
 
 

@@ -154,18 +154,18 @@ class SamplingParams(TypedValues):
         return self
 
     def within(self, room: int) -> SamplingParams:
-        """Give the parameters for at most `room` new tokens."""
+        """Return the parameters for at most `room` new tokens."""
         if self.max_new_tokens <= room:
             return self
         limits = {"max_new_tokens": room, "min_new_tokens": min(self.min_new_tokens, room)}
         return self.model_copy(update=limits)
 
     def apart(self) -> SamplingParams:
-        """Give the same parameters with `extra` of their own, for somebody who may change it."""
+        """Return the same parameters with `extra` of their own, for somebody who may change it."""
         return self.model_copy(update={"extra": deepcopy(self.extra)})
 
     def shared_fields(self) -> dict[str, Any]:
-        """Give the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""
+        """Return the fields that vLLM and SGLang call by the same names, as JSON-compatible values."""
         extra = dict(self.extra)
         if self.grammar is not None and self.grammar.avoided_ids:
             avoided = dict.fromkeys(map(str, self.grammar.avoided_ids), AVOIDED_BIAS)

@@ -75,7 +75,7 @@ async def measure(backend: Backend, info: EngineInfo, prompt_ids: TokenIds) -> E
 
 
 def of_all(found: Sequence[EngineInfo]) -> EngineInfo:
-    """Give what was measured of several servers alike; what one of them did not tell is not known of all."""
+    """Return what was measured of several servers alike; what one of them did not tell is not known of all."""
     whole = found[0]
     for other in found[1:]:
         if other.processed_logprobs is None:

@@ -98,12 +98,12 @@ class Gathering(Protocol[T_co]):
         """Take the next event; give the ids that are new.
 
         Raises:
-            msgspec.DecodeError: It is none of this engine's.
-            StreamError: It does not go on where the one before ended.
+            msgspec.DecodeError: It does not have the shape of this engine's events.
+            StreamError: It does not continue the event before.
         """
 
     def whole(self) -> T_co:
-        """Give the answer as it would have come in one body.
+        """Return the answer as it would have come in one body.
 
         Raises:
             msgspec.DecodeError: The events do not make one.
@@ -139,7 +139,7 @@ class StreamReader(Generic[T]):
 
         Raises:
             EngineConnectionError: It broke off before its end.
-            ProtocolViolationError: An event is none of this engine's, or does not go on where the one before ended.
+            ProtocolViolationError: An event has another shape, or does not continue the one before.
             BodyTooLargeError: It, or one of its events, is longer than `size` allows.
             BackendError: The server ended it with an error of its own.
         """
@@ -158,9 +158,14 @@ class StreamReader(Generic[T]):
             self._refuse("", str(error), error)
 
     def _show(self, ids: TokenArray) -> None:
-        if len(ids):
-            self.shown = True
+        if not len(ids):
+            return
+        self.shown = True
+        try:
             self.on_chunk(TokenChunk(ids))
+        except BackendError as error:  # the core's, of an id that is not a token
+            error.sent = True  # the engine goes on with what is no longer read: it is aborted
+            raise
 
     def _taken(self, gathering: Gathering[T], event: bytes) -> TokenArray:
         if event[:24].lstrip(b"{ ").startswith(b'"error"'):
@@ -171,7 +176,7 @@ class StreamReader(Generic[T]):
             self._refuse(event[:2000].decode(errors="replace"), str(error), error)
 
     def _said(self, event: bytes) -> BackendError:
-        """Give the error that a server ends a stream with, whose status came too early to tell."""
+        """Return the error that a server ends a stream with, whose status came too early to tell."""
         try:
             code = msgspec.json.decode(event, type=_Failure).error.code
         except UNREADABLE:

@@ -201,7 +201,7 @@ class EngineHttp:
         return headers
 
     def without_loop(self, request: HttpRequest) -> Call:
-        """Give a POST as a call that needs no event loop, for the end of one."""
+        """Return a POST as a call that needs no event loop, for the end of one."""
         where, body = self._where, request.body if isinstance(request.body, bytes) else b"".join(request.body)
         return Call(where.root, where.socket, request.path, body, self._headers(request), known_authorities)
 

@@ -115,8 +115,11 @@ class Validation:
             try:
                 echoed = msgspec.json.decode(echoed, type=list[int])
             except UNREADABLE as error:
-                raise self.reader.violation(f"Law 4: the echo of the prompt is no list of ids: {error}.") from error
-        seen, sent = self.reader.integers("echoed", echoed), request.input_ids
+                raise self.reader.violation(f"Law 4: the echo of the prompt is not a list of ids: {error}.") from error
+        sent = request.input_ids
+        if isinstance(echoed, np.ndarray) and echoed.dtype.kind in "iu" and np.array_equal(echoed, sent):
+            return  # a long prompt as two lists takes a hundred times as long (law 14)
+        seen = self.reader.integers("echoed", echoed)
         if len(seen) != len(sent):
             raise self.reader.violation(f"Law 4: {len(sent)} prompt ids were sent, the server saw {len(seen)}.")
         self.reader.same_ids("prompt id {} at offset {} was sent, the server saw {}", sent.tolist(), seen)

@@ -46,7 +46,7 @@ class Wanted(TypedValues):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, data: Any) -> Any:
-        refuse_unknown("thing to want named", data, cls.model_fields)
+        refuse_unknown("optional output named", data, cls.model_fields)
         return data
 
     @field_validator("cache_salt")
@@ -76,7 +76,7 @@ class Wanted(TypedValues):
             return NOTHING_WANTED
         if not isinstance(given, Mapping):
             raise InvalidValueError(f"wanted must be a dict, such as {{'top_logprobs': 5}}, not {shown(given)}.")
-        return cls(**checked_names("thing to want named", given, cls.model_fields))
+        return cls(**checked_names("optional output named", given, cls.model_fields))
 
 
 NOTHING_WANTED = Wanted()
@@ -107,7 +107,7 @@ class Capabilities:
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def service(self, wanted: Wanted) -> dict[str, Any]:
-        """Give what is wanted of the service as the fields that both engines call alike."""
+        """Return what is wanted of the service as the fields that both engines call alike."""
         fields: dict[str, Any] = {}
         if wanted.priority is not None:
             fields["priority"] = -wanted.priority if self.lower_first else wanted.priority

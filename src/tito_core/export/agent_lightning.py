@@ -42,7 +42,7 @@ def events_of(
     logprobs: LogprobPolicy = "checked",
     train_constrained: bool = False,
 ) -> list[EventCreate]:
-    """Give a "model_request" event for each trained turn, a path's one after the other, and the "reward" last.
+    """Return a "model_request" event for each trained turn, a path's one after the other, and the "reward" last.
 
     A trainer at level "trajectory" merges what extends the request before; so each path becomes one row, and each
     token is trained once. A rollout that ended from outside gives no requests: its reward says nothing.
@@ -78,7 +78,7 @@ def events_of(
 
 
 def state_of(rollout: Ledger) -> str:
-    """Give the state in which Agent Lightning's rollout ends; one without a turn failed."""
+    """Return the state in which Agent Lightning's rollout ends; one without a turn failed."""
     return STATE[sample_of(rollout, branches="last").termination] if len(rollout) else "failed"
 
 
@@ -118,7 +118,7 @@ def _event(schemas: Any, rollout: Ledger, trained: TrainedTurn, with_logprobs: b
 
 
 def _experts(rollout: Ledger, trained: TrainedTurn) -> str | None:
-    """Give the experts of a turn's prompt and answer, all but its last token, as Agent Lightning's proxy records them.
+    """Return the experts of a turn's prompt and answer but for its last token, as Agent Lightning's proxy records them.
 
     Raises:
         ValueError: Some tokens have none, or an expert's number needs more than a byte.

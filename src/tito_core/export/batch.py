@@ -50,7 +50,7 @@ class Batch:
     rewards: npt.NDArray[np.float32]
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Give the columns as CPU tensors that share this batch's memory, by name."""
+        """Return the columns as CPU tensors that share this batch's memory, by name."""
         torch = imported("torch", "torch")
         return {field.name: torch.from_numpy(getattr(self, field.name)) for field in fields(self)}
 
@@ -109,10 +109,10 @@ def padded(
 
 
 def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
-    """Give the engine's logprobs, and 0.0 for tokens that it did not sample, shape (n,): NaN would spoil a product."""
+    """Return the engine's logprobs, 0.0 for tokens that it did not sample, shape (n,): NaN would spoil a product."""
     return np.where(sampled(sample), sample.logprobs, np.float32(0)).astype(np.float32)
 
 
 def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
-    """Give the rewards, NaN where there is none, shape (b,)."""
+    """Return the rewards, NaN where there is none, shape (b,)."""
     return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)

@@ -28,6 +28,6 @@ def dataset_of(samples: Iterable[TrainingSample], **options: Any) -> Dataset:
 
 
 def samples_of_dataset(dataset: Dataset) -> Iterator[TrainingSample]:
-    """Give the samples of a dataset back, equal to those that it was made of."""
+    """Return the samples of a dataset back, equal to those that it was made of."""
     for chunk in dataset.with_format("arrow").iter(batch_size=64):
         yield from samples_in(cast(Any, chunk).cast(schema()))

@@ -22,7 +22,7 @@ class LogprobMismatchError(ValueError):
 def logprobs_for(
     sample: TrainingSample, *, temperature: float, trainer: str, policy: LogprobPolicy = "checked"
 ) -> Logprobs | None:
-    """Give the logprobs of the trained tokens, and 0.0 on all others, which no loss reads.
+    """Return the logprobs of the trained tokens, and 0.0 on all others, which no loss reads.
 
     Args:
         sample: The sample.

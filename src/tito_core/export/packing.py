@@ -48,7 +48,7 @@ class PackedBatch:
     rewards: npt.NDArray[np.float32]
 
     def cu_seqlens(self, row: int) -> npt.NDArray[np.int32]:
-        """Give the boundaries of a row's samples as FlashAttention takes them, with the padding as one of its own.
+        """Return the boundaries of a row's samples as FlashAttention takes them, with the padding as one of its own.
 
         Returns:
             int32, shape (samples of the row + 1,), or one more where the row has padding.
@@ -58,7 +58,7 @@ class PackedBatch:
         return np.array([0, *stops, *([width] if stops[-1] < width else [])], np.int32)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """Give the columns as CPU tensors that share this batch's memory, by name; `placed` is not among them."""
+        """Return the columns as CPU tensors that share this batch's memory, by name; `placed` is not among them."""
         torch = imported("torch", "torch")
         named = [field.name for field in fields(self) if field.name != "placed"]
         return {name: torch.from_numpy(getattr(self, name)) for name in named}

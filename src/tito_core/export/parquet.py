@@ -28,7 +28,7 @@ class SamplesSchemaError(ValueError):
 
 
 def schema() -> pa.Schema:
-    """Give the Arrow schema; docs/trainers.md says what each column is.
+    """Return the Arrow schema; docs/trainers.md says what each column is.
 
     Raises:
         MissingPackageError: pyarrow is not installed.
@@ -115,7 +115,7 @@ def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
 
 
 def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
-    """Give the samples of an Arrow table of `schema()`."""
+    """Return the samples of an Arrow table of `schema()`."""
     numbers = {
         name: table.column(name).combine_chunks() for name in ("token_ids", "loss_mask", "logprobs", "provenance")
     }

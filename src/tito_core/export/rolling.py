@@ -24,7 +24,7 @@ class MakeAgent(Protocol):
     """Makes the agent of one rollout. It may annotate `model.ledger` with a reward once the agent is done."""
 
     def __call__(self, model: TITOModel, row: Any) -> Agent:
-        """Give an agent over a model of its own.
+        """Return an agent over a model of its own.
 
         Args:
             model: The rollout's model.
@@ -85,7 +85,7 @@ def let_go(agent: Agent) -> None:
 
 
 def asked_of(agent: Agent, prompt: Chat) -> str | Messages:
-    """Give a prompt as Strands takes it; its system message goes to the agent.
+    """Return a prompt as Strands takes it; its system message goes to the agent.
 
     Raises:
         ValueError: Content is no text, a role is neither "user" nor "assistant", or there are two system prompts.
@@ -117,7 +117,7 @@ def _text(content: Any) -> str | None:
 
 
 def named(where: str | MakeAgent) -> MakeAgent:
-    """Give the function that "module:function" names, or the function itself.
+    """Return the function that "module:function" names, or the function itself.
 
     Raises:
         ValueError: It names none.

@@ -117,7 +117,7 @@ class TrainingSample:
 
 
 def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[TrainingSample]:
-    """Give a rollout's trajectories as samples; over all of them each sampled token is trained once (law 3).
+    """Return a rollout's trajectories as samples; over all of them each sampled token is trained once (law 3).
 
     A path that branched off is a sample of its own, in which the turns that it shares with an earlier one are context.
     Inserted tokens are never trained: the policy did not choose them, and they have no logprob.
@@ -136,7 +136,7 @@ def samples_of(ledger: Ledger, *, train_constrained: bool = False) -> list[Train
 def sample_of(
     ledger: Ledger, *, branches: Literal["error", "last"] = "error", train_constrained: bool = False
 ) -> TrainingSample:
-    """Give a rollout as one sample, for trainers that take one a rollout.
+    """Return a rollout as one sample, for trainers that take one a rollout.
 
     Args:
         ledger: A rollout.
@@ -203,7 +203,7 @@ def _trained_semantics(trajectory: Trajectory) -> tuple[Semantics, ...]:
 
 
 def _experts(trajectory: Trajectory) -> npt.NDArray[np.generic] | None:
-    """Give the column in a signed type, in which `NO_EXPERT` has a place."""
+    """Return the column in a signed type, in which `NO_EXPERT` has a place."""
     if "routed_experts" not in trajectory.column_names:
         return None
     found = trajectory.column("routed_experts", fill=0)
@@ -228,7 +228,7 @@ def sampled(sample: TrainingSample) -> npt.NDArray[np.bool_]:
 
 
 def experts_of(sample: TrainingSample) -> npt.NDArray[np.generic] | None:
-    """Give the experts of every token but the last, which no logit of a loss needs.
+    """Return the experts of every token but the last, which no logit of a loss needs.
 
     Returns:
         Integers, shape (n - 1, layers, experts), or None where the engine gave none.

@@ -113,7 +113,7 @@ def _reward(sample: TrainingSample) -> float:
 
 
 def _experts(flats: Sequence[Flat], as_lists: bool) -> list[Any] | None:
-    """Give a row a token but the last, as arrays, or as the lists of SkyRL 0.3; of an empty rollout one, unread."""
+    """Return a row a token but the last, as arrays, or as the lists of SkyRL 0.3; of an empty rollout one, unread."""
     shapes = {flat.experts.shape[1:] for flat in flats if flat.experts is not None}
     if not shapes:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from tito_core.export.logprobs import LogprobPolicy, logprobs_for
 from tito_core.export.sample import TrainingSample, experts_of, sample_of, samples_of
@@ -41,6 +41,8 @@ class SlimeSample(Protocol):
     index: int | None
     rollout_id: int | None
     metadata: dict[str, Any]
+    status: Any
+    Status: ClassVar[Any]
 
 
 S = TypeVar("S", bound=SlimeSample)
@@ -53,7 +55,7 @@ def fields_of(
     temperature: float,
     logprobs: LogprobPolicy = "checked",
 ) -> dict[str, Any]:
-    """Give the fields that slime's `Sample` takes of a rollout, all but `status`.
+    """Return the fields that slime's `Sample` takes of a rollout, all but `status`.
 
     Args:
         sample: One trajectory.
@@ -105,7 +107,7 @@ def fill(sample: S, rollout: Ledger, *, branches: Literal["last", "error"] = "er
 
 
 def fan_out(sample: S, rollout: Ledger, **options: Any) -> list[S]:
-    """Give a sample for each trajectory of a rollout: copies of slime's own, with one `rollout_id`.
+    """Return a sample for each trajectory of a rollout: copies of slime's own, with one `rollout_id`.
 
     slime's loss then counts the rollout once. Each sampled token is trained by one of them.
 
@@ -133,7 +135,7 @@ def completed(
     reward_key: str | None = None,
     experts: tuple[int, int] | None = None,
 ) -> Any:
-    """Give an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
+    """Return an aborted sample, in place, what slime's trainer needs of each; others are left as they are.
 
     slime asks no reward of an aborted one, and one None among rewards, or a response without tokens, ends its training.
     As in slime's own agent example the reward is 0, and a missing response one token that is not trained.
@@ -184,6 +186,5 @@ def _filled(sample: S, found: TrainingSample, options: dict[str, Any]) -> S:
 
 
 def _with_status(sample: S, name: str) -> S:
-    any_sample: Any = sample  # slime's Sample, which is not installed here
-    any_sample.status = type(any_sample).Status[name]
+    sample.status = type(sample).Status[name]
     return sample

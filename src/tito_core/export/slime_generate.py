@@ -195,7 +195,7 @@ def _wanted(args: Any) -> dict[str, Any] | None:
 
 
 def _experts(args: Any) -> tuple[int, int] | None:
-    """Give the layers and the experts a token that slime replays, or None where it replays none."""
+    """Return the layers and the experts a token that slime replays, or None where it replays none."""
     if not getattr(args, "use_rollout_routing_replay", False):
         return None
     return int(args.num_layers), int(args.moe_router_topk)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def datum_of(
     sample: TrainingSample, *, advantage: float, temperature: float = 1.0, logprobs: LogprobPolicy = "checked"
 ) -> Datum:
-    """Give a sample as the input of Tinker's "importance_sampling" and "ppo" losses.
+    """Return a sample as the input of Tinker's "importance_sampling" and "ppo" losses.
 
     Args:
         sample: One trajectory, of at least two tokens. One that ended from outside has advantage 0 everywhere.

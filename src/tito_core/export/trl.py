@@ -110,7 +110,7 @@ def columns_of(
 
 
 def recorded_reward(rollout_reward: Sequence[float | None], **_: Any) -> list[float | None]:
-    """Give the rewards that rollouts recorded, as one of the trainer's `reward_funcs`."""
+    """Return the rewards that rollouts recorded, as one of the trainer's `reward_funcs`."""
     return list(rollout_reward)
 
 

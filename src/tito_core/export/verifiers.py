@@ -47,7 +47,7 @@ def trace_of(
     logprobs: Literal["checked", "as-recorded"] = "checked",
     train_constrained: bool = False,
 ) -> WireTrace:
-    """Give a rollout as a trace: two nodes a turn, its delta as a user message and its answer as an assistant's.
+    """Return a rollout as a trace: two nodes a turn, its delta as a user message and its answer as an assistant's.
 
     Turns that several paths share are nodes that several branches share, and prime-rl trains such a node in the first
     of them only. One that ended from outside, or without a turn, is not `ok`, and is not trained.
@@ -128,7 +128,7 @@ def _call(turn: Turn) -> dict[str, Any]:
 
 
 def _said(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
-    """Give what a trace has no place for: why the rollout ended, and the weights of each answer."""
+    """Return what a trace has no place for: why the rollout ended, and the weights of each answer."""
     return {
         "group": rollout.header.group_id,
         "termination": None if termination is None else termination.value,
@@ -137,7 +137,7 @@ def _said(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
 
 
 def _attach_experts(nodes: list[dict[str, Any]], turn: Turn) -> None:
-    """Give the turn's two nodes their experts, a row a token; of the last token, which nothing followed, a copy.
+    """Return the turn's two nodes their experts, a row a token; of the last token, which nothing followed, a copy.
 
     The row of the parent's last token comes with this turn, and takes its copy's place.
 

@@ -23,7 +23,7 @@ def output_of(
     train_constrained: bool = False,
     **options: Any,
 ) -> AgentLoopOutput:
-    """Give a rollout as one output, as every version of verl takes it.
+    """Return a rollout as one output, as every version of verl takes it.
 
     Args:
         rollout: The rollout. One without a turn is an untrained end token.
@@ -46,7 +46,7 @@ def output_of(
 def outputs_of(
     rollout: Ledger, *, temperature: float, end_id: int, train_constrained: bool = False, **options: Any
 ) -> list[AgentLoopOutput]:
-    """Give an output for each trajectory of a rollout, for verl's v1 trainer, which takes a list; see `output_of`."""
+    """Return an output for each trajectory of a rollout, for verl's v1 trainer, which takes a list; see `output_of`."""
     found = samples_of(rollout, train_constrained=train_constrained)
     if not found:
         return [output_of(rollout, temperature=temperature, end_id=end_id, **options)]

@@ -46,7 +46,7 @@ class VerlBackend:
         self.info = _info(rollout, model)
 
     async def connect(self) -> EngineInfo:
-        """Give what the configuration says: there is no server to ask."""
+        """Return what the configuration says: there is no server to ask."""
         return self.info
 
     async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:

@@ -8,11 +8,7 @@ import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-<<<<<<< HEAD
-from typing import Any
-=======
 from socket import socket
->>>>>>> h/r3
 
 from tito_core.backend.errors import BackendError
 from tito_core.store import SchemaError
@@ -47,13 +43,8 @@ class Server(ThreadingHTTPServer):
         self.home = new_home()
         self.site = make_site(self.home)
 
-<<<<<<< HEAD
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a reader that disconnected; print any other error, as servers do."""
-=======
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
         """Ignore readers that disconnected; print any other error."""
->>>>>>> h/r3
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
