@@ -195,7 +195,7 @@ def _rewritten(
     parent, answered = place
     if stopped_in_reasoning(ledger[parent].draft):
         return Branch(Reason.THINKING, parent, answered - 1, "left open")
-    if strips is None:
+    if strips is None or not strips(messages[answered:]):
         return None
     stripped = _stripped(messages, answered, _asked_first(ledger, walk, parent), strips)
     return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
@@ -218,12 +218,10 @@ def _asked_first(ledger: Ledger, walk: Walk, turn: int) -> int:
 
 
 def _stripped(messages: Messages, answered: int, asked_first: int, strips: Strips) -> int | None:
-    """Find the first answer whose reasoning a path still shows and the template would now strip.
+    """Find the first answer whose reasoning a path still shows, where the template now strips it.
 
     What was sampled is shown, and of the root's own prompt what the template did not strip there.
     """
-    if not strips(messages[answered:]):
-        return None
     first = asked_first
     while first and not strips(messages[first : min(first + 1, asked_first)]):
         first -= 1
