@@ -110,14 +110,14 @@ class Histories:
         return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
 
     def add(self, walk: Walk, answer: Any, turn: Turn) -> None:
-        """Keep what a turn answered, and its answer."""
+        """Keep what a turn answered, and a strict copy of its answer."""
         if walk.root is not self._root:  # every message was let go of since
             self.load([turn])
             return
         entry = walk.entry
         for message, digest in zip(walk.new, walk.digests, strict=True):
             entry = entry.add(message, digest)
-        entry = entry.add(strict(answer), turn.draft.fingerprint)
+        entry = entry.add(answer, turn.draft.fingerprint)
         entry.turns.append(turn.index)
         self._entries[turn.index] = entry
 

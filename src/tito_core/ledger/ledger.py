@@ -15,6 +15,7 @@ from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
 from tito_core.ledger.interning import CallIds, Sharing
+from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, Turn
@@ -141,7 +142,9 @@ class Ledger:
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 8 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
+            RecursionError: The answer is nested too deeply.
         """
+        kept = strict(answer)  # which may fail, so it comes first
         with self._lock:
             turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self.call_ids.given))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
@@ -153,7 +156,7 @@ class Ledger:
             if walk is None:
                 self._histories.load([turn])
             else:
-                self._histories.add(walk, answer, turn)
+                self._histories.add(walk, kept, turn)
             return turn
 
     def walk(self, history: Sequence[Any], after: int | None = None) -> Walk:
