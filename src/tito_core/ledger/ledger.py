@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -107,6 +108,10 @@ class Ledger:
         """
         with self._lock:
             return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
+
+    def __copy__(self) -> Ledger:
+        """Return a deep copy: a shallow one would share parameters and columns with this ledger."""
+        return deepcopy(self)
 
     @property
     def uuid(self) -> str:
