@@ -190,7 +190,7 @@ class TITOModel(Model):
         return self._settings.config(self.policy.info, self.policy.detected.name)
 
     def get_config(self) -> TITOConfig:
-        """Give the configuration."""
+        """Return the configuration."""
         return self.config
 
     def update_config(self, **model_config: Any) -> None:
@@ -239,7 +239,7 @@ class TITOModel(Model):
         return ParseReport.of(self.ledger)
 
     def reset(self) -> Ledger:
-        """Give the ledger and start the next one.
+        """Return the ledger and start the next one.
 
         Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
         """

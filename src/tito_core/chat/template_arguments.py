@@ -9,7 +9,7 @@ from tito_core.chat.message_check import shown
 
 
 def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give template arguments that `ChatTemplate.of` can take beside its own.
+    """Return template arguments that `ChatTemplate.of` can take beside its own.
 
     Raises:
         ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.

@@ -125,7 +125,7 @@ def _is_number(value: Any) -> bool:
 def _is_coroutine_function(call: Any) -> bool:
     while isinstance(call, partial):
         call = call.func
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004  # the method is looked at, not called
 
 
 def _named(name: str, folder: str | PathLike[str] | None) -> Any:

@@ -53,7 +53,7 @@ class Index:
         self._file = FileIO(path, "a")
 
     def done(self, task: Task) -> int:
-        """Give a task's finished samples as bits: bit 3 is sample 3.
+        """Return a task's finished samples as bits: bit 3 is sample 3.
 
         Raises:
             TaskError: The task has another content than the one whose rollouts are there.
@@ -171,7 +171,7 @@ def _finish(done: dict[bytes, int], entry: Entry, path: Path) -> None:
 
 
 def _whole(path: Path) -> int:
-    """Give the bytes up to the end of the last whole line."""
+    """Return the bytes up to the end of the last whole line."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while size:

@@ -12,7 +12,7 @@ from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 def new_uuid() -> str:
-    """Give a random identity."""
+    """Return a random identity."""
     return str(uuid_module.uuid4())
 
 

@@ -39,7 +39,7 @@ class Entry:
         return None
 
     def add(self, message: Any, digest: bytes) -> Entry:
-        """Give the entry for one more message, made if need be."""
+        """Return the entry for one more message, made if need be."""
         entry = self.child(message)
         if entry is None:
             entry = Entry(self, message, digest)
@@ -126,7 +126,7 @@ class Histories:
         self._unindexed += turns
 
     def entry_of(self, turn: int) -> Entry | None:
-        """Give the entry of a turn's answer, or None where only its digest is known."""
+        """Return the entry of a turn's answer, or None where only its digest is known."""
         return self._entries.get(turn)
 
     def adopt(self, turn: int, answer: Any) -> None:
@@ -154,7 +154,7 @@ class Histories:
             waiting += entry.children
 
     def _start(self, history: Sequence[Any], after: int | None) -> tuple[Entry, int]:
-        """Give the entry of a turn, and its depth, when the history begins with the whole path to it."""
+        """Return the entry of a turn, and its depth, when the history begins with the whole path to it."""
         entry = None if after is None else self._entries.get(after)
         if entry is not None:
             path = [above.message for above in entry.upward()][::-1]
@@ -180,7 +180,7 @@ class Histories:
         return entry, known
 
     def _take_up(self, entry: Entry) -> None:
-        """Give an entry the loaded turns that end in it."""
+        """Attach the loaded turns that end in an entry to it."""
         for turn in self._loaded.pop(entry.digest, ()):
             entry.turns.append(turn)
             self._entries[turn] = entry

@@ -180,7 +180,7 @@ class Ledger:
             self._histories.adopt(turn, answer)
 
     def entry_of(self, turn: int) -> Entry | None:
-        """Give what is known of a turn's history, or None where only its digest is."""
+        """Return what is known of a turn's history, or None where only its digest is."""
         return self._histories.entry_of(turn)
 
     def retained(self) -> list[Any]:
@@ -222,7 +222,7 @@ class Ledger:
         return tuple(self._annotations)
 
     def annotation(self, name: str, *, turn: int | None = None, default: Any = None) -> Any:
-        """Give the latest value of a name, or `default`."""
+        """Return the latest value of a name, or `default`."""
         for annotation in reversed(self._annotations):
             if (annotation.name, annotation.turn) == (name, turn):
                 return annotation.value
@@ -242,12 +242,12 @@ class Ledger:
         return 0 if index is None else self._turns[index].path_length
 
     def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
-        """Give every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
+        """Return every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
         parts = [*(turn.draft.columns.ids for turn in self.path(index)), *more]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def extended(self, index: int) -> bool:
-        """Tell whether a turn has any turn after it."""
+        """Return whether a turn has any turn after it."""
         return index in self._parents
 
     def leaves(self) -> list[int]:
@@ -293,7 +293,7 @@ class Ledger:
         return as_html(self)
 
     def _place(self, draft: Draft) -> Turn:
-        """Give the turn that a draft would become; the ledger does not change."""
+        """Return the turn that a draft would become; the ledger does not change."""
         index, parent, columns = len(self._turns), draft.parent, draft.columns
         if parent is not None and not 0 <= parent < index:
             raise IndexError(f"Turn {index} cannot follow turn {parent}: the ledger holds {index} turns.")
@@ -307,7 +307,7 @@ class Ledger:
         return replace(draft, branch=Branch(Reason.SEPARATE, draft.parent))
 
     def _taken(self, parent: int | None) -> bool:
-        """Tell whether a turn follows `parent` already; for None, whether there is a root."""
+        """Return whether a turn follows `parent` already; for None, whether there is a root."""
         return bool(self._turns) if parent is None else parent in self._parents
 
     def _append(self, turn: Turn) -> None:

@@ -17,7 +17,7 @@ from tito_core.store.records import Record, from_record, to_record
 
 
 def to_json(ledger: Ledger) -> Record:
-    """Give a ledger as a value of JSON: `json.dumps` takes it. A file of ours takes a third of the room."""
+    """Return a ledger as a value of JSON: `json.dumps` takes it. A file of ours takes a third of the room."""
     record: Record = msgspec.to_builtins(to_record(ledger))
     for turn, plain in zip(ledger, record["turns"], strict=True):
         columns = turn.draft.columns

@@ -33,7 +33,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, Recur
 
 
 def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
-    """Give a whole ledger as one plain value.
+    """Return a whole ledger as one plain value.
 
     Args:
         ledger: The ledger.
@@ -73,7 +73,7 @@ def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lamb
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
-    """Give a turn as a plain value, which refers to earlier turns for what they have in common."""
+    """Return a turn as a plain value, which refers to earlier turns for what they have in common."""
     draft = turn.draft
     record = record_of(draft)
     record["sampling"] = dict(draft.sampling) if draft.sampling.first == turn.index else draft.sampling.first
@@ -141,7 +141,7 @@ def load(
     drafts: list[Draft] = []
 
     def shared(kind: type, value: Any) -> Any:
-        """Give what a turn has in common with an earlier one, or is the first to have."""
+        """Return what a turn has in common with an earlier one, or is the first to have."""
         if value.__class__ is not int:
             return _first(kind, value, len(drafts))
         if not 0 <= value < len(drafts):
