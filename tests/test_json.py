@@ -72,7 +72,7 @@ TURN = RECORD["turns"][0]
         ({}, "its format is None"),
         ({**RECORD, "schema": 2}, "has schema 2, this version of strands-tito reads 1"),
         ({**RECORD, "turns": 3}, "no list of turns"),
-        ({**RECORD, "header": {}}, "missing required field|is no UUID"),
+        ({**RECORD, "header": {}}, "missing required field|is not a canonical UUID"),
         ({**RECORD, "turns": [{}]}, "missing required field"),
         ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
         ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),

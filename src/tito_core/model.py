@@ -319,7 +319,7 @@ class TITOModel(Model):
             output = output_model.model_validate_json("".join(texts))
         except ValidationError as error:  # cut off by the token limit, or a constraint that no grammar can hold to
             raise StructuredOutputException(
-                f"The answer is no {output_model.__name__} ({error.errors()[0]['msg']}): raise max_new_tokens, or "
-                f"loosen the schema. It said {''.join(texts)[:200]!r}."
+                f"The answer is not a valid {output_model.__name__} ({error.errors()[0]['msg']}): raise "
+                f"max_new_tokens, or loosen the schema. It said {''.join(texts)[:200]!r}."
             ) from error
         yield {"output": output}

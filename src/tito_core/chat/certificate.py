@@ -96,7 +96,7 @@ class Certificate:
             fields["thinking"] = Thinking(fields["thinking"])
             return cls(**fields)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"This is no certificate of a chat template ({error!r}).") from error
+            raise ValueError(f"This is not a certificate of a chat template ({error!r}).") from error
 
 
 _KEEP = {

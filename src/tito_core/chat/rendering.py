@@ -53,7 +53,7 @@ class Rendering:
         try:
             compiled = compile_template(source, now)
         except TemplateSyntaxError as error:
-            raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
+            raise TemplateError(f"The chat template is not valid Jinja: {error} (line {error.lineno}).") from error
         usual: tuple[ToolSpec, ...] = () if _takes(compiled, variables, ()) else (LOOK,)
         render = partial(_run, compiled, variables, template_tools(usual), False)
         return cls(compiled, variables, find_form(render), usual, now)

@@ -38,8 +38,8 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
             ) from None
     if taken := _OWN & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
-            "content_tokens=... beside template_arguments."
+            f"template_arguments has {', '.join(sorted(taken))}, which is not an argument of a chat template: give "
+            "content_tokens=... next to template_arguments."
         )
     return arguments
 

@@ -146,7 +146,7 @@ def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
     """
     path = Path(folder) / NAME
     if not path.exists():
-        raise SchemaError(f"{folder} has no {NAME}: it is no folder of collected rollouts.")
+        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
     read_start(path)
     done: dict[bytes, int] = {}
     for _, entry in read_entries(path):

@@ -38,7 +38,7 @@ def from_json(record: Any) -> Ledger:
         LawViolationError: It breaks a law.
     """
     if not isinstance(record, Mapping):
-        raise SchemaError(f"This is no ledger: it is of type {type(record).__name__}, expected an object.")
+        raise SchemaError(f"This is not a ledger: it is of type {type(record).__name__}, expected an object.")
     ledger = from_record(record, _plain_of)
     check_ledger(ledger)
     return ledger

@@ -60,7 +60,7 @@ def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lamb
         SchemaError: Another format, a schema newer than this version knows, or parts that do not fit together.
     """
     if record.get("format") != FORMAT:
-        raise SchemaError(f"This is no ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
+        raise SchemaError(f"This is not a ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
     if record.get("schema") != SCHEMA:
         raise SchemaError(
             f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
