@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from support.drafts import drafts, make_draft
 from tito_core import store
-from tito_core.ledger import Column, LawViolationError, Ledger, MediaSpan
+from tito_core.ledger import Branch, Column, LawViolationError, Ledger, MediaSpan, Reason
 
 
 @st.composite
@@ -72,7 +72,7 @@ TURN = RECORD["turns"][0]
         ({}, "its format is None"),
         ({**RECORD, "schema": 2}, "has schema 2, this version of strands-tito reads 1"),
         ({**RECORD, "turns": 3}, "no list of turns"),
-        ({**RECORD, "header": {}}, "missing required field|is no UUID"),
+        ({**RECORD, "header": {}}, "missing required field|is not a canonical UUID"),
         ({**RECORD, "turns": [{}]}, "missing required field"),
         ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
         ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),
@@ -102,3 +102,33 @@ def test_a_ledger_that_breaks_a_law_is_refused() -> None:
 def test_what_no_file_takes_is_refused(name: str, value: Any) -> None:
     with pytest.raises(store.SchemaError):
         store.from_json({**RECORD, "turns": [{**TURN, name: value}]})
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ["header"],
+        ["annotations", 0],
+        ["turns", 0],
+        ["turns", 0, "columns"],
+        ["turns", 0, "extras", "routed_experts"],
+        ["turns", 0, "engine"],
+        ["turns", 0, "engine", "server"],
+        ["turns", 0, "engine", "server", "semantics"],
+        ["turns", 1, "branch"],
+    ],
+    ids=str,
+)
+def test_a_field_that_this_version_does_not_know_is_refused_wherever_it_is(place: list[Any]) -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200], extras={"routed_experts": Column.of(0, [[1], [2]])}))
+    ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE)))
+    ledger.annotate("reward", 1)
+    record = store.to_record(ledger)
+    store.from_record(record)
+    part: Any = record
+    for key in place:
+        part = part[key]
+    part["later"] = None
+    with pytest.raises(store.SchemaError, match="later"):
+        store.from_record(record)

@@ -190,7 +190,7 @@ class TITOModel(Model):
         return self._settings.config(self.policy.info, self.policy.detected.name)
 
     def get_config(self) -> TITOConfig:
-        """Give the configuration."""
+        """Return the configuration."""
         return self.config
 
     def update_config(self, **model_config: Any) -> None:
@@ -239,7 +239,7 @@ class TITOModel(Model):
         return ParseReport.of(self.ledger)
 
     def reset(self) -> Ledger:
-        """Give the ledger and start the next one.
+        """Return the ledger and start the next one.
 
         Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
         """
@@ -319,7 +319,7 @@ class TITOModel(Model):
             output = output_model.model_validate_json("".join(texts))
         except ValidationError as error:  # cut off by the token limit, or a constraint that no grammar can hold to
             raise StructuredOutputException(
-                f"The answer is no {output_model.__name__} ({error.errors()[0]['msg']}): raise max_new_tokens, or "
-                f"loosen the schema. It said {''.join(texts)[:200]!r}."
+                f"The answer is not a valid {output_model.__name__} ({error.errors()[0]['msg']}): raise "
+                f"max_new_tokens, or loosen the schema. It said {''.join(texts)[:200]!r}."
             ) from error
         yield {"output": output}

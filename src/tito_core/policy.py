@@ -182,7 +182,7 @@ def _measured(info: EngineInfo) -> dict[str, object]:
     return {
         "what logprobs include": info.processed_logprobs,
         "whether logprobs are truncated": info.truncated_logprobs,
-        "what can be had beside": info.capabilities,
+        "the optional outputs it offers": info.capabilities,
     }
 
 

@@ -99,7 +99,7 @@ def test_a_certificate_is_json_that_people_can_read() -> None:
 def test_what_is_no_certificate_is_told(broken: str, why: str) -> None:
     with pytest.raises(ValueError) as refused:
         Certificate.from_json(broken)
-    assert str(refused.value).startswith("This is no certificate of a chat template (")
+    assert str(refused.value).startswith("This is not a certificate of a chat template (")
     assert why in str(refused.value)
 
 

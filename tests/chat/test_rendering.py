@@ -51,7 +51,7 @@ def test_the_time_is_the_one_that_was_told() -> None:
 def test_what_is_no_template_is_refused_with_its_line() -> None:
     with pytest.raises(TemplateError) as refused:
         Rendering.of("a\n{% for %}", {})
-    assert str(refused.value).startswith("The chat template is no valid Jinja: ")
+    assert str(refused.value).startswith("The chat template is not valid Jinja: ")
     assert str(refused.value).endswith(" (line 2).")
 
 

@@ -239,7 +239,7 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
     [
         (None, "has no chat template"),
         ({"default": CHATML, "tool_use": CHATML}, r"several chat templates \(default, tool_use\)"),
-        ("{% for %}", "no valid Jinja"),
+        ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
         ("{{ messages[0].content.index('?') }}", "refused messages with roles"),
         ("{{ nothing.at.all }}", "refused messages with roles"),

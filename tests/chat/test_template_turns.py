@@ -77,8 +77,8 @@ def test_an_argument_that_is_not_the_templates_is_refused(given: dict[str, Any],
     with pytest.raises(ValueError) as refused:
         checked_arguments(given)
     assert str(refused.value) == (
-        f"template_arguments has {named}, which is no argument of a chat template: give "
-        "content_tokens=... beside template_arguments."
+        f"template_arguments has {named}, which is not an argument of a chat template: give "
+        "content_tokens=... next to template_arguments."
     )
 
 

@@ -230,7 +230,7 @@ async def test_failures_between_finished_rollouts_do_not_end_it(tmp_path: Path) 
 async def test_nothing_is_run_when_a_task_is_not_sound(tmp_path: Path) -> None:
     workers = Fated()
     (tmp_path / "tasks.jsonl").write_text('{"a": 1}\n{"a": 2\n')
-    with pytest.raises(TaskError, match="line 2 is no JSON"):
+    with pytest.raises(TaskError, match="line 2 is not JSON"):
         await collect(tmp_path / "tasks.jsonl", workers, tmp_path / "out")
     assert not workers.most
     assert not (tmp_path / "out").exists()

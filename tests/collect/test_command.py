@@ -193,7 +193,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
         with tasks.open("a") as file:
             file.write("{\n")
         assert "TaskError: " in (told := said(argv))
-        assert "line 6 is no JSON" in told
+        assert "line 6 is not JSON" in told
         assert not server.engine.requests, "nothing was run"
         assert not out.exists()
 

@@ -327,7 +327,7 @@ def test_an_index_that_is_damaged_newer_or_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads"):
         RolloutFolder(path, ABOUT)
     index.write_bytes(b"17\n")
-    with pytest.raises(SchemaError, match="is no index of rollouts"):
+    with pytest.raises(SchemaError, match="is not an index of rollouts"):
         list(collected(path))
 
 

@@ -460,7 +460,7 @@ def test_a_module_that_exits_is_no_agent(tmp_path: Path) -> None:
 async def test_a_factory_that_makes_no_agent_is_a_failure(made: Any) -> None:
     ended = await played(policy("vllm", "Yes."), lambda model, task: made)
     assert ended.failure is not None
-    assert "which is no agent: return a Strands Agent" in ended.failure.error
+    assert "which is not an agent: return a Strands Agent" in ended.failure.error
 
 
 async def test_a_plain_function_that_gives_a_coroutine_is_told() -> None:

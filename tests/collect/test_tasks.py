@@ -68,7 +68,7 @@ def test_a_nested_line_is_named(tmp_path: Path, line: str) -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"a": deep}
-    with pytest.raises(TaskError, match="line 1: the task is no JSON"):
+    with pytest.raises(TaskError, match="line 1: the task is not JSON"):
         Tasks.of([deep])
 
 
@@ -116,14 +116,14 @@ def test_what_else_is_wrong_is_told(tmp_path: Path, lines: list[str], sentence: 
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": "\xff\xfe"}\n')
-    with pytest.raises(TaskError, match="line 2 is no JSON"):
+    with pytest.raises(TaskError, match="line 2 is not JSON"):
         Tasks.of(path)
 
 
 def test_a_lone_surrogate_is_a_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(b'{"id": "\\ud800"}\n')
-    with pytest.raises(TaskError, match="line 1 is no JSON"):
+    with pytest.raises(TaskError, match="line 1 is not JSON"):
         Tasks.of(path)
 
 
@@ -133,5 +133,5 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_objects_that_are_no_json_are_told() -> None:
-    with pytest.raises(TaskError, match="line 2: the task is no JSON"):
+    with pytest.raises(TaskError, match="line 2: the task is not JSON"):
         Tasks.of([{}, {"a": object()}])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from multiprocessing import get_context
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,7 +38,7 @@ def pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-@pytest.fixture(params=[pickled, copy.deepcopy], ids=["pickle", "deepcopy"], scope="module")
+@pytest.fixture(params=[pickled, copy.deepcopy, copy.copy], ids=["pickle", "deepcopy", "copy"], scope="module")
 def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
     return request.param
 
@@ -91,6 +94,35 @@ def test_a_copy_goes_on_alone(
         check_ledger(again)
         assert ledger.commit(make_draft(parent, ledger.path_length(parent), [101], [201])).index == turn.index
         assert file.path.stat().st_size > size
+
+
+def mutable_parts(whole: object) -> dict[int, object]:
+    """Return every object that can change and that `whole` refers to, by identity; types, functions and enums aside."""
+    found: dict[int, object] = {}
+    seen, waiting = {id(whole)}, [whole]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, type | ModuleType | FunctionType | Enum):
+            continue
+        if not isinstance(part, str | bytes | int | float | tuple | frozenset | None) and not _is_frozen(part):
+            found[id(part)] = part
+        new = [each for each in gc.get_referents(part) if id(each) not in seen]
+        seen.update(map(id, new))
+        waiting += new
+    return found
+
+
+def _is_frozen(part: object) -> bool:
+    return is_dataclass(part) and type(part).__dataclass_params__.frozen  # type: ignore[attr-defined]  # not in typeshed
+
+
+@given(rollouts())
+def test_a_copy_shares_nothing_that_can_change(copied: Callable[[Any], Any], ledger: Ledger) -> None:
+    ledger.annotate("reward", {"parts": [1, 2]})
+    again = copied(ledger)
+    ours, theirs = mutable_parts(ledger), mutable_parts(again)
+    assert ours
+    assert [ours[each] for each in ours.keys() & theirs.keys()] == []
 
 
 def test_a_copy_finds_the_parents_of_turns_to_come_and_gives_out_later_call_ids(copied: Callable[[Any], Any]) -> None:

@@ -75,7 +75,7 @@ def test_a_ledger_keeps_the_certificate_that_it_is_given() -> None:
 
 
 def test_nothing_is_no_uuid() -> None:
-    with pytest.raises(ValueError, match="'' is no UUID"):
+    with pytest.raises(ValueError, match="'' is not a canonical UUID"):
         Header("")
 
 

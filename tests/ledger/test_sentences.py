@@ -411,8 +411,8 @@ def test_what_can_be_neither_annotated_nor_followed() -> None:
 
 NOT_JSON: list[tuple[Any, type[Exception], str]] = [
     ({1: 2}, TypeError, "user has the keys [1]; in JSON a key is a string."),
-    ({"a": {1}}, TypeError, "user['a'] is {1}, which is no JSON."),
-    ({"a": [0, b"x"]}, TypeError, "user['a'][1] is b'x', which is no JSON."),
+    ({"a": {1}}, TypeError, "user['a'] is {1}, which is not JSON."),
+    ({"a": [0, b"x"]}, TypeError, "user['a'][1] is b'x', which is not JSON."),
     ({"a": 2**64}, ValueError, "user['a'] is 18446744073709551616, which needs more than 64 bits."),
     ({"a": -(2**63) - 1}, ValueError, "user['a'] is -9223372036854775809, which needs more than 64 bits."),
 ]
@@ -441,13 +441,13 @@ def test_names_are_strings(name: str) -> None:
 
 def test_identities_and_annotations_are_named() -> None:
     for wrong in ("x", UUID.upper().replace("0", "A"), 7, None):
-        with pytest.raises(ValueError, match=r"is no UUID in its usual form, such as [0-9a-f-]{36}\.$") as caught:
+        with pytest.raises(ValueError, match=r"is not a canonical UUID, such as [0-9a-f-]{36}\.$") as caught:
             Header(wrong)  # type: ignore[arg-type]
-        assert str(caught.value).startswith(f"{wrong!r} is no UUID")
+        assert str(caught.value).startswith(f"{wrong!r} is not a canonical UUID")
     said(TypeError, "An annotation's name is 1; it must be a string.", lambda: Annotation(1, 2))  # type: ignore[arg-type]
     with pytest.raises(UnicodeEncodeError):
         Annotation("\ud800", 1)
-    said(TypeError, "reward is {1}, which is no JSON.", lambda: Annotation("reward", {1}))
+    said(TypeError, "reward is {1}, which is not JSON.", lambda: Annotation("reward", {1}))
 
 
 SPANS = [

@@ -325,7 +325,7 @@ async def test_structured_output_is_validated_constrained_and_named_when_it_is_c
     assert events[-1]["output"] == Sum(total=5)
     assert model.ledger[0].draft.constrained
     model.update_config(max_new_tokens=len(ids_of('{"total"')), min_new_tokens=0)
-    with pytest.raises(StructuredOutputException, match=r"The answer is no Sum.*raise max_new_tokens"):
+    with pytest.raises(StructuredOutputException, match=r"The answer is not a valid Sum.*raise max_new_tokens"):
         async for _ in model.structured_output(Sum, prompt):
             pass
 

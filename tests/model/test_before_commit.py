@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support.conversations import asked
+from support.drafts import make_draft
 from support.interrupts import Boom
 from support.scripted import BACKENDS, Says, call, model_of
 from tito_core import store
@@ -53,6 +54,20 @@ async def test_tokens_that_were_not_sampled_are_refused_before_the_turn_is_commi
         assert len(model.ledger) == 0
         assert model.ledger.uuid not in file
         assert state == {"other": 1}
+
+
+def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_turn_is_committed_and_stored(tmp_path: Path) -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    history = [{"system": None}, asked("Well?")]
+    with store.LedgerFile(tmp_path / "a.tito", "a") as file:
+        ledger = file.attach(Ledger())
+        walk = ledger.walk(history)
+        with pytest.raises(RecursionError):
+            ledger.commit(make_draft(None, 0, [100], [200]), walk, {"role": "assistant", "content": deep})
+        assert (len(ledger), ledger.retained(), ledger.uuid in file) == (0, [], False)
+        assert ledger.commit(make_draft(None, 0, [100], [200]), walk, asked("Yes.")).index == 0
 
 
 class Failing:

@@ -96,7 +96,7 @@ def test_a_foreign_parser_may_say_its_own() -> None:
 
 @pytest.mark.parametrize("name", ["content_tokens", "markup", "certificates"])
 def test_template_arguments_cannot_be_taken_for_others(name: str) -> None:
-    with pytest.raises(ValueError, match=f"template_arguments has {name}, which is no argument of a chat template"):
+    with pytest.raises(ValueError, match=f"template_arguments has {name}, which is not an argument of a chat template"):
         connected(template_arguments={name: "as-template"})
 
 

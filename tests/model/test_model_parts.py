@@ -173,8 +173,8 @@ async def test_an_output_of_another_shape_is_told_with_its_beginning() -> None:
         _ = [event async for event in model.structured_output(Shape, [])]
     beginning = '{"n": "' + "x" * 193
     assert str(caught.value) == (
-        "The answer is no Shape (Input should be a valid integer, unable to parse string as an integer): raise "
-        f"max_new_tokens, or loosen the schema. It said {beginning!r}."
+        "The answer is not a valid Shape (Input should be a valid integer, unable to parse string as an integer): "
+        f"raise max_new_tokens, or loosen the schema. It said {beginning!r}."
     )
 
 

@@ -78,7 +78,7 @@ class Certificate:
         yield f"content    {self.content_tokens}: {inert}"
 
     def to_json(self) -> str:
-        """Give the certificate as JSON."""
+        """Return the certificate as JSON."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
@@ -96,7 +96,7 @@ class Certificate:
             fields["thinking"] = Thinking(fields["thinking"])
             return cls(**fields)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"This is no certificate of a chat template ({error!r}).") from error
+            raise ValueError(f"This is not a certificate of a chat template ({error!r}).") from error
 
 
 _KEEP = {
@@ -114,7 +114,7 @@ _AS_TEMPLATE = {
 
 
 def default_folder() -> Path:
-    """Give the folder of certificates: in `TITO_CACHE_DIR` where set, else in the platform's cache directory."""
+    """Return the folder of certificates: in `TITO_CACHE_DIR` where set, else in the platform's cache directory."""
     chosen = os.environ.get("TITO_CACHE_DIR")
     return (Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tito"))) / "certificates"
 
@@ -126,7 +126,7 @@ class CertificateStore:
         self.folder = folder or default_folder()
 
     def key(self, *facts: str) -> str:
-        """Give the name under which what holds for these facts, under this very code, is kept."""
+        """Return the name under which what holds for these facts, under this very code, is kept."""
         return hashlib.sha256("\0".join((_code(), *facts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def load(self, key: str) -> Certificate | None:

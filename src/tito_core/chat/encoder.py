@@ -170,7 +170,7 @@ class ContentSafeEncoder:
         kinds.append(of_each)
 
     def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
-        """Give the ids and the provenance of text without control tokens, packed, by where in it content stands."""
+        """Return the ids and the provenance of text without control tokens, packed, by where in it content stands."""
         packed, count, reaches = self._encoded(text)
         if len(spans) > 1:
             spans = _merged(spans)
@@ -180,7 +180,7 @@ class ContentSafeEncoder:
         return packed, _kinds(starts, stops, spans)
 
     def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
-        """Give the ids and the provenance of a stretch without content; a template writes few different ones."""
+        """Return the ids and the provenance of a stretch without content; a template writes few different ones."""
         known = self._stretches.get(stretch)
         if known is None:
             packed, count, _ = self._encoded(stretch)
@@ -192,7 +192,7 @@ class ContentSafeEncoder:
         return known
 
     def _encoded(self, stretch: str) -> tuple[bytes, int, Callable[[], tuple[Places | None, Places]]]:
-        """Give a stretch's ids, packed, their number, and what tells where each begins and ends."""
+        """Return a stretch's ids, packed, their number, and what tells where each begins and ends."""
         found = self._words.encode(stretch) if self._words is not None else None
         if found is not None:
             return found.ids, len(found.stops), lambda: (None, found.stops)
@@ -223,7 +223,7 @@ class _Content(NamedTuple):
         return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
 
     def between(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Give the spans that hold any of the characters `start` to `stop`."""
+        """Return the spans that hold any of the characters `start` to `stop`."""
         return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
 
 
@@ -231,7 +231,7 @@ Places = npt.NDArray[np.int64] | Sequence[int]
 
 
 def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
-    """Give where each token begins and ends, of many a part at a time: `offsets` would keep other threads out."""
+    """Return where each token begins and ends, of many a part at a time: `offsets` would keep other threads out."""
     count = len(encoding)
     if count < LONG_TEXT:
         return cast(Sequence[tuple[int, int]], encoding.offsets)
@@ -245,7 +245,7 @@ def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.i
 
 
 def _reaches(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
-    """Give where each token begins and ends.
+    """Return where each token begins and ends.
 
     A normaliser that composes characters reports only the first of them, so that a token reaches up to the next one.
     """
@@ -268,7 +268,7 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _kinds(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
-    """Tell which tokens hold any character of content: those that end after a span's start and start before its end.
+    """Return which tokens hold any character of content: those that end after a span's start and start before its end.
 
     Without `starts`, each token begins where the one before it ends.
     """

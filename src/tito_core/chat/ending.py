@@ -56,12 +56,12 @@ class Ending:
 
     @property
     def stops(self) -> frozenset[int]:
-        """Give the ids at which an engine must stop."""
+        """Return the ids at which an engine must stop."""
         return frozenset(self.closing[-1:]) | self.finals | self.openers
 
 
 def content_start(text: Traced, source: int) -> int:
-    """Give where the content of message `source` begins; the end where it shows none."""
+    """Return where the content of message `source` begins; the end where it shows none."""
     return next((start for start, _, origin in text.spans if origin == source), len(text))
 
 
@@ -85,7 +85,7 @@ def find_run(controls: Sequence[Control], ids: Sequence[int], start: int) -> tup
 
 
 def run_before(controls: Sequence[Control], text: Traced, start: int, stop: int) -> int:
-    """Give where the run of control tokens begins that ends at `stop`, with blanks between and before them."""
+    """Return where the run of control tokens begins that ends at `stop`, with blanks between and before them."""
     plain = str.__str__(text)
     at = stop
     for begin, end, _ in reversed([control for control in controls if start <= control[0] and control[1] <= stop]):
@@ -96,7 +96,7 @@ def run_before(controls: Sequence[Control], text: Traced, start: int, stop: int)
 
 
 def adjacent(controls: Sequence[Control]) -> tuple[int, ...]:
-    """Give the ids of the first control tokens that follow each other without text between."""
+    """Return the ids of the first control tokens that follow each other without text between."""
     ids: list[int] = []
     for i, (start, _, token) in enumerate(controls):
         if i and start != controls[i - 1][1]:

@@ -35,7 +35,7 @@ def percent(layout: str, values: Any) -> str:
 
 
 def braces(layout: str, plain: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Give `plain`, which is `layout.format(*args, **kwargs)` as the sandbox made it, with its traces."""
+    """Return `plain`, which is `layout.format(*args, **kwargs)` as the sandbox made it, with its traces."""
     return _checked(plain, _braces(layout, args, kwargs), layout, args, kwargs)
 
 
@@ -80,7 +80,7 @@ SELECTING = _TAKING | _CHOOSING
 
 
 def traced_filters() -> dict[str, Callable[..., Any]]:
-    """Give every filter of Jinja's, and transformers' `tojson`, under its name."""
+    """Return every filter of Jinja's, and transformers' `tojson`, under its name."""
     return {name: function if name in SELECTING else _marking(function) for name, function in FILTERS.items()} | {
         "format": _format,
         "join": _join,
@@ -99,7 +99,7 @@ def _marking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _traced(value: Any) -> Traced:
-    """Give a value as text whose methods keep the traces of their arguments too."""
+    """Return a value as text whose methods keep the traces of their arguments too."""
     text = as_text(value)
     return text if isinstance(text, Traced) else Traced.of(text, ())
 
@@ -186,7 +186,7 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("render"), [], [], body).set_lineno(line)
 
     def render(self, caller: Macro) -> str:
-        """Give what the block renders to."""
+        """Return what the block renders to."""
         return caller()
 
 

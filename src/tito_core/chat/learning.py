@@ -202,7 +202,7 @@ def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
 
 
 def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | None:
-    """Give what the template writes from the end of reasoning to the end of an answer without text.
+    """Return what the template writes from the end of reasoning to the end of an answer without text.
 
     Where it shows reasoning before calls only, the reasoning's own closer comes from there.
     """

@@ -63,7 +63,7 @@ class Form:
         return hashlib.sha256(sampled.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
     def content(self, text: str) -> Any:
-        """Give a message's text as the template reads it."""
+        """Return a message's text as the template reads it."""
         return [{"type": "text", "text": text}] if self.parts else text
 
 
@@ -188,13 +188,13 @@ def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, for
 
 
 def _called(call: Mapping[str, Any]) -> str:
-    """Give the name of the tool that the policy called: some templates write it into the result's header."""
+    """Return the name of the tool that the policy called: some templates write it into the result's header."""
     said = call["input"] if call["name"] == MALFORMED_CALL and isinstance(call["input"], Mapping) else {}
     return str(said.get("name") or call["name"])
 
 
 def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Give what the policy reads of each malformed call, by the call's id: which it was, what was wrong, its text."""
+    """Return what the policy reads of each malformed call, by the call's id: which it was, what was wrong, its text."""
     feedback = {}
     for number, call in enumerate(calls, 1):
         if call["name"] != MALFORMED_CALL:
@@ -210,7 +210,7 @@ def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _shown(result: ToolResult, feedback: str | None) -> list[str]:
-    """Give a result's texts. Strands knows no tool for a malformed call; what a hook wrote beside that stays."""
+    """Return a result's texts. Strands knows no tool for a malformed call; what a hook wrote beside that stays."""
     texts = _result_texts(result)
     if feedback is None:
         return texts
@@ -254,11 +254,11 @@ _OURS = re.compile(r"call_[0-9a-f]{8}_[0-9]+\.(.+)", re.DOTALL)
 
 
 def with_sampled_id(call_id: str, sampled: str | None) -> str:
-    """Give the `toolUseId` for a call of ours that the policy gave an id, or none."""
+    """Return the `toolUseId` for a call of ours that the policy gave an id, or none."""
     return f"{call_id}.{sampled}" if sampled else call_id
 
 
 def sampled_id(tool_use_id: str) -> str:
-    """Give the id that a template is to write: the policy's own where it wrote one, else all of it."""
+    """Return the id that a template is to write: the policy's own where it wrote one, else all of it."""
     ours = _OURS.fullmatch(tool_use_id)
     return ours[1] if ours else tool_use_id

@@ -98,7 +98,7 @@ def _sharing(text: str, control: frozenset[str], backend: Tokenizer) -> tuple[To
 
 
 def _makes(model: BPE, piece: str) -> bool:
-    """Tell whether a model may make a token out of text.
+    """Return whether a model may make a token out of text.
 
     Merges that give a token in the midst of a text give it from that piece of the text alone too: none of them reaches
     over its ends, and the order among the rest is the same.
@@ -150,7 +150,7 @@ def _is_control(token: AddedToken, template: str) -> bool:
 
 
 def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Give pieces of the vocabulary their new names."""
+    """Rename pieces of the vocabulary."""
     if isinstance(model["vocab"], list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in model["vocab"]]
         return

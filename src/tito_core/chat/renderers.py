@@ -48,7 +48,7 @@ class Renderer(Protocol):
         *,
         tools: list[Any] | None = None,
     ) -> Any:
-        """Give all ids, or an object that has them as `token_ids`; None where the turn cannot be extended."""
+        """Return all ids, or an object that has them as `token_ids`; None where the turn cannot be extended."""
 
 
 MakeRenderer = Callable[[Any], Renderer]
@@ -76,7 +76,7 @@ class InertTokenizer:
     def __call__(self, text: str, *_: Any, **options: Any) -> Any:
         """Refuse offsets, which tell a renderer apart content and scaffold: provenance is ours."""
         if options.get("return_offsets_mapping"):
-            raise NotImplementedError("Offsets are not available here: this tokenizer returns ids alone.")
+            raise NotImplementedError("This tokenizer gives ids only.")  # the error from which a renderer knows it
         return {"input_ids": self.encode(text)}
 
 

@@ -53,7 +53,7 @@ class Rendering:
         try:
             compiled = compile_template(source, now)
         except TemplateSyntaxError as error:
-            raise TemplateError(f"The chat template is no valid Jinja: {error} (line {error.lineno}).") from error
+            raise TemplateError(f"The chat template is not valid Jinja: {error} (line {error.lineno}).") from error
         usual: tuple[ToolSpec, ...] = () if _takes(compiled, variables, ()) else (LOOK,)
         render = partial(_run, compiled, variables, template_tools(usual), False)
         return cls(compiled, variables, find_form(render), usual, now)
@@ -99,7 +99,7 @@ class Rendering:
 
 
 def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
-    """Tell whether a rendering shows anything of a message that says something."""
+    """Return whether a rendering shows anything of a message that says something."""
     # Of an answer's text a template may show nothing, where it strips reasoning.
     told = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
     name = told[0]["function"]["name"] if message["role"] == "assistant" and told else told
@@ -198,7 +198,7 @@ def _called(form: Form, arguments: Any) -> list[TemplateMessage]:
 
 
 def _reads_mapping(render: Render, form: Form) -> bool:
-    """Tell whether a mapping of arguments is written as anything but Python's own notation for it."""
+    """Return whether a mapping of arguments is written as anything but Python's own notation for it."""
     content = Traced.content
     text = _try(render, _called(form, {content("at", _CALLED): content("it's", _CALLED), content("n", _CALLED): True}))
     return text is not None and "'at'" not in text and "\"it's\", 'n" not in text

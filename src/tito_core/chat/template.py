@@ -117,7 +117,7 @@ class ChatTemplate:
     def certify(
         cls, tokenizer: PreTrainedTokenizerBase, *, content_tokens: ContentTokens = "inert", **arguments: Any
     ) -> Certificate:
-        """Give the certificate of a tokenizer's chat template; its `lines()` are for people.
+        """Return the certificate of a tokenizer's chat template; its `lines()` are for people.
 
         Raises:
             TemplateError: As `ChatTemplate.of`.
@@ -171,7 +171,7 @@ class ChatTemplate:
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
     ) -> Traced:
-        """Give the text of a delta, without what closes the turn; arguments and errors as `delta`."""
+        """Return the text of a delta, without what closes the turn; arguments and errors as `delta`."""
         tail = self.deltas.tail(answered, new, tool_specs, history)
         return cut(tail.text, tail.start)
 
@@ -194,7 +194,7 @@ class ChatTemplate:
         return self._comparisons.due(messages, answered, system_prompt, tool_specs, length, text)
 
     def strips_thinking(self, new: Messages) -> bool:
-        """Tell whether the template strips the reasoning of earlier answers once these messages follow them."""
+        """Return whether the template strips the reasoning of earlier answers once these messages follow them."""
         match self.certificate.thinking:
             case Thinking.KEPT:
                 return False
@@ -222,7 +222,7 @@ class ChatTemplate:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Give what the template is rendered with, besides messages and tools."""
+        """Return what the template is rendered with, besides messages and tools."""
         return self.rendering.variables
 
 

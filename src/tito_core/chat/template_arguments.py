@@ -9,7 +9,7 @@ from tito_core.chat.message_check import shown
 
 
 def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give template arguments that `ChatTemplate.of` can take beside its own.
+    """Return template arguments that `ChatTemplate.of` can take beside its own.
 
     Raises:
         ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.
@@ -38,8 +38,8 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
             ) from None
     if taken := _OWN & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which is no argument of a chat template: give "
-            "content_tokens=... beside template_arguments."
+            f"template_arguments has {', '.join(sorted(taken))}, which is not an argument of a chat template: give "
+            "content_tokens=... next to template_arguments."
         )
     return arguments
 

@@ -20,7 +20,7 @@ class TokenizerError(ValueError):
 def load_tokenizer(
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase, *, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Give a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
+    """Return a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
 
     Args:
         tokenizer: A name, a folder or the object.

@@ -67,7 +67,7 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, definition: dict[str, Any] | None = None) -> Words | None:
-        """Give the words of a tokenizer, or None where it is not known to work word by word.
+        """Return the words of a tokenizer, or None where it is not known to work word by word.
 
         Args:
             tokenizer: It.
@@ -80,7 +80,7 @@ class Words:
         return None if pattern is None else cls(tokenizer, pattern)
 
     def encode(self, text: str) -> Encoded | None:
-        """Give the tokens of a text; None where it is not all ASCII words."""
+        """Return the tokens of a text; None where it is not all ASCII words."""
         if not text.isascii():
             return None
         short = self._texts.get(text)
@@ -104,7 +104,7 @@ class Words:
             yield batch
 
     def _look_up(self, word: str) -> bytes:
-        """Give each token of a word as its id and its length in characters, int32."""
+        """Return each token of a word as its id and its length in characters, int32."""
         ((mapped, _),) = _BYTES.pre_tokenize_str(word)
         tokens = self._model.tokenize(mapped)
         return np.array([(token.id, len(token.value)) for token in tokens], np.int32).tobytes()
@@ -136,7 +136,7 @@ def _pattern(definition: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _expression(cutting: dict[str, Any]) -> str | None:
-    """Give the Oniguruma expression whose matches are the words, or None where the cutting is of another kind."""
+    """Return the Oniguruma expression whose matches are the words, or None where the cutting is of another kind."""
     match cutting.get("pretokenizers", [cutting]):
         case [{"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": str(expression)}}, last]:
             return expression if last.items() >= _BYTE_LEVEL.items() else None

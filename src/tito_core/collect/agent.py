@@ -79,7 +79,7 @@ class AgentCode:
             if inspect.iscoroutine(made):
                 made.close()
             raise AgentError(
-                f"The factory gave {made!r:.200}, which is no agent: return a Strands Agent, or make it an "
+                f"The factory gave {made!r:.200}, which is not an agent: return a Strands Agent, or make it an "
                 "`async def run(model, task)` that returns the reward."
             )
         end_servers = getattr(made, "cleanup", _nothing)  # of its tools, which else live on until the agent is found
@@ -125,7 +125,7 @@ def _is_number(value: Any) -> bool:
 def _is_coroutine_function(call: Any) -> bool:
     while isinstance(call, partial):
         call = call.func
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004  # the method is looked at, not called
 
 
 def _named(name: str, folder: str | PathLike[str] | None) -> Any:

@@ -31,7 +31,7 @@ STATUSES: Mapping[int, int] = {signal.SIGINT: 130, signal.SIGTERM: 143}
 def collect(
     tasks: Annotated[Path, typer.Argument(help="The tasks: one JSON object a line.", exists=True, dir_okay=False)],
     agent: Annotated[str, typer.Option(help="module:function: an async run(model, task), or a factory of agents.")],
-    out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Folder for the rollouts; an earlier collection there is resumed.")],
     backend: Annotated[str, typer.Option(help=f"Name of the backend: {', '.join(installed_backends())}.")],
     base_url: Annotated[list[str], typer.Option(help="Address of the server; repeat it for several equal ones.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],

@@ -105,7 +105,7 @@ def read_start(path: Path) -> Start:
     try:
         start = _START.decode(first)
     except UNREADABLE as error:
-        raise SchemaError(f"{path} is no index of rollouts: {error}.") from error
+        raise SchemaError(f"{path} is not an index of rollouts: {error}.") from error
     if start.format != FORMAT or start.schema != SCHEMA:
         raise SchemaError(
             f"{path} has format {start.format!r}, schema {start.schema}, this version of strands-tito reads "

@@ -210,7 +210,7 @@ def _opened(path: Path) -> LedgerFile:
 
 
 def _number(reward: Any) -> float | None:
-    """Give a reward as exporters read it: a run may have annotated its ledger with anything."""
+    """Return a reward as exporters read it: a run may have annotated its ledger with anything."""
     return float(reward) if isinstance(reward, int | float) and not isinstance(reward, bool) else None
 
 

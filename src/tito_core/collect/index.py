@@ -53,7 +53,7 @@ class Index:
         self._file = FileIO(path, "a")
 
     def done(self, task: Task) -> int:
-        """Give a task's finished samples as bits: bit 3 is sample 3.
+        """Return a task's finished samples as bits: bit 3 is sample 3.
 
         Raises:
             TaskError: The task has another content than the one whose rollouts are there.
@@ -146,7 +146,7 @@ def entries(folder: str | os.PathLike[str]) -> Iterator[Entry]:
     """
     path = Path(folder) / NAME
     if not path.exists():
-        raise SchemaError(f"{folder} has no {NAME}: it is no folder of collected rollouts.")
+        raise SchemaError(f"{folder} has no {NAME}: it is not a folder of collected rollouts.")
     read_start(path)
     done: dict[bytes, int] = {}
     for _, entry in read_entries(path):
@@ -171,7 +171,7 @@ def _finish(done: dict[bytes, int], entry: Entry, path: Path) -> None:
 
 
 def _whole(path: Path) -> int:
-    """Give the bytes up to the end of the last whole line."""
+    """Return the bytes up to the end of the last whole line."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while size:

@@ -132,7 +132,7 @@ class OnRay:
         return Ended(rollout, Ledger(), Termination.ABORTED, failure)
 
     def _losses(self) -> tuple[type[Exception], ...]:
-        """Give Ray's errors of an actor, or of its answer on its way here, that went with a process or a machine."""
+        """Return Ray's errors of an actor, or of its answer on its way here, that went with a process or a machine."""
         errors = self._ray.exceptions
         return (
             errors.RayActorError,
@@ -143,7 +143,7 @@ class OnRay:
         )
 
     async def _free(self) -> int:
-        """Give the number of the actor that has the fewest rollouts; wait while all rest."""
+        """Return the number of the actor that has the fewest rollouts; wait while all rest."""
         while True:
             now = time.monotonic()
             if up := [number for number, until in enumerate(self._rests_until) if until <= now]:

@@ -18,7 +18,7 @@ QUIET_S = 5.0
 
 @contextmanager
 def on_console(console: Console) -> Iterator[OnEnd]:
-    """Give what draws a tally whenever it is called, however often that is."""
+    """Return what draws a tally whenever it is called, however often that is."""
     if not console.is_terminal:
         yield _Lines(console)
         return

@@ -36,7 +36,7 @@ class Rollout:
         return {"run": self.run, "sample": self.sample, "task_digest": self.task.digest}
 
     def seed(self, given: int) -> int:
-        """Give its own sampling seed: with the given one for all, the rollouts of a group would be equal."""
+        """Return its own sampling seed: with the given one for all, the rollouts of a group would be equal."""
         told = hashlib.sha256(f"{given}/{self.sample}/{self.task.id}".encode()).digest()
         return int.from_bytes(told[:4], "big") >> 1
 

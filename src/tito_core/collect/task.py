@@ -103,7 +103,7 @@ class Tasks:
         try:
             canonical = msgspec.json.encode(value, order="deterministic")
         except (TypeError, ValueError, RecursionError) as error:
-            raise TaskError(f"{where}: the task is no JSON: {error}.") from error
+            raise TaskError(f"{where}: the task is not JSON: {error}.") from error
         return Task(f"line-{line}" if given is None else str(given), value, hashlib.sha256(canonical).hexdigest()[:16])
 
 
@@ -133,5 +133,5 @@ class _File:
         try:
             value: Mapping[str, Any] = msgspec.json.decode(line)
         except UNREADABLE as error:
-            raise TaskError(f"{self.path}, line {number} is no JSON: {error}.") from error
+            raise TaskError(f"{self.path}, line {number} is not JSON: {error}.") from error
         return value

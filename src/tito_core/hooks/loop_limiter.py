@@ -173,6 +173,6 @@ def _call_ids(message: Message) -> list[str]:
 
 
 def _place(messages: Sequence[Message], call_id: str) -> int:
-    """Give the place of a call among those of the last message that has any; -1 where it is none of them."""
+    """Return the place of a call among those of the last message that has any; -1 where it is none of them."""
     ids = next((ids for message in reversed(messages) if (ids := _call_ids(message))), [])
     return ids.index(call_id) if call_id in ids else -1  # a direct `agent.tool.x()` is in no message

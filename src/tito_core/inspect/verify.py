@@ -34,7 +34,7 @@ class Rescored:
     prompt_differences: Logprobs = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def quantile(self, q: float) -> float:
-        """Give a quantile of the differences in nats; NaN when nothing was compared."""
+        """Return a quantile of the differences in nats; NaN when nothing was compared."""
         return float(np.quantile(self.differences, q)) if len(self.differences) else float("nan")
 
 
@@ -91,7 +91,7 @@ async def _scores(trajectory: Trajectory, backend: Backend, version: str | None)
 
 
 def _sampled_by(version: str | None, draft: Draft) -> npt.NDArray[np.bool_]:
-    """Tell which tokens of a turn some weights sampled; None for any."""
+    """Return which tokens of a turn some weights sampled; None for any."""
     chosen = np.full(len(draft.output_ids), version is None)
     for span in draft.engine.versions if version is not None else ():
         chosen[span.start : span.stop] = span.version == version

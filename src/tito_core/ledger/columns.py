@@ -173,7 +173,7 @@ def _narrowest(array: npt.NDArray[np.generic]) -> np.dtype[Any]:
 
 
 def _whole(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
-    """Give whole numbers as `dtype`; a cast that would change one is refused."""
+    """Return whole numbers as `dtype`; a cast that would change one is refused."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise LawViolationError(2, f"{name} must have shape (n,), not {array.shape}.")

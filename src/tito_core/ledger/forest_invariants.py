@@ -114,7 +114,7 @@ def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
 
 
 def _is_sound(trajectory: Trajectory) -> bool:
-    """Tell whether `check_values` holds on every turn of a path, and `check_alignment` on its columns."""
+    """Return whether `check_values` holds on every turn of a path, and `check_alignment` on its columns."""
     logprobs, n = trajectory.logprobs, len(trajectory.token_ids)
     if not len(trajectory.loss_mask) == len(logprobs) == n == sum([turn.own_length for turn in trajectory.path]):
         return False

@@ -12,7 +12,7 @@ from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 def new_uuid() -> str:
-    """Give a random identity."""
+    """Return a random identity."""
     return str(uuid_module.uuid4())
 
 
@@ -45,7 +45,7 @@ class Header:
         except (ValueError, AttributeError, TypeError):
             canonical = None
         if canonical is None or canonical != self.uuid:
-            raise ValueError(f"{self.uuid!r} is no UUID in its usual form, such as {new_uuid()}.")
+            raise ValueError(f"{self.uuid!r} is not a canonical UUID, such as {new_uuid()}.")
         for name in ("group_id", "task_id", "tokenizer"):
             if not isinstance(found := getattr(self, name), str | None):
                 raise TypeError(f"{name} is {found!r}; it must be a string, such as {str(found)!r}, or None.")

@@ -39,7 +39,7 @@ class Entry:
         return None
 
     def add(self, message: Any, digest: bytes) -> Entry:
-        """Give the entry for one more message, made if need be."""
+        """Return the entry for one more message, made if need be."""
         entry = self.child(message)
         if entry is None:
             entry = Entry(self, message, digest)
@@ -110,14 +110,14 @@ class Histories:
         return Walk(entry, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
 
     def add(self, walk: Walk, answer: Any, turn: Turn) -> None:
-        """Keep what a turn answered, and its answer."""
+        """Keep what a turn answered, and a strict copy of its answer."""
         if walk.root is not self._root:  # every message was let go of since
             self.load([turn])
             return
         entry = walk.entry
         for message, digest in zip(walk.new, walk.digests, strict=True):
             entry = entry.add(message, digest)
-        entry = entry.add(strict(answer), turn.draft.fingerprint)
+        entry = entry.add(answer, turn.draft.fingerprint)
         entry.turns.append(turn.index)
         self._entries[turn.index] = entry
 
@@ -126,7 +126,7 @@ class Histories:
         self._unindexed += turns
 
     def entry_of(self, turn: int) -> Entry | None:
-        """Give the entry of a turn's answer, or None where only its digest is known."""
+        """Return the entry of a turn's answer, or None where only its digest is known."""
         return self._entries.get(turn)
 
     def adopt(self, turn: int, answer: Any) -> None:
@@ -154,7 +154,7 @@ class Histories:
             waiting += entry.children
 
     def _start(self, history: Sequence[Any], after: int | None) -> tuple[Entry, int]:
-        """Give the entry of a turn, and its depth, when the history begins with the whole path to it."""
+        """Return the entry of a turn, and its depth, when the history begins with the whole path to it."""
         entry = None if after is None else self._entries.get(after)
         if entry is not None:
             path = [above.message for above in entry.upward()][::-1]
@@ -180,7 +180,7 @@ class Histories:
         return entry, known
 
     def _take_up(self, entry: Entry) -> None:
-        """Give an entry the loaded turns that end in it."""
+        """Attach the loaded turns that end in an entry to it."""
         for turn in self._loaded.pop(entry.digest, ()):
             entry.turns.append(turn)
             self._entries[turn] = entry

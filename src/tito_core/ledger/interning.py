@@ -32,12 +32,12 @@ class CallIds:
         return self._given
 
     def next(self) -> str:
-        """Give the next one."""
+        """Return the next one."""
         return f"{self._prefix}{self._take()}"
 
     @contextmanager
     def of_a_turn(self) -> Iterator[Callable[[], str]]:
-        """Give those of a turn; when the turn is lost they are given again (law 5).
+        """Yield what gives out those of a turn; when the turn is lost they are given out again (law 5).
 
         Where another turn took one meanwhile, those before it stay unused: no id may be given twice.
         """
@@ -70,7 +70,7 @@ class Sharing:
         self._versions: dict[str | None, str | None] = {}
 
     def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
-        """Give a draft as turn `index` will hold it. Only `keep` makes its own values ones that others share."""
+        """Return a draft as turn `index` will hold it. Only `keep` makes its own values ones that others share."""
         parameters = draft.sampling.parameters
         known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
         server = self._servers.get(_key(draft.engine.server))

@@ -83,7 +83,7 @@ def _copied(value: Any, where: str, place: _Place, depth: int) -> Any:
         raise ValueError(f"{_named(where, place)} is {_shown(value)}, which needs more than 64 bits.")
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise TypeError(f"{_named(where, place)} is {value!r}, which is no JSON.")
+    raise TypeError(f"{_named(where, place)} is {value!r}, which is not JSON.")
 
 
 def _expect_depth(where: str, depth: int) -> None:

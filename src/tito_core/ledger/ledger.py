@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.histories import Entry, Histories, Walk
 from tito_core.ledger.interning import CallIds, Sharing
+from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
 from tito_core.ledger.trajectory import Trajectory, assemble
 from tito_core.ledger.turn import Draft, Turn
@@ -107,6 +109,10 @@ class Ledger:
         with self._lock:
             return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
 
+    def __copy__(self) -> Ledger:
+        """Return a deep copy: a shallow one would share parameters and columns with this ledger."""
+        return deepcopy(self)
+
     @property
     def uuid(self) -> str:
         """Identity of the rollout."""
@@ -141,7 +147,9 @@ class Ledger:
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 8 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
+            RecursionError: The answer is nested too deeply.
         """
+        kept = strict(answer)  # which may fail, so it comes first
         with self._lock:
             turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self.call_ids.given))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
@@ -153,7 +161,7 @@ class Ledger:
             if walk is None:
                 self._histories.load([turn])
             else:
-                self._histories.add(walk, answer, turn)
+                self._histories.add(walk, kept, turn)
             return turn
 
     def walk(self, history: Sequence[Any], after: int | None = None) -> Walk:
@@ -172,7 +180,7 @@ class Ledger:
             self._histories.adopt(turn, answer)
 
     def entry_of(self, turn: int) -> Entry | None:
-        """Give what is known of a turn's history, or None where only its digest is."""
+        """Return what is known of a turn's history, or None where only its digest is."""
         return self._histories.entry_of(turn)
 
     def retained(self) -> list[Any]:
@@ -214,7 +222,7 @@ class Ledger:
         return tuple(self._annotations)
 
     def annotation(self, name: str, *, turn: int | None = None, default: Any = None) -> Any:
-        """Give the latest value of a name, or `default`."""
+        """Return the latest value of a name, or `default`."""
         for annotation in reversed(self._annotations):
             if (annotation.name, annotation.turn) == (name, turn):
                 return annotation.value
@@ -234,12 +242,12 @@ class Ledger:
         return 0 if index is None else self._turns[index].path_length
 
     def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
-        """Give every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
+        """Return every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
         parts = [*(turn.draft.columns.ids for turn in self.path(index)), *more]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def extended(self, index: int) -> bool:
-        """Tell whether a turn has any turn after it."""
+        """Return whether a turn has any turn after it."""
         return index in self._parents
 
     def leaves(self) -> list[int]:
@@ -285,7 +293,7 @@ class Ledger:
         return as_html(self)
 
     def _place(self, draft: Draft) -> Turn:
-        """Give the turn that a draft would become; the ledger does not change."""
+        """Return the turn that a draft would become; the ledger does not change."""
         index, parent, columns = len(self._turns), draft.parent, draft.columns
         if parent is not None and not 0 <= parent < index:
             raise IndexError(f"Turn {index} cannot follow turn {parent}: the ledger holds {index} turns.")
@@ -299,7 +307,7 @@ class Ledger:
         return replace(draft, branch=Branch(Reason.SEPARATE, draft.parent))
 
     def _taken(self, parent: int | None) -> bool:
-        """Tell whether a turn follows `parent` already; for None, whether there is a root."""
+        """Return whether a turn follows `parent` already; for None, whether there is a root."""
         return bool(self._turns) if parent is None else parent in self._parents
 
     def _append(self, turn: Turn) -> None:

@@ -22,7 +22,7 @@ class Provenance(IntEnum):
 
 
 def is_output(provenance: Provenances) -> npt.NDArray[np.bool_]:
-    """Tell which tokens the engine reported as output (`SAMPLED` or `CONSTRAINED`)."""
+    """Return which tokens the engine reported as output (`SAMPLED` or `CONSTRAINED`)."""
     return provenance >= Provenance.SAMPLED
 
 

@@ -107,7 +107,7 @@ class Trajectory:
         return int(np.count_nonzero(self.provenance == provenance))
 
     def column(self, name: str, fill: float) -> npt.NDArray[np.generic]:
-        """Give an optional column for every token, shape (n, ...), with `fill` where a turn did not bring it.
+        """Return an optional column for every token, shape (n, ...), with `fill` where a turn did not bring it.
 
         A `sampling_mask` is as wide as its longest row.
 

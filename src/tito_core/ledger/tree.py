@@ -37,7 +37,7 @@ def _lines(turns: list[Turn]) -> Iterator[str]:
 
 
 def _forked(turns: list[Turn], indent: str) -> list[tuple[Turn, str, str]]:
-    """Give turns beside each other, last first, with what leads their own line and what leads those below."""
+    """Return turns beside each other, last first, with what leads their own line and what leads those below."""
     return [
         (turn, indent + ("└─ " if turn is turns[-1] else "├─ "), indent + ("   " if turn is turns[-1] else "│  "))
         for turn in reversed(turns)

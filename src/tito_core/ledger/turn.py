@@ -70,7 +70,7 @@ class Semantics:
     source: str
 
     def comparable_with_scoring(self) -> bool:
-        """Tell whether teacher-forced scoring (raw, temperature 1) gives the same number."""
+        """Return whether teacher-forced scoring (raw, temperature 1) gives the same number."""
         return self.temperature == 1.0 and not self.adjusted
 
 

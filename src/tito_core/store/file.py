@@ -121,7 +121,7 @@ class LedgerFile:
         return ledger
 
     def resume(self, uuid: str) -> Ledger:
-        """Give a ledger to go on with: the one that already streams here, else as the file has it.
+        """Return a ledger to go on with: the one that already streams here, else as the file has it.
 
         Raises:
             KeyError, SchemaError, LawViolationError: As `load`.
@@ -223,7 +223,7 @@ class LedgerFile:
         self._index.add(added)
 
     def _known(self) -> Index:
-        """Give the index, with what other writers added since; what they are still writing is not whole yet."""
+        """Return the index, with what other writers added since; what they are still writing is not whole yet."""
         with self._lock:
             found = os.fstat(self._file.fileno())
             state = found.st_size, found.st_mtime_ns

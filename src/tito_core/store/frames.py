@@ -168,7 +168,7 @@ class _Window:
         return True
 
     def only_zeros_after(self, size: int) -> bool:
-        """Tell whether nothing but zeros comes from `size` bytes into the next record to the end of the file."""
+        """Return whether nothing but zeros comes from `size` bytes into the next record to the end of the file."""
         chunk = bytes(self.view[self.at + size : self.stop])
         while chunk.count(0) == len(chunk):
             if not (chunk := self._file.read(1 << 20)):

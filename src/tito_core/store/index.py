@@ -34,7 +34,7 @@ class Index:
         return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._ledgers]
 
     def records(self, uuid: str) -> Records | None:
-        """Give a ledger's records, or None for one that is not there."""
+        """Return a ledger's records, or None for one that is not there."""
         return self._ledgers.get(packed(uuid))
 
     def count(self, uuid: str, kind: Kind) -> int:
@@ -62,7 +62,7 @@ class Index:
 
 
 def packed(uuid: str) -> bytes:
-    """Give an identity's 16 bytes; none for what is no identity, which no file has."""
+    """Return an identity's 16 bytes; none for what is no identity, which no file has."""
     try:
         found = uuid_module.UUID(uuid)
     except ValueError:

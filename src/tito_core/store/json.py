@@ -17,7 +17,7 @@ from tito_core.store.records import Record, from_record, to_record
 
 
 def to_json(ledger: Ledger) -> Record:
-    """Give a ledger as a value of JSON: `json.dumps` takes it. A file of ours takes a third of the room."""
+    """Return a ledger as a value of JSON: `json.dumps` takes it. A file of ours takes a third of the room."""
     record: Record = msgspec.to_builtins(to_record(ledger))
     for turn, plain in zip(ledger, record["turns"], strict=True):
         columns = turn.draft.columns
@@ -38,7 +38,7 @@ def from_json(record: Any) -> Ledger:
         LawViolationError: It breaks a law.
     """
     if not isinstance(record, Mapping):
-        raise SchemaError(f"This is no ledger: it is of type {type(record).__name__}, expected an object.")
+        raise SchemaError(f"This is not a ledger: it is of type {type(record).__name__}, expected an object.")
     ledger = from_record(record, _plain_of)
     check_ledger(ledger)
     return ledger

@@ -9,14 +9,15 @@ either the values or the index of the first turn that has the same ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
-from tito_core.ledger.columns import Columns
+from tito_core.ledger.branch import Branch
+from tito_core.ledger.columns import Column, Columns
 from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.json_equality import plain
 from tito_core.ledger.ledger import Ledger
@@ -32,7 +33,7 @@ UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, Recur
 
 
 def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
-    """Give a whole ledger as one plain value.
+    """Return a whole ledger as one plain value.
 
     Args:
         ledger: The ledger.
@@ -59,7 +60,7 @@ def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lamb
         SchemaError: Another format, a schema newer than this version knows, or parts that do not fit together.
     """
     if record.get("format") != FORMAT:
-        raise SchemaError(f"This is no ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
+        raise SchemaError(f"This is not a ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
     if record.get("schema") != SCHEMA:
         raise SchemaError(
             f"This ledger has schema {record.get('schema')}, this version of strands-tito reads {SCHEMA}: "
@@ -72,7 +73,7 @@ def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lamb
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
-    """Give a turn as a plain value, which refers to earlier turns for what they have in common."""
+    """Return a turn as a plain value, which refers to earlier turns for what they have in common."""
     draft = turn.draft
     record = record_of(draft)
     record["sampling"] = dict(draft.sampling) if draft.sampling.first == turn.index else draft.sampling.first
@@ -140,7 +141,7 @@ def load(
     drafts: list[Draft] = []
 
     def shared(kind: type, value: Any) -> Any:
-        """Give what a turn has in common with an earlier one, or is the first to have."""
+        """Return what a turn has in common with an earlier one, or is the first to have."""
         if value.__class__ is not int:
             return _first(kind, value, len(drafts))
         if not 0 <= value < len(drafts):
@@ -190,7 +191,16 @@ def _expect_known_fields(value: Any, kind: type) -> None:
     if not known >= value.keys():
         raise ValueError(f"Unknown fields {sorted(map(str, value.keys() - known))} of {kind.__name__}.")
     for name, part in parts:
-        _expect_known_fields(value.get(name), part)
+        found = value.get(name)
+        for each in found.values() if part is Column and isinstance(found, dict) else (found,):
+            _expect_known_fields(each, part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    backend: str
+    model: str
+    semantics: Semantics
 
 
 _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
@@ -200,16 +210,20 @@ _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
         Annotation: (),
         Columns: (),
         EngineRecord: (),
-        Draft: (("columns", Columns), ("engine", EngineRecord)),
+        Branch: (),
+        Column: (),
+        Draft: (("columns", Columns), ("engine", EngineRecord), ("branch", Branch), ("extras", Column)),
+        Semantics: (),
+        _Server: (("semantics", Semantics),),
     }.items()
 }
-"""The names of each class's fields, and those of its parts that are checked, too."""
+"""The names of each class's fields, and its parts that are checked, too; of columns there is a mapping."""
 
 
 def _first(kind: type, value: Any, index: int) -> Any:
     if kind is Sampling:
         return Sampling(_json_of(msgspec.convert(value, dict[str, Any])), index)
-    whole = msgspec.convert(value, _Server)
+    whole = _read(value, _Server, base64=False)
     return Server(whole.backend, whole.model, whole.semantics, index)
 
 
@@ -219,9 +233,3 @@ def _json_of(parameters: dict[str, Any]) -> Any:
         return plain(parameters, "sampling")
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-class _Server(msgspec.Struct):
-    backend: str
-    model: str
-    semantics: Semantics

@@ -67,7 +67,7 @@ class _Change:
 
 
 def branch_of(situation: HistoryContext, parent: int | None) -> Branch | None:
-    """Tell why the coming turn branches, or None when it is the first or simply goes on.
+    """Return why the coming turn branches, or None when it is the first or simply goes on.
 
     Args:
         situation: What the call brings.
@@ -85,7 +85,7 @@ def branch_of(situation: HistoryContext, parent: int | None) -> Branch | None:
 
 
 def rewritten_branch(situation: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
-    """Tell why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
+    """Return why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
 
     Args:
         situation: What the call brings.
@@ -127,7 +127,7 @@ def _outsider(situation: HistoryContext, parent: int | None) -> Branch:
 
 
 def _departure(situation: HistoryContext, own: int, parent: int | None) -> Branch:
-    """Tell how an agent's history left the one of its own last turn."""
+    """Return where and why an agent's history left that of its own last turn."""
     change = _change(situation)
     if change is None:  # a loaded ledger knows the digest only
         reason = Reason.EDIT if parent is None else _asked(situation, parent)
@@ -153,7 +153,7 @@ def _change(situation: HistoryContext) -> _Change | None:
 
 
 def _left(ledger: Ledger, own: int, change: _Change) -> int:
-    """Give the last turn that ends in what did not change, else the agent's last; of several its own."""
+    """Return the last turn that ends in what did not change, else the agent's last; of several its own."""
     ancestors = set(lineage(ledger, own))
     for entry in reversed(change.entries[: change.at]):
         if entry.turns:
@@ -178,7 +178,7 @@ def _reason(situation: HistoryContext, change: _Change) -> Reason:
 
 
 def _asked(situation: HistoryContext, parent: int | None) -> Reason:
-    """Tell a retry, the same messages asked again after the same turn, from a rewind."""
+    """Distinguish a retry, the same messages asked again after the same turn, from a rewind."""
     walk, ledger = situation.walk, situation.ledger
     answers = () if walk.new else (turn for answer in walk.entry.children for turn in answer.turns)
     return Reason.RETRY if any(ledger[turn].parent == parent for turn in answers) else Reason.REWIND
@@ -197,7 +197,7 @@ def _resumed(before: Sequence[Any], now: Sequence[Any], start: int) -> int | Non
 
 
 def _without_reasoning(message: Any) -> Any:
-    """Give a known assistant's message without its reasoning, or None for one that has none."""
+    """Return a known assistant's message without its reasoning, or None for one that has none."""
     if message.get("role") != "assistant":
         return None
     kept = [block for block in message["content"] if "reasoningContent" not in block]

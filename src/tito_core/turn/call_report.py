@@ -14,7 +14,7 @@ _VALUES = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|"[^"]*'[^"]*"|\d+""")
 
 
 def kind_of(reason: str) -> str:
-    """Give what kind of fault a reason tells of: its sentence without the values, cut at the first colon."""
+    """Return what kind of fault a reason tells of: its sentence without the values, cut at the first colon."""
     return _VALUES.sub("…", reason).split(":")[0].rstrip(". ")
 
 

@@ -40,7 +40,7 @@ class Recording:
         return self._ledger
 
     def begin(self, state: Mapping[str, Any] | None) -> Ledger:
-        """Give the ledger that a turn belongs to, whatever is reset before it ends.
+        """Return the ledger that a turn belongs to, whatever is reset before it ends.
 
         The first turn decides: when it is a restored agent's, the ledger that its key names comes back from the store.
         Later it could not, since others may be at work on the one there is.

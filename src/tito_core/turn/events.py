@@ -59,7 +59,7 @@ class StreamedEvents:
 
 
 def stop_reason(message: Message, response: TokenResponse) -> StopReason:
-    """Give Strands' stop reason; a stop string beside a call is still `tool_use`, or the call would dangle."""
+    """Return Strands' stop reason; a stop string beside a call is still `tool_use`, or the call would dangle."""
     if response.finish.cut_off:
         return "max_tokens"
     if any("toolUse" in block for block in message["content"]):
@@ -114,7 +114,7 @@ def events(
 
 
 def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
-    """Give an event, and where it ends the message, with the turn's ids and logprobs as lists for callbacks."""
+    """Return an event, and where it ends the message, with the turn's ids and logprobs as lists for callbacks."""
     if "messageStop" not in event:
         return event
     fields: dict[str, Any] = {
@@ -126,7 +126,7 @@ def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) 
 
 
 def delta_of(piece: Piece) -> ContentBlockDelta:
-    """Give the delta that goes on with a block of text or reasoning."""
+    """Return the delta that goes on with a block of text or reasoning."""
     return {"text": piece.text} if piece.kind == "text" else {"reasoningContent": {"text": piece.text}}
 
 

@@ -99,7 +99,7 @@ async def _within(
 
 
 def _unless_time(error: Exception) -> Exception | None:
-    """Give the cause of a turn's end that says more than that it did."""
+    """Return the cause of a turn's end that says more than that it did."""
     if not isinstance(error, TimeoutError):
         return error
     error.with_traceback(None)  # where the limit is, too

@@ -59,7 +59,7 @@ class OutputConstraint:
     def sampling(
         self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
     ) -> SamplingParams:
-        """Give the sampling parameters of the turn, with the grammar that is asked for.
+        """Return the sampling parameters of the turn, with the grammar that is asked for.
 
         Args:
             base: The rollout's own.

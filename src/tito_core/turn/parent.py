@@ -82,7 +82,7 @@ def match_parent(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings
 
 
 def opening_of(system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None, template: str) -> Opening:
-    """Give what comes before all messages. A tool choice is no part of it: no template writes it into the prompt."""
+    """Return what comes before all messages. A tool choice is no part of it: no template writes it into the prompt."""
     return {"system": system_prompt or None, "tools": list(tool_specs or ()), "template": template}
 
 
@@ -99,7 +99,7 @@ def _as_shown(block: Any) -> Any:
 
 
 def _told(message: Message) -> Message:
-    """Give what of a message becomes tokens; a side call may bring Strands' own notes, such as its metadata."""
+    """Return what of a message becomes tokens; a side call may bring Strands' own notes, such as its metadata."""
     return {"role": message["role"], "content": message["content"]}
 
 
@@ -156,14 +156,14 @@ def remember(state: dict[str, Any] | None, ledger: Ledger, turn: int) -> None:
 
 
 def ledger_of(state: Mapping[str, Any] | None) -> str | None:
-    """Give the identity of the ledger that an agent's own key names, or None."""
+    """Return the identity of the ledger that an agent's own key names, or None."""
     key = (state or {}).get(STATE_KEY)
     uuid = key.get("ledger") if isinstance(key, Mapping) else None
     return uuid if isinstance(uuid, str) else None
 
 
 def _own(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
-    """Give the turn that the agent's own key names, if it is one of this ledger."""
+    """Return the turn that the agent's own key names, if it is one of this ledger."""
     if ledger_of(state) != ledger.uuid or state is None:
         return None
     turn = state[STATE_KEY].get("turn")
@@ -187,7 +187,7 @@ def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
 def _rewritten(
     ledger: Ledger, walk: Walk, messages: Messages, place: tuple[int, int], strips: Strips | None
 ) -> Branch | None:
-    """Give the branch that the template makes where it cannot write on after what was sampled, or None.
+    """Return the branch that the template makes where it cannot write on after what was sampled, or None.
 
     A stop that was sampled inside reasoning stays where it is: no closer can come before it any more, and no template
     writes it there. And a template that a rollout follows strips reasoning.
@@ -195,14 +195,14 @@ def _rewritten(
     parent, answered = place
     if stopped_in_reasoning(ledger[parent].draft):
         return Branch(Reason.THINKING, parent, answered - 1, "left open")
-    if strips is None:
+    if strips is None or not strips(messages[answered:]):
         return None
     stripped = _stripped(messages, answered, _asked_first(ledger, walk, parent), strips)
     return None if stripped is None else Branch(Reason.THINKING, parent, stripped)
 
 
 def stopped_in_reasoning(draft: Draft) -> bool:
-    """Tell whether a turn ended by a stop token while its reasoning was open; a stop string is no token."""
+    """Return whether a turn ended by a stop token while its reasoning was open; a stop string is no token."""
     return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
@@ -218,12 +218,10 @@ def _asked_first(ledger: Ledger, walk: Walk, turn: int) -> int:
 
 
 def _stripped(messages: Messages, answered: int, asked_first: int, strips: Strips) -> int | None:
-    """Find the first answer whose reasoning a path still shows and the template would now strip.
+    """Find the first answer whose reasoning a path still shows, where the template now strips it.
 
     What was sampled is shown, and of the root's own prompt what the template did not strip there.
     """
-    if not strips(messages[answered:]):
-        return None
     first = asked_first
     while first and not strips(messages[first : min(first + 1, asked_first)]):
         first -= 1

@@ -49,7 +49,7 @@ class SamplingCache:
         self._recorded: dict[int, tuple[SamplingParams, EngineInfo, Recorded]] = {}
 
     def stopped(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
-        """Give parameters with the policy's own stops, unless these ignore the end of a turn."""
+        """Return parameters with the policy's own stops, unless these ignore the end of a turn."""
         if given.ignore_eos:
             return given
         known = self._stopped.get(id(given))
@@ -60,7 +60,7 @@ class SamplingCache:
         return complete
 
     def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> Recorded:
-        """Give what a turn with these parameters holds."""
+        """Return what a turn with these parameters holds."""
         known = self._recorded.get(id(sampling))
         if known is not None and known[0] is sampling and known[1] is info:
             return known[2]

@@ -55,7 +55,7 @@ class MalformedCallError(ValueError):
 
 
 def malformed_of(parsed: ParsedTurn) -> tuple[ParsedCall, ...]:
-    """Give the malformed calls of a turn."""
+    """Return the malformed calls of a turn."""
     return tuple(call for call in parsed.calls if call.status == CallStatus.MALFORMED)
 
 
@@ -215,7 +215,7 @@ def _reasoning(text: str) -> ContentBlock:
 
 
 def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
-    """Give the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
+    """Return the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
     uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
     written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
     return {use: call.arguments_text for use, call in written if call.arguments_text is not None}

@@ -38,7 +38,7 @@ class TotalTokensReachedError(MaxTokensReachedException):
 
 
 def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int, *, at_least: bool = False) -> int:
-    """Give the tokens that may be sampled: at most `wanted`, at most what the bound leaves beside the prompt.
+    """Return the tokens that may be sampled: at most `wanted`, at most what the bound leaves beside the prompt.
 
     With `at_least` the prompt may have more tokens than `prompt_length`.
 
@@ -214,7 +214,7 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, asked: TurnI
 
 
 def opened(before: Draft) -> Opened:
-    """Tell what an answer left open when it was cut off, so that the template's own closers come first."""
+    """Return what an answer left open when it was cut off, so that the template's own closers come first."""
     if not before.finish.cut_off and not isinstance(before.stop, str):
         return Opened.MESSAGE
     if not before.reasoning_closed:
