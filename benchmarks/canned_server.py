@@ -28,7 +28,7 @@ _REFUSAL = b'{"error":{"message":"logit_bias must has keys in [0, %d], got 21474
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedCallText:
     """The first tokens of the answer, as the wires write them."""
 
     count: int
@@ -50,16 +50,16 @@ class Answers:
         self.chat = self._chat()
         self.whole = self._said(len(answer["output_ids"]))
 
-    def said(self, body: bytes) -> Said:
+    def said(self, body: bytes) -> ParsedCallText:
         """Give the whole answer, or as much as was asked for."""
         limit = _LIMIT.search(body)
         asked = int(limit[1]) if limit else self.whole.count
         return self.whole if asked >= self.whole.count else self._said(asked)
 
-    def _said(self, count: int) -> Said:
+    def _said(self, count: int) -> ParsedCallText:
         ids, logprobs = self.answer["output_ids"][:count], self.answer["logprobs"][:count]
         whole = count == len(self.answer["output_ids"])
-        return Said(
+        return ParsedCallText(
             count,
             _json(ids),
             _json(self.answer["text"] if whole else "".join(self.answer["pieces"][:count])),

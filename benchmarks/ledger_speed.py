@@ -29,7 +29,7 @@ from rollouts import answered, asked, draft, rollout
 
 from tito_core import store
 from tito_core.ledger import Draft, Ledger
-from tito_core.ledger.histories import extended
+from tito_core.ledger.history_index import extended
 
 TOKENS, TURNS = 32_000, 40
 MESSAGES = 800

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tito_core.engine import models
+from strands_tito.engines import models
 from tito_core.parsing import CallStatus, get_tool_parser
 
 PROSE = (

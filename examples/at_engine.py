@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tito_core import Policy, engine
-from tito_core.engine import models
-from tito_core.inspect import summary as report
+from strands_tito import Policy, engines
+from strands_tito.engines import models
+from strands_tito.inspect import summary as report
 
 
 def run(example: Callable[[Policy], Coroutine[Any, Any, object]], description: str | None) -> None:
@@ -28,8 +28,8 @@ def run(example: Callable[[Policy], Coroutine[Any, Any, object]], description: s
         with contextlib.ExitStack() as stack:
             url = arguments.base_url
             if not url:
-                with engine.on_console() as say:
-                    started = engine.running_sync(
+                with engines.on_console() as say:
+                    started = engines.running_sync(
                         arguments.backend, model=arguments.model, dev_mode=True, on_progress=say
                     )
                     url = stack.enter_context(started)

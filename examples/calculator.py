@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from strands import Agent, tool
 
-from tito_core import TITOModel
+from strands_tito import TITOModel
 
 QUESTIONS = [
     "What is 25 * 17?",

@@ -20,9 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
-from tito_core import Policy, engine, store
-from tito_core.engine import models
-from tito_core.inspect import summary as report
+from strands_tito import Policy, engines
+from strands_tito.engines import models
+from strands_tito.inspect import summary as report
+from tito_core import store
 
 console = Console(width=None if sys.stdout.isatty() else 118)
 
@@ -88,9 +89,9 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             url = arguments.base_url
             if not url:
-                say = stack.enter_context(engine.on_console())
+                say = stack.enter_context(engines.on_console())
                 options = {"model": arguments.model, "torch_index": arguments.torch_index, "on_progress": say}
-                url = stack.enter_context(engine.running_sync(arguments.backend, **options))
+                url = stack.enter_context(engines.running_sync(arguments.backend, **options))
             tokenizer = arguments.tokenizer or models.load_tokenizer(arguments.model)
             policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)
             asyncio.run(run(policy, arguments))

@@ -13,9 +13,9 @@ from strands.types.exceptions import MaxTokensReachedException
 
 import at_engine
 from calculator import QUESTIONS, make_agent
-from tito_core import Ledger, Policy
+from strands_tito import Ledger, Policy
+from strands_tito.inspect.summary import drifted_turns
 from tito_core.backend.checked import score
-from tito_core.inspect.summary import drifted_turns
 from tito_core.ledger.turn import Turn
 
 SHOWN = 6

@@ -12,7 +12,7 @@ from strands.types.exceptions import MaxTokensReachedException
 
 import at_engine
 from calculator import make_agent
-from tito_core import Ledger, Policy, record_termination, termination_of
+from strands_tito import Ledger, Policy, record_termination, termination_of
 from tito_core.ledger import check_ledger
 
 PROBLEMS = {"What is 25 * 17?": "425", "What is 148 + 389?": "537", "What is 36 * 12?": "432"}

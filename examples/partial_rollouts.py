@@ -13,10 +13,10 @@ from strands import Agent
 from strands.types.exceptions import MaxTokensReachedException
 
 import at_engine
-from tito_core import Ledger, Policy, engine
+from strands_tito import Ledger, Policy, engines
+from strands_tito.engines import install, models
+from strands_tito.inspect.verify import merge, rescore
 from tito_core.backend import EngineAdmin
-from tito_core.engine import install, models
-from tito_core.inspect.verify import merge, rescore
 from tito_core.ledger import check_ledger
 
 TOPICS = ["the sea", "an old clock", "winter", "a lost letter"]
@@ -39,7 +39,7 @@ async def update_weights(policy: Policy, folder: str, version: str) -> None:
 
 async def main(policy: Policy, folder: str = "", seconds: float = 3.0) -> list[Ledger]:
     """Change the weights under running agents. The "new" ones are the old ones, so that one scoring confirms all."""
-    python = install.ensure(engine.find(policy.info.backend)).python
+    python = install.ensure(engines.find(policy.info.backend)).python
     folder = folder or str(models.ensure("smollm2", python))
     rollouts = [asyncio.ensure_future(roll_out(policy, topic)) for topic in TOPICS]
     await asyncio.sleep(seconds)

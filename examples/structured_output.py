@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 import at_engine
 from calculator import make_agent
-from tito_core import Ledger, Policy, Provenance
+from strands_tito import Ledger, Policy, Provenance
 from tito_core.ledger import check_ledger
 
 

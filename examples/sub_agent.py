@@ -11,7 +11,7 @@ from strands import Agent, tool
 
 import at_engine
 from calculator import make_agent
-from tito_core import Ledger, Policy, TITOModel
+from strands_tito import Ledger, Policy, TITOModel
 from tito_core.ledger import check_ledger
 
 QUESTIONS = ["What is 25 * 17?", "What is 36 * 12?", "What is 148 + 389?"]

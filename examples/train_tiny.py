@@ -25,10 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tito_core import Ledger, Policy, engine
+from strands_tito import Ledger, Policy, engines
+from strands_tito.engines import install, models
+from strands_tito.inspect import summary as report
 from tito_core.backend import EngineAdmin
-from tito_core.engine import install, models
-from tito_core.inspect import summary as report
 from training import batch, curves
 from training.process import LearnerProcess
 from training.task import Problem, attempt, problems
@@ -202,11 +202,11 @@ def main() -> int:
     settings = Settings(**chosen)
     try:
         with contextlib.ExitStack() as stack:
-            with engine.on_console() as say:
+            with engines.on_console() as say:
                 options = {"torch_index": arguments.torch_index, "timeout_s": 900.0, "on_progress": say}
-                started = engine.running_sync(arguments.backend, dev_mode=True, **options)
+                started = engines.running_sync(arguments.backend, dev_mode=True, **options)
                 url = stack.enter_context(started)
-            python = install.ensure(engine.find(arguments.backend)).python
+            python = install.ensure(engines.find(arguments.backend)).python
             model = models.ensure("smollm2", python)
             tokenizer = models.load_tokenizer("smollm2")
             policy = Policy.connect(backend=arguments.backend, base_url=url, tokenizer=tokenizer)

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from strands_tito.collect import Entry
+from strands_tito.collect.cli import collect as collect_command
+from strands_tito.testing import ScriptedServer
 from support.byte_level import byte_level
 from support.scripted import Says, call, engine_of, policy_of, tokenizer
-from tito_core.backend import Wanted
+from tito_core.backend import OptionalOutputs
 from tito_core.chat.template import ChatTemplate, TemplateError
-from tito_core.collect import Entry
-from tito_core.collect.cli import collect as collect_command
 from tito_core.ledger import Reason
 from tito_core.parsing import known_tool_parsers, registry
 from tito_core.termination import Termination
-from tito_core.testing import ScriptedServer
 from tito_sglang import wire as sglang_wire
 from tito_vllm import wire as vllm_wire
 
@@ -210,7 +210,7 @@ def test_the_page_on_columns_runs(kind: str, folder: str, capsys: pytest.Capture
 
 def test_the_page_on_columns_has_all_that_can_be_wanted() -> None:
     page = (ROOT / "docs/columns.md").read_text(encoding="utf-8") + (ROOT / "docs/backends.md").read_text("utf-8")
-    assert all(page.count(f"`{name}") >= 2 for name in Wanted.model_fields)
+    assert all(page.count(f"`{name}") >= 2 for name in OptionalOutputs.model_fields)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -231,7 +231,7 @@ def test_the_page_on_testing_runs() -> None:
 
 
 def test_every_strategy_is_on_the_page_on_testing() -> None:
-    from tito_core.testing import strategies
+    from strands_tito.testing import strategies
 
     page = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
     public = [

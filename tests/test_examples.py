@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import math_agent
+from strands_tito.export import samples_of
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
 from tito_core import Policy
-from tito_core.export import samples_of
 from tito_core.termination import Termination
 from training.task import Problem, attempt
 

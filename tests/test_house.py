@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tito_core.engine.spec import names
+from strands_tito.engines.spec import names
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import ScriptedServer
 from support.scripted import Says, engine_of, policy_of, tokenizer
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError, EngineConnectionError, UnknownBackendError
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.tokenizer import TokenizerError
 from tito_core.parsing import UnknownParserError
-from tito_core.testing import ScriptedServer
 
 
 def build(**changes: Any) -> TITOModel:
@@ -47,12 +47,12 @@ def build(**changes: Any) -> TITOModel:
         ({"sampling": "hot"}, InvalidValueError, "sampling must be a dict, such as .*, not 'hot'"),
         ({"sampling": {1: 2}}, InvalidValueError, "no sampling parameter 1"),
         (
-            {"wanted": {"top_logprobs": -1}},
+            {"optional_outputs": {"top_logprobs": -1}},
             InvalidValueError,
             "top_logprobs must be greater than or equal to 0, not -1",
         ),
-        ({"wanted": {"routed_experts": 5}}, InvalidValueError, "a valid boolean or be a list, not 5"),
-        ({"wanted": "all"}, InvalidValueError, "wanted must be a dict"),
+        ({"optional_outputs": {"routed_experts": 5}}, InvalidValueError, "a valid boolean or be a list, not 5"),
+        ({"optional_outputs": "all"}, InvalidValueError, "wanted must be a dict"),
         ({"stream": "no"}, InvalidValueError, "stream must be True or False, not 'no'"),
         ({"tokenizer": None}, TokenizerError, "tokenizer is None: give a model's name"),
         ({"tokenizer": 5}, TokenizerError, "tokenizer is of type int: give a model's name"),
@@ -140,7 +140,16 @@ OPTIONS = [
     *("backend", "base_url", "tokenizer", "model_id", "sampling", "parser", "template_arguments", "content_tokens"),
     "tool_calls",
     *("context_window_limit", "history", "malformed_calls", "thinking", "on_abort", "max_resumes"),
-    *("turn_timeout_s", "max_total_tokens", "stream", "verify_echo", "store", "wanted", "api_key", "timeout_s"),
+    *(
+        "turn_timeout_s",
+        "max_total_tokens",
+        "stream",
+        "verify_echo",
+        "store",
+        "optional_outputs",
+        "api_key",
+        "timeout_s",
+    ),
     *("connect_timeout_s", "max_connections", "max_attempts", "unheard_of"),
 ]
 INSIDE: list[dict[str, Any]] = [
@@ -151,7 +160,7 @@ INSIDE: list[dict[str, Any]] = [
     {"sampling": {"extra": {"field": "hostile"}}},
     {"sampling": {"extra": {"logit_bias": "hostile"}}},
     {"template_arguments": {"field": "hostile"}},
-    {"wanted": {"top_logprobs": "hostile"}},
+    {"optional_outputs": {"top_logprobs": "hostile"}},
     {"base_url": ["hostile"]},
 ]
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SNIPPET = """
 from tito_core import Policy, TITOModel
-from tito_core.collect import InProcess
+from strands_tito.collect import InProcess
 from tito_core.settings import Settings
 
 model = TITOModel(backend="vllm", tokenizer="t", temprature=3)  # error

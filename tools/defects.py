@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from conformance.defects import all_defects
 from conformance.defects.defect import SERVERS, SOUND, Defect
 from conformance.defects.trial import Verdict, tried, tried_beside
-from tito_conformance.laws import LAWS
-from tito_conformance.profiles import PROFILES
-from tito_core.engine import models
+from strands_tito.conformance.laws import LAWS
+from strands_tito.conformance.profiles import PROFILES
+from strands_tito.engines import models
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("src", "tests/conformance/defects")

@@ -35,8 +35,8 @@ from typing import Any
 import grimp
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tito_core", "tito_conformance", "tito_sglang", "tito_vllm")
-NEUTRAL = ("tito_core", "tito_conformance")
+PACKAGES = ("strands_tito", "tito_core", "tito_sglang", "tito_vllm")
+NEUTRAL = ("strands_tito", "tito_core")
 """Packages that may not name an engine."""
 ENGINES = re.compile("vllm|sglang", re.IGNORECASE)
 UNCOUNTED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -176,8 +176,8 @@ def followed() -> tuple[int, int]:
 async def follow(port: int) -> tuple[int, int]:
     """Run a rollout on a server that answers at once, and follow one of its turns."""
     from conversation import opening, turn
+    from strands_tito.engines import models
     from tito_core import Policy
-    from tito_core.engine import models
 
     tokenizer = models.load_tokenizer("smollm2")
     policy = await Policy.connect_async(backend="sglang", base_url=f"http://127.0.0.1:{port}", tokenizer=tokenizer)

@@ -83,12 +83,12 @@ class Package:
         return any(fnmatch(f"src/{module}.py", pattern) for pattern in self.code)
 
 
-_WIRE_PARTS = ("backend", "wire", "stream", "admin")
+_WIRE_PARTS = ("backend", "wire")
 """What each engine's package has for the backend."""
 _BACKEND_TESTS = tuple(
     f"tests/backend/test_{name}.py"
     for name in (
-        "aborts",
+        "resume",
         "admin",
         "answer_laws",
         "asked_of_servers",
@@ -96,7 +96,7 @@ _BACKEND_TESTS = tuple(
         "id_text",
         "joined",
         "measured",
-        "outstanding",
+        "in_flight",
         "retries",
         "sentences",
         "sentences_asked",
@@ -108,7 +108,7 @@ _BACKEND_TESTS = tuple(
         "streaming",
         "transport",
         "unix_sockets",
-        "wanted",
+        "optional_outputs",
     )
 )
 """Without hundreds of recordings and of bad values, all of which each mutant would have to be told from."""
@@ -131,9 +131,9 @@ _IN_PROCESSES = "restored_session or new_root_still or any_kind_of_tool"
 _MODEL_TESTS = tuple(
     f"tests/model/test_{name}.py"
     for name in (
-        "aborts",
+        "resume",
         "agent",
-        "asked",
+        "output_constraints",
         "budget",
         "certificate",
         "echo",
@@ -152,21 +152,21 @@ _MODEL_TESTS = tuple(
         "model_parts",
         "parse_report",
         "parser_choice",
-        "prompts",
-        "recording",
+        "prompt_cache",
+        "commit",
         "settings",
         "streaming",
         "thinking",
         "truncated",
-        "turnstile",
-        "view_parts",
-        "wanted",
+        "fairness",
+        "event_parts",
+        "optional_outputs",
     )
 )
 PACKAGES = {
     package.name: package
     for package in (
-        Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/test_store.py", "tests/test_json.py")),
+        Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/store/test_store.py", "tests/store/test_json.py")),
         Package(
             "chat",
             ("src/tito_core/chat/*",),

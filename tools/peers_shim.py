@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from strands.hooks import BeforeModelCallEvent, BeforeToolCallEvent, HookRegistry, MessageAddedEvent
 
-from tito_core.backend.connections import Reply
+from tito_core.backend.http.connections import Reply
 from tito_core.backend.id_text import Pieces
 
 ALIASES = {"strands_sglang": "tito_sglang", "strands_vllm": "tito_vllm"}
@@ -74,7 +74,7 @@ def _limiter() -> type:
 
 def _client() -> type:
     from tito_core.backend.errors import BackendError
-    from tito_core.backend.http_errors import error_from_status
+    from tito_core.backend.http.errors import error_from_status
     from tito_core.backend.retries import may_pass
     from tito_sglang import SGLangClient, SGLangHTTPError
     from tito_sglang.exceptions import known

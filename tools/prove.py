@@ -27,7 +27,7 @@ RESULTS, PAGE = ROOT / "docs" / "proofs.json", ROOT / "docs" / "proofs.md"
 LEDGER = ("src/tito_core/ledger", "src/tito_core/store")
 CHAT = ("src/tito_core/chat", "tests/chat/prove/zoo.py", "tests/support/zoo.py", "tests/support/zoo_templates.json")
 PARSING = ("src/tito_core/parsing", "tests/parsing/families.py")
-INTERRUPT = ("src/tito_core/interrupt.py", "src/tito_core/__main__.py", "tests/support/interrupted.py")
+INTERRUPT = ("src/tito_core/interrupt.py", "src/strands_tito/__main__.py", "tests/support/interrupted.py")
 ORACLE = ("tests/support/oracle.py", "tests/support/forests.py", "tests/support/equal.py")
 
 
@@ -75,8 +75,8 @@ PROOFS = {
         "kills",
         200,
         20,
-        (*LEDGER, "tests/support/crash_writer.py", "tests/test_store_crash.py"),
-        lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/test_store_crash.py",
+        (*LEDGER, "tests/support/crash_writer.py", "tests/store/test_store_crash.py"),
+        lambda count, seed: f"TITO_KILLS={count} TITO_SEED={seed} {PYTEST} -s tests/store/test_store_crash.py",
         r"(\d+) kills",
     ),
     **{
@@ -121,7 +121,7 @@ PROOFS = {
         2_000,
         2_000,
         (
-            "src/tito_core/collect",
+            "src/strands_tito/collect",
             "src/tito_core/store",
             "tests/support/collect_command.py",
             "tests/support/collect_forks.py",
@@ -139,7 +139,12 @@ PROOFS = {
         "interrupts on each wire",
         100,
         20,
-        (*INTERRUPT, "src/tito_conformance", "tests/conformance/defects", "tests/conformance/test_interrupts.py"),
+        (
+            *INTERRUPT,
+            "src/strands_tito/conformance",
+            "tests/conformance/defects",
+            "tests/conformance/test_interrupts.py",
+        ),
         lambda count, seed: (
             f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/conformance/test_interrupts.py"
         ),
@@ -151,7 +156,12 @@ PROOFS = {
         "interrupts on each wire",
         30,
         30,
-        (*INTERRUPT, "src/tito_core/collect", "tests/support/collect_command.py", "tests/collect/test_interrupts.py"),
+        (
+            *INTERRUPT,
+            "src/strands_tito/collect",
+            "tests/support/collect_command.py",
+            "tests/collect/test_interrupts.py",
+        ),
         lambda count, seed: f"TITO_INTERRUPTS={count} TITO_SEED={seed} {PYTEST} -s tests/collect/test_interrupts.py",
         r"(\d+) interrupts",
     ),

@@ -17,9 +17,9 @@ from strands import Agent
 from conversation import CONTEXTS, told
 from crowd import agent_of, crowd, through_agent
 from ours_rollouts import Seeds
-from tito_core import Policy, TITOModel
-from tito_core.collect import InProcess, collect
-from tito_core.engine import models
+from strands_tito import Policy, TITOModel
+from strands_tito.collect import InProcess, collect
+from strands_tito.engines import models
 from tito_core.turn.parent import as_shown
 
 

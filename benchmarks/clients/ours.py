@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from conversation import CONTEXTS, timed, told
-from tito_core import Policy
-from tito_core.engine import models
+from strands_tito import Policy
+from strands_tito.engines import models
 
 
 async def main(port: str) -> None:

@@ -12,8 +12,8 @@ from strands.models.model import Model
 
 from conversation import CONTEXTS, SYSTEM, message_of, opening, result, told, turn
 from crowd import SPECS, Seeded, agent_of, crowd, through_agent
-from tito_core import Policy
-from tito_core.engine import models
+from strands_tito import Policy
+from strands_tito.engines import models
 from tito_core.turn.parent import as_shown, opening_of
 
 

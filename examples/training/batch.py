@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tito_core import Ledger, Trajectory
+from strands_tito import Ledger, Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tito_core.backend import SamplingParams, Wanted
+    from tito_core.backend import OptionalOutputs, SamplingParams
     from tito_core.ledger import Ledger, Provenance, Trajectory
     from tito_core.model import Policy, TITOModel
     from tito_core.termination import Termination, record_termination, recorded_termination, termination_of
@@ -20,6 +20,7 @@ __all__ = [
     "HistoryChangedError",
     "Ledger",
     "MalformedCallError",
+    "OptionalOutputs",
     "ParseReport",
     "Policy",
     "Provenance",
@@ -29,7 +30,6 @@ __all__ = [
     "TotalTokensReachedError",
     "Trajectory",
     "TurnNotStoredError",
-    "Wanted",
     "record_termination",
     "recorded_termination",
     "termination_of",
@@ -48,7 +48,7 @@ _HOMES = {
     "TotalTokensReachedError": "tito_core.turn.request",
     "Trajectory": "tito_core.ledger",
     "TurnNotStoredError": "tito_core.turn.commit",
-    "Wanted": "tito_core.backend",
+    "OptionalOutputs": "tito_core.backend",
     "record_termination": "tito_core.termination",
     "recorded_termination": "tito_core.termination",
     "termination_of": "tito_core.termination",

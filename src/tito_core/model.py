@@ -20,7 +20,7 @@ from tito_core.backend.protocol import Backend
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.chat.certificate import Certificate
 from tito_core.chat.message_check import check_messages, check_opening
-from tito_core.chat.words import LONG_TEXT
+from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.trajectory import Trajectory
 from tito_core.policy import PolicyOptions, check_arguments, connect, run_blocking

@@ -10,12 +10,12 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
-from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.engine_info import EngineInfo
+from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
 from tito_core.backend.registry import refuse_unknown_option
+from tito_core.backend.resume import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.sampling import SamplingParams
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
-from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
 """What becomes of a malformed call: the policy reads why, the turn ends in text, or an error is raised."""
@@ -63,7 +63,7 @@ class RolloutOptions(TypedDict, total=False):
     turn_timeout_s: float | None
     max_total_tokens: int | None
     stream: bool
-    wanted: Wanted | Mapping[str, Any] | None
+    optional_outputs: OptionalOutputs | Mapping[str, Any] | None
     verify_echo: Literal["always", "first"]
 
 
@@ -148,7 +148,7 @@ class Settings:
     turn_timeout_s: float | None = _option(None, _seconds)
     max_total_tokens: int | None = _option(None, _tokens)
     stream: bool = _option(False, _boolean)
-    wanted: Wanted = _option(NOTHING_WANTED, lambda _, given: Wanted.of(given))
+    optional_outputs: OptionalOutputs = _option(NO_OPTIONAL_OUTPUTS, lambda _, given: OptionalOutputs.of(given))
     verify_echo: Literal["always", "first"] = _one_of(Literal["always", "first"])
     reports_ids: bool = False
     runs_calls: bool = True
@@ -172,7 +172,7 @@ class Settings:
         Raises:
             UnsupportedByServerError: It cannot give what is wanted; the sentence names the option to start it with.
         """
-        info.capabilities.check(self.wanted, self.sampling, backend=info.backend)
+        info.capabilities.check(self.optional_outputs, self.sampling, backend=info.backend)
         lengths = [length for length in (self.context_window_limit, info.max_model_len) if length is not None]
         return replace(self, context_window_limit=min(lengths, default=None))
 
@@ -195,7 +195,7 @@ class Settings:
         for fixed in ("model_id", "backend"):
             if fixed in changes:
                 raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
-        if "wanted" in changes:
+        if "optional_outputs" in changes:
             raise ValueError("wanted is the same in each turn of a rollout: make another model.")
         whole = {name: changes[name] for name in ("sampling", "context_window_limit") if name in changes}
         changed = replace(self, **_checked(whole))

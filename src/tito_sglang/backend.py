@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError
-from tito_core.backend.http_backend import HttpBackend, changing_weights
+from tito_core.backend.http.backend import HttpBackend, changing_weights
+from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
+from tito_core.backend.http.in_flight import Answer
+from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText
-from tito_core.backend.in_flight import Answer
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
-from tito_core.backend.transport import HttpRequest
 from tito_core.ledger.columns import TokenIds
 from tito_sglang import wire
 
@@ -61,8 +61,8 @@ class SGLangBackend(HttpBackend):
         info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         fields: dict[str, Any] = {
             "sampling_params": wire.sampling_fields(request.sampling),
-            **wire.wanted_fields(request),
-            **info.capabilities.service(request.wanted),
+            **wire.optional_request_fields(request),
+            **info.capabilities.service(request.optional_outputs),
             "return_prompt_token_ids": request.echo,
         }
         if on_chunk is not None:
@@ -86,7 +86,7 @@ class SGLangBackend(HttpBackend):
             message=None if reason.message is None else self.http.hide_key(reason.message),
             latency_s=answer.latency_s,
             request_id=answer.request_id,
-            **wire.optional_outputs(meta, request),
+            **wire.optional_response_fields(meta, request),
         )
 
     async def score(self, token_ids: TokenIds) -> RawScores:

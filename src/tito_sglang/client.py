@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tito_core.backend.bodies import AnswerSize, size_of
+from strands_tito.compat.shared_policies import SharedPolicies
 from tito_core.backend.errors import BackendError
-from tito_core.backend.transport import HttpRequest, HttpTransportFactory, decoded
-from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Wanted
-from tito_core.dropin.shared_policies import SharedPolicies
+from tito_core.backend.http.bodies import AnswerSize, size_of
+from tito_core.backend.http.transport import HttpRequest, HttpTransportFactory, decoded
+from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, OptionalOutputs
 from tito_sglang.backend import SGLangBackend
 from tito_sglang.exceptions import known
 
@@ -166,13 +166,13 @@ class SGLangClient:
 def _size(prompt: int, fields: Mapping[str, Any]) -> AnswerSize:
     """Return the bounds on the answer to fields of `/generate`, as if all optional outputs were asked for."""
     sampling = fields.get("sampling_params") or {}
-    wanted = Wanted(
+    optional_outputs = OptionalOutputs(
         top_logprobs=min(int(fields.get("top_logprobs_num") or 0), MOST_TOP_LOGPROBS),
         prompt_logprobs=True,
         routed_experts=bool(fields.get("return_routed_experts")),
     )
     sampled = int(sampling.get("max_new_tokens") or _DEFAULT_NEW_TOKENS) * int(sampling.get("n") or 1)
-    return size_of(prompt + sampled, sampled, wanted, top_k=int(sampling.get("top_k") or 0))
+    return size_of(prompt + sampled, sampled, optional_outputs, top_k=int(sampling.get("top_k") or 0))
 
 
 def slime_address(args: SlimeArguments) -> str:

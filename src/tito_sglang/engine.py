@@ -10,7 +10,7 @@ import uuid
 from importlib.resources import files
 from pathlib import Path
 
-from tito_core.engine.spec import EngineSpec, Launch
+from strands_tito.engines.spec import EngineSpec, Launch
 
 _LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12", "3.13")}
 

@@ -1,5 +1,5 @@
 """The rollout as lists, by the name that users of strands-sglang know."""
 
-from tito_core.dropin.rollout import Rollout
+from strands_tito.compat.rollout import Rollout
 
 __all__ = ["Rollout"]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
+from strands_tito.compat.lazy_model import LazyModel, check_tokenizer
+from strands_tito.compat.sampling_names import neutral_sampling
 from tito_core.backend.errors import BackendError
+from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.typed_values import refuse_unknown
-from tito_core.backend.wanted import Wanted
 from tito_core.chat.messages import template_messages, template_tools
-from tito_core.dropin.late_model import LateModel, check_tokenizer
-from tito_core.dropin.sampling_names import neutral_sampling
 from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 from tito_sglang.client import SGLangClient
@@ -49,7 +49,7 @@ class SGLangConfig(RolloutOptions, total=False):
     model_id: str
 
 
-class SGLangModel(LateModel):
+class SGLangModel(LazyModel):
     """A Strands model over one SGLang server. Nothing is asked of the server before the first turn.
 
     All models of one client, tokenizer and format share what is costly, so make one a rollout.
@@ -143,9 +143,9 @@ def _settings(config: Mapping[str, Any]) -> Settings:
     if by_name:
         choices["sampling"] = neutral_sampling(by_name, renamed=_OTHER_NAMES, passed=_PASSED)
     scores_prompts = config.get("return_logprob")
-    wanted = {
+    optional_outputs = {
         **({"prompt_logprobs": True} if scores_prompts is None or scores_prompts else {}),
         **({"routed_experts": config["return_routed_experts"]} if config.get("return_routed_experts") else {}),
-        **Wanted.of(config.get("wanted")).model_dump(exclude_unset=True),
+        **OptionalOutputs.of(config.get("optional_outputs")).model_dump(exclude_unset=True),
     }
-    return Settings.of(**{**choices, "wanted": wanted})
+    return Settings.of(**{**choices, "optional_outputs": optional_outputs})

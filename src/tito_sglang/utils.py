@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from strands_tito.compat.rollout import decode_routed_experts
 from tito_core.chat.tokenizer import load_tokenizer
-from tito_core.dropin.rollout import decode_routed_experts
 from tito_sglang.client import (
     DEFAULT_MAX_CONNECTIONS,
     SGLangClient,

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from tito_core.backend.bodies import BodyTooLargeError
+from tito_core.backend.http.bodies import BodyTooLargeError
+from tito_core.backend.http.streaming import StreamError, go_on, same_echo
+from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS, Capabilities
 from tito_core.backend.protocol import NOTHING, RawScores, TokenRequest
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.streaming import StreamError, go_on, same_echo
-from tito_core.backend.wanted import MOST_TOP_LOGPROBS, Capabilities
 
 
 class FinishReason(msgspec.Struct):
@@ -136,28 +136,28 @@ def capabilities(server: ServerInfo | None, vocab_size: int | None) -> Capabilit
     )
 
 
-def wanted_fields(request: TokenRequest) -> dict[str, Any]:
+def optional_request_fields(request: TokenRequest) -> dict[str, Any]:
     """Return the fields of optional outputs; the prefix cache is kept up to where the prompt is scored from.
 
     The first token from `logprob_start_len` on comes without a logprob, so it is the one before those that are wanted.
     """
-    wanted = request.wanted
-    fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if wanted.prompt_logprobs else -1}
-    if wanted.top_logprobs:
-        fields["top_logprobs_num"] = wanted.top_logprobs
-    if wanted.routed_experts:
+    optional_outputs = request.optional_outputs
+    fields: dict[str, Any] = {"logprob_start_len": request.first_scored - 1 if optional_outputs.prompt_logprobs else -1}
+    if optional_outputs.top_logprobs:
+        fields["top_logprobs_num"] = optional_outputs.top_logprobs
+    if optional_outputs.routed_experts:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": request.first_routed}
-    if wanted.sampling_mask:
+    if optional_outputs.sampling_mask:
         fields["return_sampling_mask"] = True
     return fields
 
 
-def optional_outputs(meta: MetaInfo, request: TokenRequest) -> dict[str, Any]:
+def optional_response_fields(meta: MetaInfo, request: TokenRequest) -> dict[str, Any]:
     """Return what was wanted as fields of `RawResponse`; the token before the first scored one has no logprob."""
     top, prompt = meta.output_top_logprobs, meta.input_token_logprobs
     return {
         "top_logprobs": None if top is None else lambda: [_scored(row) for row in top],
-        "prompt_logprobs": _scored(prompt[1:]) if prompt and request.wanted.prompt_logprobs else None,
+        "prompt_logprobs": _scored(prompt[1:]) if prompt and request.optional_outputs.prompt_logprobs else None,
         "routed_experts": meta.routed_experts,
         "sampling_mask": meta.output_token_sampling_mask,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tito_conformance.wire_reading import Heard, Seen, documents
+from strands_tito.conformance.wire_reading import Heard, Seen, documents
 
 
 def read(exchange: Seen) -> Heard | None:

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tito_core.backend.bodies import AnswerSize, answer_size, size_of
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import AuthenticationError, BadRequestError, ProtocolViolationError
-from tito_core.backend.http_backend import HttpBackend, changing_weights
+from tito_core.backend.http.backend import HttpBackend, changing_weights
+from tito_core.backend.http.bodies import AnswerSize, answer_size, size_of
+from tito_core.backend.http.transport import HttpRequest
 from tito_core.backend.id_text import IdText, Pieces
+from tito_core.backend.optional_outputs import Capabilities
 from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, Running, TokenRequest
 from tito_core.backend.retries import together
-from tito_core.backend.transport import HttpRequest
-from tito_core.backend.wanted import Capabilities
 from tito_core.ledger.columns import TokenIds
 from tito_vllm import wire
 
@@ -74,7 +74,7 @@ class VLLMBackend(HttpBackend):
         """Sample one completion; see `Backend.generate`."""
         info, prompt = await self.connect(), request.text or IdText.of(request.input_ids)
         generates = info.endpoints[0] == _GENERATE
-        if wire.not_streamed(request.wanted, generates=generates):
+        if wire.not_streamed(request.optional_outputs, generates=generates):
             on_chunk = None
         return await (self._generated if generates else self._completed)(info, request, prompt, on_chunk)
 
@@ -86,10 +86,10 @@ class VLLMBackend(HttpBackend):
             "model": info.model,
             "sampling_params": {
                 **wire.sampling_fields(request.sampling),
-                **wire.wanted_fields(request, one_more=True),
+                **wire.optional_request_fields(request, one_more=True),
                 "n": 1,
             },
-            **info.capabilities.service(request.wanted),
+            **info.capabilities.service(request.optional_outputs),
             **wire.stream_fields(on_chunk),
             "return_token_ids": request.echo,
         }
@@ -115,7 +115,7 @@ class VLLMBackend(HttpBackend):
             latency_s=answer.latency_s,
             request_id=answer.request_id,
             **wire.counts(answer.value.usage),
-            **wire.optional_outputs(choice, choice.logprobs, answer.value.prompt_logprobs, request),
+            **wire.optional_response_fields(choice, choice.logprobs, answer.value.prompt_logprobs, request),
         )
 
     async def _completed(
@@ -127,8 +127,8 @@ class VLLMBackend(HttpBackend):
             "model": info.model,
             "n": 1,
             **wire.stream_fields(on_chunk),
-            **wire.wanted_fields(request, one_more=False),
-            **info.capabilities.service(request.wanted),
+            **wire.optional_request_fields(request, one_more=False),
+            **info.capabilities.service(request.optional_outputs),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
@@ -153,7 +153,7 @@ class VLLMBackend(HttpBackend):
             latency_s=answer.latency_s,
             request_id=answer.request_id,
             **wire.counts(answer.value.usage),
-            **wire.optional_outputs(choice, logprobs, choice.prompt_logprobs, request),
+            **wire.optional_response_fields(choice, logprobs, choice.prompt_logprobs, request),
         )
 
     def _only(self, choices: list[C], request: TokenRequest) -> C:

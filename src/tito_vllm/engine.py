@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from tito_core.engine.spec import EngineSpec, Launch
+from strands_tito.engines.spec import EngineSpec, Launch
 
 _LOCKS = {minor: f"py{minor.replace('.', '')}.txt" for minor in ("3.11", "3.12", "3.13")}
 

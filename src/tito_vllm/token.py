@@ -1,6 +1,6 @@
 """The rollout as lists, by the names that users of strands-vllm know."""
 
-from tito_core.dropin.rollout import Rollout, Token
+from strands_tito.compat.rollout import Rollout, Token
 
 TokenManager = Rollout
 

@@ -10,10 +10,10 @@ from strands.types.content import Messages, SystemContentBlock
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolSpec
 
+from strands_tito.compat.lazy_model import LazyModel, check_tokenizer
+from strands_tito.compat.sampling_names import neutral_sampling
+from strands_tito.compat.shared_policies import SharedPolicies
 from tito_core.backend.protocol import Backend
-from tito_core.dropin.late_model import LateModel, check_tokenizer
-from tito_core.dropin.sampling_names import neutral_sampling
-from tito_core.dropin.shared_policies import SharedPolicies
 from tito_core.model import Policy
 from tito_core.settings import RolloutOptions, Settings, TITOConfig
 
@@ -41,7 +41,7 @@ class VLLMModelConfig(TypedDict, total=False):
     disable_tools: bool
 
 
-class VLLMModel(LateModel):
+class VLLMModel(LazyModel):
     """A Strands model over one vLLM server, which gets token ids. Nothing is asked of it before the first turn.
 
     All models with the same server, tokenizer and template arguments share what is costly, so make one a rollout. The
@@ -163,7 +163,7 @@ class VLLMModel(LateModel):
         if (tool_choice := given.pop("tool_choice", None)) not in (None, "none", "auto"):
             raise ValueError(f"tool_choice={tool_choice!r} is the agent's to ask for, not a parameter of every turn.")
         if top := given.pop("top_logprobs", None):
-            choices["wanted"] = {"top_logprobs": top, **dict(choices.get("wanted") or {})}
+            choices["optional_outputs"] = {"top_logprobs": top, **dict(choices.get("optional_outputs") or {})}
         unknown = set(params["extra_body"]) - set(_IGNORED)
         sampling = neutral_sampling(given, renamed=_OTHER_NAMES, ignored=_IGNORED, passed={"logit_bias", *unknown})
         if sampling:

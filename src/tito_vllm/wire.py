@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from tito_core.backend.http.streaming import StreamError, go_on
+from tito_core.backend.optional_outputs import Capabilities, OptionalOutputs
 from tito_core.backend.protocol import NOTHING, OnChunk, RawScores, Scored, TokenRequest
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.streaming import StreamError, go_on
-from tito_core.backend.wanted import Capabilities, Wanted
 
 
 class Logprobs(msgspec.Struct):
@@ -178,34 +178,34 @@ TOO_MANY_LOGPROBS = 2**31 - 1
 
 
 def capabilities(refusal: str, *, one_more: bool) -> Capabilities:
-    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` is as in `wanted_fields`."""
+    """Read "... greater than max allowed: 20 ..." out of a refusal; `one_more` is as in `optional_request_fields`."""
     found = re.search(r"max allowed: (\d+)", refusal)
     most = None if found is None else max(int(found[1]) - one_more, 0)
     mask = None if one_more else False  # `/v1/completions` has no field for it
     return Capabilities(most, expert_shape=True, sampling_mask=mask, lower_first=True, options=OPTIONS)
 
 
-def wanted_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
+def optional_request_fields(request: TokenRequest, *, one_more: bool) -> dict[str, Any]:
     """Return the parameters for what is wanted of an answer. Routed experts and sampling masks come unasked, or never.
 
     `/inference/v1/generate` cuts its list at the number that was asked for, the sampled token included (`one_more`).
     """
-    wanted = request.wanted
-    k = wanted.top_logprobs
+    optional_outputs = request.optional_outputs
+    k = optional_outputs.top_logprobs
     fields: dict[str, Any] = {"logprobs": k + 1 if k and one_more else k}
-    if wanted.prompt_logprobs:
+    if optional_outputs.prompt_logprobs:
         fields["prompt_logprobs"] = 0
-    if wanted.routed_experts:
+    if optional_outputs.routed_experts:
         fields["routed_experts_prompt_start"] = request.first_routed
     return fields
 
 
-def optional_outputs(
+def optional_response_fields(
     choice: Choice | Generated, logprobs: Logprobs | Content | None, prompt: PromptLogprobs, request: TokenRequest
 ) -> dict[str, Any]:
     """Return what was wanted as fields of `RawResponse`, of the delta's prompt tokens alone."""
     return {
-        "top_logprobs": logprobs.top if logprobs is not None and request.wanted.top_logprobs else None,
+        "top_logprobs": logprobs.top if logprobs is not None and request.optional_outputs.top_logprobs else None,
         "prompt_logprobs": [score_of(entry) for entry in prompt[request.first_scored :]] if prompt else None,
         "routed_experts": choice.routed_experts,
         "sampling_mask": choice.sampling_mask,
@@ -263,9 +263,13 @@ def stream_fields(on_chunk: OnChunk | None) -> dict[str, Any]:
     return {"stream": False} if on_chunk is None else {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def not_streamed(wanted: Wanted, *, generates: bool) -> bool:
+def not_streamed(optional_outputs: OptionalOutputs, *, generates: bool) -> bool:
     """Return whether a stream does not bring what is wanted: then the answer comes in one body."""
-    return wanted.prompt_logprobs or wanted.sampling_mask or bool(wanted.routed_experts and not generates)
+    return (
+        optional_outputs.prompt_logprobs
+        or optional_outputs.sampling_mask
+        or bool(optional_outputs.routed_experts and not generates)
+    )
 
 
 class Events(Generic[E]):

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from strands_tito.testing import Completion, WireResponse
 from support.backends import (
     BACKENDS,
     EOS,
@@ -22,7 +23,6 @@ from support.backends import (
 from tito_core.backend import EngineAdmin, WeightsNotLoadedError
 from tito_core.backend.checked import generate
 from tito_core.ledger.turn import VersionSpan
-from tito_core.testing import Completion, WireResponse
 
 CALLS = {
     "vllm": ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"],

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import Completion, Fault, WireResponse, always
 from support.backends import (
     EOS,
     PROMPT,
@@ -30,7 +31,6 @@ from support.backends import (
 from tito_core.backend import ProtocolViolationError, TokenResponse
 from tito_core.backend.checked import generate
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion, Fault, WireResponse, always
 
 OUTPUT = (21, 22, 23, EOS)
 Edit = Callable[[Any], Any]

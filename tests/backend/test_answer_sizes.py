@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import ScriptedServer
 from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
-from tito_core.backend.bodies import (
+from tito_core.backend.checked import generate, score
+from tito_core.backend.http.bodies import (
     BASE_BYTES,
     ERROR_BYTES,
     EXPERT_BYTES,
@@ -37,11 +39,9 @@ from tito_core.backend.bodies import (
     size_of,
     text_of,
 )
-from tito_core.backend.checked import generate, score
+from tito_core.backend.http.transport import EngineHttp, HttpRequest
+from tito_core.backend.optional_outputs import OptionalOutputs
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.transport import EngineHttp, HttpRequest
-from tito_core.backend.wanted import Wanted
-from tito_core.testing import ScriptedServer
 from tito_sglang.wire import stream_events
 
 MIB = 1 << 20
@@ -326,17 +326,23 @@ def speaks_to(backend: Any, url: str) -> None:
     backend.http = backend._exchanges.http = http
 
 
-EVERYTHING = Wanted(top_logprobs=20, prompt_logprobs=True, routed_experts=(4, 2), sampling_mask=True)
+EVERYTHING = OptionalOutputs(top_logprobs=20, prompt_logprobs=True, routed_experts=(4, 2), sampling_mask=True)
 
 
-@pytest.mark.parametrize("wanted", [Wanted(), Wanted(top_logprobs=19, prompt_logprobs=True)], ids=["least", "most"])
+@pytest.mark.parametrize(
+    "optional_outputs",
+    [OptionalOutputs(), OptionalOutputs(top_logprobs=19, prompt_logprobs=True)],
+    ids=["least", "most"],
+)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("kind", WIRES)
-async def test_an_honest_answer_is_far_from_its_bound(kind: Kind, streams: bool, wanted: Wanted) -> None:
+async def test_an_honest_answer_is_far_from_its_bound(
+    kind: Kind, streams: bool, optional_outputs: OptionalOutputs
+) -> None:
     """It takes less than a quarter of its tokens' share of the bound, the share that has no tokens left out."""
     for prompt, sampled in ((1, 1), (1, 80), (200, 1), (200, 60)):
         sampling = SamplingParams(max_new_tokens=sampled, ignore_eos=True)
-        request = TokenRequest(np.full(prompt, 7, np.int32), sampling, "r", wanted=wanted)
+        request = TokenRequest(np.full(prompt, 7, np.int32), sampling, "r", optional_outputs=optional_outputs)
         lengths: list[int] = []
         backend = backend_of(engine_of(kind, max_model_len=1000))
         await backend.connect()
@@ -432,10 +438,10 @@ SIZES = st.integers(0, 10**6)
 
 @given(SIZES, SIZES, SIZES, st.integers(0, 1024), st.integers(-1, 10**5))
 def test_the_bound_grows_with_all_that_is_asked_for(prompt: int, sampled: int, more: int, top: int, top_k: int) -> None:
-    wanted = Wanted(top_logprobs=top)
-    base = size_of(prompt, sampled, wanted, top_k=top_k)
-    assert base.body <= size_of(prompt + more, sampled, wanted, top_k=top_k).body
-    assert base.body <= size_of(prompt, sampled + more, wanted, top_k=top_k).body
+    optional_outputs = OptionalOutputs(top_logprobs=top)
+    base = size_of(prompt, sampled, optional_outputs, top_k=top_k)
+    assert base.body <= size_of(prompt + more, sampled, optional_outputs, top_k=top_k).body
+    assert base.body <= size_of(prompt, sampled + more, optional_outputs, top_k=top_k).body
     assert base.body <= size_of(prompt, sampled, EVERYTHING.model_copy(update={"top_logprobs": top}), top_k=top_k).body
     assert base.body < base.stream
     assert isinstance(base, AnswerSize)

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import Completion
 from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
 from tito_core.backend import (
     BackendError,
     Capabilities,
     EngineInfo,
+    OptionalOutputs,
     ProtocolViolationError,
     RawResponse,
     SamplingParams,
     TokenRequest,
     UnsupportedByServerError,
-    Wanted,
 )
 from tito_core.backend.checked import generate
+from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS
 from tito_core.backend.semantics import measure
 from tito_core.backend.typed_values import InvalidValueError
-from tito_core.backend.wanted import MOST_TOP_LOGPROBS
 from tito_core.settings import Settings
-from tito_core.testing import Completion
 
 
 async def found(kind: Kind, **options: Any) -> Capabilities:
@@ -86,18 +86,18 @@ FLAGS: list[tuple[Kind, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "wanted", "sentence"), FLAGS)
+@pytest.mark.parametrize(("kind", "optional_outputs", "sentence"), FLAGS)
 async def test_what_it_cannot_give_is_refused_before_the_rollout_with_its_option(
-    kind: Kind, wanted: dict[str, Any], sentence: str
+    kind: Kind, optional_outputs: dict[str, Any], sentence: str
 ) -> None:
     backend = backend_of(engine := engine_of(kind))
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     with pytest.raises(UnsupportedByServerError, match=f"this {engine_name(kind)} server") as caught:
-        Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)
+        Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
     assert sentence in str(caught.value)
     sent = len(bodies(engine))
-    if "top_logprobs" in wanted:  # without the measurement, this much is known: more would kill SGLang
-        request = replace(request_of(), wanted=Wanted.of(wanted))
+    if "top_logprobs" in optional_outputs:  # without the measurement, this much is known: more would kill SGLang
+        request = replace(request_of(), optional_outputs=OptionalOutputs.of(optional_outputs))
         with pytest.raises(UnsupportedByServerError, match="is more than this"):
             await generate(backend, request)
         assert len(bodies(engine)) == sent
@@ -109,23 +109,25 @@ async def test_what_it_can_give_is_taken(kind: Kind) -> None:
     options = {"experts": (2, 2), "priorities": True}
     backend = backend_of(engine_of(kind, **options))
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
-    wanted = Wanted(top_logprobs=5, prompt_logprobs=True, routed_experts=(2, 2), priority=1, cache_salt="s")
-    assert Settings.of(wanted=wanted).at(info).wanted is wanted
+    optional_outputs = OptionalOutputs(
+        top_logprobs=5, prompt_logprobs=True, routed_experts=(2, 2), priority=1, cache_salt="s"
+    )
+    assert Settings.of(optional_outputs=optional_outputs).at(info).optional_outputs is optional_outputs
 
 
 def test_sglang_does_not_say_of_how_many_layers_experts_are() -> None:
     info = EngineInfo("sglang", "m", 100, "9", capabilities=Capabilities(routed_experts=True, expert_shape=False))
     with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
-        Settings.of(wanted={"routed_experts": True}).at(info)
-    Settings.of(wanted={"routed_experts": (2, 2)}).at(info)
+        Settings.of(optional_outputs={"routed_experts": True}).at(info)
+    Settings.of(optional_outputs={"routed_experts": (2, 2)}).at(info)
 
 
 @pytest.mark.parametrize(("sampling", "fits"), [({}, False), ({"top_k": 3}, True), ({"temperature": 0.0}, True)])
 def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bool) -> None:
     info = EngineInfo("sglang", "m", 100, "9")
-    chosen = Settings.of(wanted={"sampling_mask": True}, sampling=sampling)
+    chosen = Settings.of(optional_outputs={"sampling_mask": True}, sampling=sampling)
     if fits:
-        assert chosen.at(info).wanted.sampling_mask
+        assert chosen.at(info).optional_outputs.sampling_mask
         return
     with pytest.raises(UnsupportedByServerError, match="set top_k"):
         chosen.at(info)
@@ -133,9 +135,9 @@ def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bo
 
 def test_what_is_wanted_is_the_same_in_each_turn() -> None:
     info = EngineInfo("sglang", "m", 100, "9")
-    chosen = Settings.of(wanted={"sampling_mask": True}, sampling={"top_k": 3}).at(info)
+    chosen = Settings.of(optional_outputs={"sampling_mask": True}, sampling={"top_k": 3}).at(info)
     with pytest.raises(ValueError, match="wanted is the same in each turn of a rollout: make another model"):
-        chosen.changed(info, {"wanted": {}})
+        chosen.changed(info, {"optional_outputs": {}})
     with pytest.raises(UnsupportedByServerError, match="set top_k"):
         chosen.changed(info, {"top_k": -1})
     assert chosen.changed(info, {"top_k": 5}).sampling.top_k == 5
@@ -161,7 +163,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("given_wanted", "sentence"), BAD)
 def test_what_nobody_can_want_is_refused_where_it_is_written(given_wanted: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
-        Settings.of(wanted=given_wanted)
+        Settings.of(optional_outputs=given_wanted)
     assert sentence in str(caught.value)
 
 
@@ -173,8 +175,8 @@ def test_it_is_not_asked_for_past_wanted(name: str) -> None:
 
 @pytest.mark.parametrize("kind", WIRES)
 @given(
-    wanted=st.builds(
-        Wanted,
+    optional_outputs=st.builds(
+        OptionalOutputs,
         top_logprobs=st.one_of(st.integers(0, 30), st.integers(VOCAB - 3, MOST_TOP_LOGPROBS)),
         prompt_logprobs=st.booleans(),
         routed_experts=st.one_of(st.booleans(), st.tuples(st.integers(1, 3), st.integers(1, 3))),
@@ -194,10 +196,10 @@ def test_it_is_not_asked_for_past_wanted(name: str) -> None:
 )
 @settings(deadline=None, max_examples=40)
 def test_nothing_that_can_be_wanted_kills_a_server(
-    kind: Kind, wanted: Wanted, sampling: dict[str, Any], start: int
+    kind: Kind, optional_outputs: OptionalOutputs, sampling: dict[str, Any], start: int
 ) -> None:
     engine = engine_of(kind, lambda _: Completion([5] * 8))
-    request = replace(request_of(**sampling), wanted=wanted, delta_start=start)
+    request = replace(request_of(**sampling), optional_outputs=optional_outputs, delta_start=start)
     with contextlib.suppress(BackendError):
         asyncio.run(generate(backend_of(engine), request))
     assert not engine.state.dead
@@ -215,7 +217,7 @@ class Plain:
         return replace(await self._backend.connect(), capabilities=Capabilities())
 
     async def generate(self, request: TokenRequest) -> RawResponse:
-        return await self._backend.generate(replace(request, wanted=Wanted()))
+        return await self._backend.generate(replace(request, optional_outputs=OptionalOutputs()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -224,9 +226,14 @@ async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> N
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     assert info.processed_logprobs is (kind == "sglang")
     assert info.truncated_logprobs is None
-    for wanted in ({"top_logprobs": 1}, {"prompt_logprobs": True}, {"routed_experts": True}, {"sampling_mask": True}):
+    for optional_outputs in (
+        {"top_logprobs": 1},
+        {"prompt_logprobs": True},
+        {"routed_experts": True},
+        {"sampling_mask": True},
+    ):
         with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
-            Settings.of(wanted=wanted, sampling={"top_k": 2}).at(info)
+            Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
 
 
 @pytest.mark.parametrize("size", [0, -2, True, 12.0, "12"])

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import InProcessTransport, WireResponse, scripted_server
+from strands_tito.testing.script import Replay
 from support.backends import (
     BACKENDS,
     KINDS,
@@ -31,9 +33,7 @@ from tito_core.backend import (
     create_backend,
     installed_backends,
 )
-from tito_core.backend.address import server_address
-from tito_core.testing import InProcessTransport, WireResponse, scripted_server
-from tito_core.testing.script import Replay
+from tito_core.backend.http.address import server_address
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,8 +14,8 @@ from support.backends import Waits
 from support.raw_server import Ends, RawServer, full_backlog
 from support.tls import server_context
 from tito_core.backend import BackendError, BadRequestError, EngineConnectionError, EngineTimeoutError
-from tito_core.backend.connections import Pool
-from tito_core.backend.transport import EngineHttp, HttpRequest
+from tito_core.backend.http.connections import ConnectionPool
+from tito_core.backend.http.transport import EngineHttp, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n"
 
@@ -129,7 +129,7 @@ async def test_a_pool_that_trusts_an_authority_of_ones_own(tmp_path: Path) -> No
     said = HEAD.replace(b"10", b"2") + b"{}"
     with RawServer(said, tls=server_context(tmp_path)) as server:
         trusted = ssl.create_default_context(cafile=tmp_path / "server.pem")
-        http = EngineHttp("vllm", server.url, http_transport=lambda: Pool(tls=trusted))
+        http = EngineHttp("vllm", server.url, http_transport=lambda: ConnectionPool(tls=trusted))
         assert (await http.send_once(HttpRequest("/v1/models"), method="GET")).body == b"{}"
         await http.aclose()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import WireResponse
 from support.backends import KINDS, Kind, Received, answering, http_response, request_of
 from tito_core.backend import (
     AuthenticationError,
@@ -19,7 +20,6 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.checked import generate
-from tito_core.testing import WireResponse
 
 WIRE = Path(__file__).parents[1] / "wire"
 CONTEXT = {

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.connections import Pool, Reply
+from tito_core.backend.http.connections import ConnectionPool, Reply
+from tito_core.backend.http.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 from tito_core.backend.id_text import IdText, Pieces
-from tito_core.backend.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
 BODIES = {"none": b"", "one piece": b'{"a": 1}', "pieces": LONG}
@@ -112,7 +112,7 @@ async def test_an_answer_is_read_alike_in_every_way(packing: str) -> None:
     packed = {"": body, "gzip": gzip.compress(body), "deflate": zlib.compress(body)}[packing]
     headers = ["Content-Type: text/plain; charset=latin-1", *([f"Content-Encoding: {packing}"] if packing else ())]
     async with listening(answer(packed, *headers)) as listener:
-        pool = Pool()
+        pool = ConnectionPool()
         read: list[bytes | str] = []
         for part in ("whole", "pieces", "text"):
             reply = await pool.send("POST", f"http://127.0.0.1:{listener.port}/x", {}, b"{}")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault, always
 from support.backends import WIRES, Kind, backend_of, choice, engine_of, request_of
 from tito_core.backend import BackendError, ProtocolViolationError
 from tito_core.backend.checked import generate
-from tito_core.backend.wanted import Wanted
-from tito_core.testing import Fault, always
+from tito_core.backend.optional_outputs import OptionalOutputs
 
 DEEP = b"[" * 100_000
 BODIES = (DEEP, b'{"a":' * 100_000, b'{"choices":' + DEEP, b'{"meta_info":' + DEEP, b'{"\x81":1}', b'{"text":"\xff"}')
@@ -100,6 +100,6 @@ async def test_a_hostile_array_of_experts_is_a_violation(header: bytes, version:
 
     hostile = backend_of(engine_of("vllm", experts=(2, 2), fault=always(Fault(edit=edit))))
     hostile._info = await backend_of(engine_of("vllm", experts=(2, 2))).connect()
-    request = replace(request_of(), wanted=Wanted(routed_experts=True))
+    request = replace(request_of(), optional_outputs=OptionalOutputs(routed_experts=True))
     with pytest.raises(ProtocolViolationError):
         await generate(hostile, request)

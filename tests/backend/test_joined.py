@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import Aborts, GenerationAbortedError, Wanted, aborts, generate_whole
-from tito_core.backend.aborts import continuing, joined, resumable
+from tito_core.backend import Aborts, GenerationAbortedError, OptionalOutputs, aborts, generate_whole
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
+from tito_core.backend.resume import continuing, joined, resumable
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
@@ -47,8 +47,10 @@ def test_the_next_request_asks_for_what_is_missing(
     parts: list[list[int]], least: int, seed: int | None, number: int, kept: bool
 ) -> None:
     request = request_of(max_new_tokens=20, min_new_tokens=least, seed=seed, temperature=0.5)
-    wanted = Wanted(prompt_logprobs=True, top_logprobs=2)
-    request = replace(request, wanted=wanted, text=IdText.of(request.input_ids) if kept else None, session_id="s")
+    optional_outputs = OptionalOutputs(prompt_logprobs=True, top_logprobs=2)
+    request = replace(
+        request, optional_outputs=optional_outputs, text=IdText.of(request.input_ids) if kept else None, session_id="s"
+    )
     there = list(itertools.chain(*parts))
     asked = continuing(request, [part(ids) for ids in parts], number)
     assert asked.input_ids.tolist() == [*PROMPT, *there]
@@ -69,7 +71,7 @@ def test_the_next_request_asks_for_what_is_missing(
     else:
         assert asked.text is None
     # a prompt's logprobs came with its first tokens
-    assert asked.wanted == (wanted.model_copy(update={"prompt_logprobs": not there}))
+    assert asked.optional_outputs == (optional_outputs.model_copy(update={"prompt_logprobs": not there}))
     assert asked.delta_start == request.delta_start
 
 

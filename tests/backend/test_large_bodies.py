@@ -7,9 +7,9 @@ import warnings
 import numpy as np
 import pytest
 
+from strands_tito.testing import ScriptedServer
 from support.backends import WIRES, Kind, Waits, backend_of, engine_of
 from tito_core.backend.checked import score
-from tito_core.testing import ScriptedServer
 
 LONG = np.full(400_000, 12345, np.int32)
 

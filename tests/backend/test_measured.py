@@ -22,9 +22,9 @@ from tito_core.backend import (
     SamplingParams,
     semantics,
 )
+from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.semantics import measure, of_all, semantics_of
-from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -100,7 +100,7 @@ def test_it_samples_of_two_and_freely_with_all_that_can_be_wanted_and_scores_the
         assert request.sampling == SamplingParams(
             max_new_tokens=32, temperature=2.0, ignore_eos=True, seed=0, top_k=top_k
         )
-        assert request.wanted.model_dump() == {
+        assert request.optional_outputs.model_dump() == {
             "top_logprobs": 2,
             "prompt_logprobs": True,
             "routed_experts": True,
@@ -206,7 +206,7 @@ def test_what_is_left_open_is_asked_again_at_another_temperature_without_what_ca
     assert found(backend).processed_logprobs is True
     _, free, even = backend.requests
     assert even.sampling == free.sampling.model_copy(update={"temperature": 1.0})
-    assert (even.wanted, even.lenient) == (NOTHING_WANTED, False)
+    assert (even.optional_outputs, even.lenient) == (NO_OPTIONAL_OUTPUTS, False)
     assert even.request_id not in ("", free.request_id)
     assert backend.sequences == [[*PROMPT, *range(32)], [*PROMPT, *range(31)]]
 
@@ -381,7 +381,12 @@ def test_what_a_server_refuses_together_is_sampled_without() -> None:
         before = Capabilities(top_logprobs=7, prompt_logprobs=True)
         info = found(backend, EngineInfo("fake", "m", None, "1", capabilities=before))
         assert info.capabilities is before, "nothing is known of what it gives"
-        assert [bool(request.wanted.top_logprobs) for request in backend.requests] == [True, False, True, False]
+        assert [bool(request.optional_outputs.top_logprobs) for request in backend.requests] == [
+            True,
+            False,
+            True,
+            False,
+        ]
         assert len({request.request_id for request in backend.requests}) == 4
         assert len(backend.sequences) == 1
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, VOCAB, request_of
-from tito_core.backend import Capabilities, EngineInfo, ProtocolViolationError, RawResponse, RawScores, Wanted
+from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, ProtocolViolationError, RawResponse, RawScores
 from tito_core.backend.checked import generate, score, tokenize
 from tito_core.backend.engine_info import MAY_BE_UNREPORTED
 from tito_core.backend.protocol import TokenChunk
@@ -28,8 +28,8 @@ from tito_core.ledger.turn import Finish
 OUTPUT = [21, 22, EOS]
 GIVES = Capabilities(top_logprobs=2, prompt_logprobs=True, routed_experts=True, expert_shape=True, sampling_mask=True)
 INFO = EngineInfo("liar", "m", 100, "1", vocab_size=VOCAB, capabilities=GIVES)
-EVERYTHING = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=(2, 2), sampling_mask=True)
-REQUEST = replace(request_of(top_k=4), wanted=EVERYTHING)
+EVERYTHING = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=(2, 2), sampling_mask=True)
+REQUEST = replace(request_of(top_k=4), optional_outputs=EVERYTHING)
 
 
 class Liar:
@@ -352,7 +352,7 @@ def test_chunks_that_differ_from_the_answer_are_the_backends_fault(chunks: list[
 
 @pytest.mark.parametrize("shape", [(7, 2, 0), (7, 0, 2)])
 def test_experts_that_are_none_are_refused(shape: tuple[int, ...]) -> None:
-    request = replace(REQUEST, wanted=Wanted(routed_experts=True))
+    request = replace(REQUEST, optional_outputs=OptionalOutputs(routed_experts=True))
     assert str(shape) in str(refused(ask, truth(routed_experts=np.zeros(shape, np.int32)), request))
 
 

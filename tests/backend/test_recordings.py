@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.testing import WireResponse
 from support.backends import NO_ANSWER, Received, answering, http_response
 from support.wire_recordings import expanded
 from tito_core.backend import (
@@ -23,7 +24,6 @@ from tito_core.backend import (
 )
 from tito_core.backend.checked import generate
 from tito_core.ledger.invariants import check_logprobs
-from tito_core.testing import WireResponse
 
 ROOT = Path(__file__).parents[1] / "wire"
 NO_EXCHANGE = {"rescore_dense", "rescore_moe"}

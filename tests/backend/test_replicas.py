@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import (
+    THROTTLED,
+    Fault,
+    ScriptedEngine,
+    always,
+    first,
+    scripted_server,
+)
 from support.backends import (
     EOS,
     KINDS,
@@ -27,14 +35,6 @@ from tito_core.backend import BadRequestError, EngineConnectionError, ServerErro
 from tito_core.backend.checked import generate, score
 from tito_core.backend.protocol import Backend, EngineAdmin, TokenRequest
 from tito_core.backend.replicas import OUT_S, Replicas
-from tito_core.testing import (
-    THROTTLED,
-    Fault,
-    ScriptedEngine,
-    always,
-    first,
-    scripted_server,
-)
 
 
 class Clock:

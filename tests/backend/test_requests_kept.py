@@ -12,8 +12,8 @@ import pytest
 from backend.test_raw_responses import Liar, truth
 from support.backends import EOS, PROMPT, request_of
 from tito_core.backend import RawResponse, RawScores, SamplingParams
-from tito_core.backend.aborts import generate_whole
 from tito_core.backend.checked import generate, score
+from tito_core.backend.resume import generate_whole
 
 
 class Changer(Liar):

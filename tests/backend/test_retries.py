@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, always, first
 from support.backends import (
     KINDS,
     NO_ANSWER,
@@ -37,7 +38,6 @@ from tito_core.backend import (
 )
 from tito_core.backend.checked import generate
 from tito_core.backend.retries import LONGEST_WAIT_S
-from tito_core.testing import THROTTLED, UNAVAILABLE, Fault, WireResponse, always, first
 
 
 async def told(kind: Kind, attempts: int = 4, **options: Any) -> tuple[Any, Waits, BackendError | None]:

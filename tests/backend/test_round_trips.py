@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from strands_tito.testing import HashPolicy, InProcessTransport, ScriptedEngine
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
-from tito_core.backend.connections import Reply
+from tito_core.backend.http.connections import Reply
 from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
-from tito_core.testing import HashPolicy, InProcessTransport, ScriptedEngine
 
 STEPS = 200
 """Steps of the event loop that a request takes; what is sent together takes a few to get on its way."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import Completion, Fault, ScriptedRequest, always
 from support.backends import (
     EOS,
     KINDS,
@@ -28,7 +29,6 @@ from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, Sampl
 from tito_core.backend.checked import generate, score
 from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
 from tito_core.ledger.turn import Semantics
-from tito_core.testing import Completion, Fault, ScriptedRequest, always
 
 Edit = Callable[[Any], Any]
 

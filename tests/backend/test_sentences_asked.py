@@ -20,19 +20,19 @@ from tito_core.backend import (
     EngineConnectionError,
     GenerationAbortedError,
     Grammar,
+    OptionalOutputs,
     SamplingParams,
     UnsupportedByServerError,
-    Wanted,
     create_backend,
     generate_whole,
 )
-from tito_core.backend.address import Address, api_key
 from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import OUT_OF_VOCABULARY
+from tito_core.backend.http.address import Address, api_key
+from tito_core.backend.http.transport import EngineHttp
 from tito_core.backend.protocol import RawResponse
 from tito_core.backend.retries import Retries
-from tito_core.backend.transport import EngineHttp
 from tito_core.backend.typed_values import InvalidValueError, refuse_unknown
 
 B = "sglang"
@@ -157,7 +157,7 @@ def test_what_one_still_can_sample_with() -> None:
 
 def test_a_salt_that_vllm_refuses() -> None:
     with pytest.raises(InvalidValueError) as caught:
-        Wanted(cache_salt="a@")
+        OptionalOutputs(cache_salt="a@")
     assert str(caught.value) == "cache_salt may not hold '@', '/', a backslash or NUL, which some servers refuse: 'a@'."
 
 
@@ -223,10 +223,10 @@ CAPABILITIES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wanted", "can", "sentence"), CAPABILITIES)
-def test_what_a_server_cannot_give(wanted: dict[str, Any], can: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(("optional_outputs", "can", "sentence"), CAPABILITIES)
+def test_what_a_server_cannot_give(optional_outputs: dict[str, Any], can: dict[str, Any], sentence: str) -> None:
     def check() -> None:
-        Capabilities(**can).check(Wanted.of(wanted), SamplingParams(), backend=B)
+        Capabilities(**can).check(OptionalOutputs.of(optional_outputs), SamplingParams(), backend=B)
 
     said(UnsupportedByServerError, sentence, check)
 
@@ -234,14 +234,14 @@ def test_what_a_server_cannot_give(wanted: dict[str, Any], can: dict[str, Any], 
 def test_what_a_server_may_still_give() -> None:
     every = {"top_logprobs": 2, "prompt_logprobs": True, "routed_experts": True, "priority": 1, "sampling_mask": True}
     for can in (Capabilities(), Capabilities(2, True, True, True, True, True)):
-        can.check(Wanted.of(every), SamplingParams(top_k=1), backend=B)
-        can.check(Wanted.of(every), SamplingParams(temperature=0.0), backend=B)
+        can.check(OptionalOutputs.of(every), SamplingParams(top_k=1), backend=B)
+        can.check(OptionalOutputs.of(every), SamplingParams(temperature=0.0), backend=B)
     nothing = Capabilities(0, False, False, False, False, False)
-    nothing.check(Wanted(), SamplingParams(), backend=B)
-    nothing.check(Wanted(cache_salt="s"), SamplingParams(), backend=B)
-    assert nothing.service(Wanted(priority=3, cache_salt="s")) == {"priority": 3, "cache_salt": "s"}
-    assert replace(nothing, lower_first=True).service(Wanted(priority=3)) == {"priority": -3}
-    assert nothing.service(Wanted()) == {}
+    nothing.check(OptionalOutputs(), SamplingParams(), backend=B)
+    nothing.check(OptionalOutputs(cache_salt="s"), SamplingParams(), backend=B)
+    assert nothing.service(OptionalOutputs(priority=3, cache_salt="s")) == {"priority": 3, "cache_salt": "s"}
+    assert replace(nothing, lower_first=True).service(OptionalOutputs(priority=3)) == {"priority": -3}
+    assert nothing.service(OptionalOutputs()) == {}
 
 
 def test_choices_about_aborts() -> None:

@@ -32,10 +32,10 @@ def npy(array: Any) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def columns(wanted: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> Any:
+def columns(optional_outputs: Any, delta_start: int = 0, top_k: int = -1, **said: Any) -> Any:
     if isinstance(rows := said.get("top"), list | tuple):
         said["top"] = lambda: rows
-    asked = request(wanted, delta_start=delta_start, top_k=top_k)
+    asked = request(optional_outputs, delta_start=delta_start, top_k=top_k)
     logprobs = np.array([-1.0, -2.0, -3.0], np.float32)
     raw = RawResponse(finish="stop", output_ids=OUTPUT, logprobs=logprobs, **{NAMES[name]: said[name] for name in said})
     return ColumnValidation(READER, asked, np.array(OUTPUT, np.int32), logprobs).columns(raw)

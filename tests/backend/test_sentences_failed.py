@@ -20,11 +20,11 @@ from tito_core.backend import (
     ServerError,
     ThrottledError,
 )
-from tito_core.backend.bodies import AnswerSize
-from tito_core.backend.connections import Reply
-from tito_core.backend.http_errors import error_from_failure, error_from_status
-from tito_core.backend.streaming import StreamReader
-from tito_core.backend.transport import EngineHttp, HttpAnswer, decoded
+from tito_core.backend.http.bodies import AnswerSize
+from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.errors import error_from_failure, error_from_status
+from tito_core.backend.http.streaming import StreamReader
+from tito_core.backend.http.transport import EngineHttp, HttpAnswer, decoded
 from tito_sglang.wire import Events
 
 B = "sglang"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault, always
 from support.backends import (
     KINDS,
     Kind,
@@ -30,7 +31,6 @@ from tito_core.backend import (
 from tito_core.backend.checked import generate, score
 from tito_core.backend.id_text import IdText
 from tito_core.backend.replicas import agreed
-from tito_core.testing import Fault, always
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.backend.bodies import AnswerSize
-from tito_core.backend.streaming import EventReader
+from tito_core.backend.http.bodies import AnswerSize
+from tito_core.backend.http.streaming import EventReader
 
 SIZE = AnswerSize(1 << 20, 1 << 20)
 DATA = st.lists(st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1).map(str.strip))

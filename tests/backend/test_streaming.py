@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 from support.backends import (
     BACKENDS,
     EOS,
@@ -44,7 +45,6 @@ from tito_core.backend import (
 )
 from tito_core.backend.checked import generate
 from tito_core.ledger.turn import Finish
-from tito_core.testing import Completion, Fault, HashPolicy, ScriptedServer, WireResponse, always, first
 
 OUTPUT = (21, 22, 23, 24, EOS)
 Events = list[dict[str, Any]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.testing import ScriptedEngine, WireResponse
 from support.backends import (
     KINDS,
     NO_ANSWER,
@@ -21,8 +22,7 @@ from support.backends import (
     over_sockets,
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
-from tito_core.backend.http_backend import HttpBackend
-from tito_core.testing import ScriptedEngine, WireResponse
+from tito_core.backend.http.backend import HttpBackend
 
 BOS = 1
 

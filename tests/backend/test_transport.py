@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault, ScriptedServer, always, first, scripted_server
 from support.backends import (
     BACKENDS,
     EOS,
@@ -43,9 +44,8 @@ from tito_core.backend import (
     ServerError,
 )
 from tito_core.backend.checked import generate, score
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http.backend import HttpBackend
 from tito_core.ledger.turn import Finish
-from tito_core.testing import Fault, ScriptedServer, always, first, scripted_server
 
 
 def served(kind: Kind, **options: Any) -> ScriptedServer:

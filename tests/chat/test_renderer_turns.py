@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import renderers
 
+from strands_tito.inspect import renderers as ours
+from strands_tito.inspect.renderers import SEAMS, RendererComparison, RendererTokenizer
 from support.byte_level import shared
 from support.conversations import LOOK, answer, asked, calls, results
 from support.templates import template_of
-from tito_core.chat import renderers as ours
 from tito_core.chat.messages import template_tools
 from tito_core.chat.probes import TOOLS, cases
-from tito_core.chat.renderers import SEAMS, InertTokenizer, RendererComparison
 from tito_core.chat.template import ChatTemplate, TemplateError
 
 SAME: Callable[[list[int]], Any] = list
@@ -135,7 +135,7 @@ def test_a_renderer_gets_a_tokenizer_that_spells_no_control_token_unless_content
         template = ChatTemplate.of(shared(), content_tokens=content_tokens)  # type: ignore[arg-type]
         made = RendererComparison.of(make, shared(), template)
         assert (made.name, made.template, made.tokenizer) == ("Beside", template, shared())
-    assert type(given[0]) is InertTokenizer
+    assert type(given[0]) is RendererTokenizer
     assert given[1] is shared()
     monkeypatch.setattr(ours, "_by_name", lambda name, tokenizer, arguments: make(tokenizer))
     named = RendererComparison.of("beside", shared(), template_of("byte level"))
@@ -165,7 +165,7 @@ def test_one_of_the_package_keeps_reasoning_and_has_the_rollouts_arguments(monke
 
 
 def test_an_inert_tokenizer_says_what_it_does_not_do() -> None:
-    inert = InertTokenizer(shared(), template_of("byte level").encoder)
+    inert = RendererTokenizer(shared(), template_of("byte level").encoder)
     with pytest.raises(NotImplementedError) as refused:
         inert("a", return_offsets_mapping=True)
     assert str(refused.value) == "This tokenizer gives ids only."

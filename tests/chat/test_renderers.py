@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from strands_tito.inspect.renderers import RendererComparison, RendererTokenizer, plain
 from support import zoo
 from support.attacks import attack, controls
 from support.byte_level import CHATML_TOOLS, byte_level, shared
 from support.conversations import LOOK, calls, results
-from tito_core.chat.renderers import InertTokenizer, RendererComparison, plain
 from tito_core.chat.template import ChatTemplate, TemplateError
 from tito_core.chat.traced import Traced
 
@@ -114,7 +114,7 @@ def test_a_template_that_ends_turns_in_the_next_opener_bridges_from_that() -> No
 
 def test_an_inert_tokenizer_spells_no_control_token_and_is_otherwise_the_same() -> None:
     template = ChatTemplate.of(shared())
-    inert = InertTokenizer(shared(), template.encoder)
+    inert = RendererTokenizer(shared(), template.encoder)
     assert inert.eos_token_id == shared().eos_token_id
     assert inert.encode("the door") == shared().encode("the door", add_special_tokens=False)
     assert set(inert.encode("<|im_end|><think>")).isdisjoint(template.encoder.control_ids)

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.ended import ended
-from tito_core.collect import (
+from strands_tito.collect import (
     CollectError,
     Ended,
     Rollout,
@@ -28,6 +27,7 @@ from tito_core.collect import (
     collected,
     entries,
 )
+from support.ended import ended
 
 
 class Fated:
@@ -243,7 +243,7 @@ async def test_nothing_is_run_when_a_task_is_not_sound(tmp_path: Path) -> None:
 async def test_a_disk_that_is_full_ends_it_and_leaves_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tito_core.collect.index import Index
+    from strands_tito.collect.index import Index
 
     append = Index.append
 

@@ -14,6 +14,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from strands_tito import cli
+from strands_tito.collect import AgentError, CollectError, FolderError, Rollout, RolloutFolder, Tally, Tasks, entries
+from strands_tito.collect.progress import on_console, status, summary
+from strands_tito.inspect.summary import EXPECTED_ERRORS
+from strands_tito.testing import Fault, ScriptedRequest
 from support.collect_command import (
     HERE,
     Nursery,
@@ -26,12 +31,7 @@ from support.collect_command import (
     wait_for,
 )
 from support.ended import ended
-from tito_core import cli
-from tito_core.collect import AgentError, CollectError, FolderError, Rollout, RolloutFolder, Tally, Tasks, entries
-from tito_core.collect.progress import on_console, status, summary
-from tito_core.inspect.summary import EXPECTED_ERRORS
 from tito_core.store import SchemaError
-from tito_core.testing import Fault, ScriptedRequest
 
 WANTED = {(f"line-{line}", sample) for line in range(1, 6) for sample in range(3)}
 
@@ -181,7 +181,7 @@ def test_mistakes_are_one_sentence(tasks: Path, folder: str, tmp_path: Path) -> 
     places = os.pathsep.join(filter(None, sys.path))
 
     def said(argv: list[str], *, on: Path = HERE) -> str:
-        run = [sys.executable, "-c", "from tito_core.cli import main; main()", *argv]
+        run = [sys.executable, "-c", "from strands_tito.cli import main; main()", *argv]
         environment = {**os.environ, "PYTHONPATH": places, "COLUMNS": "400"}
         ran = subprocess.run(run, cwd=on, env=environment, text=True, capture_output=True)
         assert ran.returncode in (1, 2)
@@ -246,7 +246,7 @@ def test_a_server_that_is_named_twice_is_told(tasks: Path, folder: str, tmp_path
 def test_ray_that_is_not_installed_is_told(
     tasks: Path, folder: str, tmp_path: Path, here: CliRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tito_core.collect.on_ray.find_spec", lambda name: None)
+    monkeypatch.setattr("strands_tito.collect.on_ray.find_spec", lambda name: None)
     with served("vllm") as server:
         found = here.invoke(cli.app, command("vllm", server, folder, tasks, tmp_path / "out", "--ray", "local"))
         assert not server.engine.requests
@@ -290,7 +290,7 @@ def test_a_terminal_sees_speed_and_failures_by_reason(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tito_core.collect import progress
+    from strands_tito.collect import progress
 
     counts = tally(tmp_path)
     now = [100.0]

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
+from strands_tito.collect.entry import read_start
 from support.ended import ended
-from tito_core.collect import Entry, FolderError, Rollout, RolloutFolder, TaskError, Tasks, collected, entries
-from tito_core.collect.entry import read_start
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError, encode
 
@@ -170,7 +170,7 @@ def test_after_a_power_cut_what_is_left_is_whole_and_the_rest_is_run_again(cut: 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom tito_core.collect import RolloutFolder\n"
+        "import sys\nfrom strands_tito.collect import RolloutFolder\n"
         f"folder = RolloutFolder({str(tmp_path)!r}, {ABOUT!r})\nprint('open', flush=True)\nsys.stdin.read()"
     )
     command = [sys.executable, "-c", script]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from strands_tito.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
 from support.ended import ended
-from tito_core.collect import CollectError, Rollout, RolloutFolder, Tasks, collect, collected
 from tito_core.store import SchemaError
 
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from strands_tito.collect import OnRay, Rollout, Tasks
+from strands_tito.collect.agent import AgentCode
+from strands_tito.collect.on_ray import Answer, RolloutActor
 from support import collect_agents
 from support.scripted import Says, backend_of, engine_of, policy_of
 from tito_core import Policy, store
 from tito_core.backend import EngineConnectionError
-from tito_core.collect import OnRay, Rollout, Tasks
-from tito_core.collect.agent import AgentCode
-from tito_core.collect.on_ray import Answer, RolloutActor
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
 
@@ -59,7 +59,7 @@ async def test_what_went_with_an_actor_or_its_machine_is_run_on_another(loss: st
 
 
 async def test_what_is_lost_again_and_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_core.collect.on_ray.REST_S", 0.0)
+    monkeypatch.setattr("strands_tito.collect.on_ray.REST_S", 0.0)
     workers = on_ray(Actor(*LOSSES))
     ended = await workers.play(rollout())
     assert ended.termination is Termination.ABORTED
@@ -77,7 +77,7 @@ async def test_another_error_of_the_cluster_is_raised() -> None:
 @pytest.fixture
 def _usual_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor has a process of its own, whose garbage collector it sets; here other tests come after it."""
-    monkeypatch.setattr("tito_core.collect.on_ray.fewer_rounds", lambda: None)
+    monkeypatch.setattr("strands_tito.collect.on_ray.fewer_rounds", lambda: None)
 
 
 class Hiccup:

@@ -16,16 +16,16 @@ import pytest
 from strands import Agent, tool
 from strands.tools import ToolProvider
 
+from strands_tito.collect import AgentError, Ended, InProcess, Rollout, Tasks, collect, collected, entries
+from strands_tito.collect.agent import AgentCode
+from strands_tito.inspect.verify import rescore
+from strands_tito.testing import Completion, Fault, always, every
 from support import collect_agents
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, policy_of
 from tito_core import Policy
-from tito_core.collect import AgentError, Ended, InProcess, Rollout, Tasks, collect, collected, entries
-from tito_core.collect.agent import AgentCode
 from tito_core.hooks import LoopLimiter
-from tito_core.inspect.verify import rescore
 from tito_core.ledger import check_ledger
 from tito_core.store import LedgerFile, to_record
-from tito_core.testing import Completion, Fault, always, every
 
 RUN = "0d3e2a44-9d63-4f10-8a53-0f8f8d1f8a10"
 CALL = call("multiply", '{"a": 25, "b": 17}')

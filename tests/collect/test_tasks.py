@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tito_core.collect import TaskError, Tasks
+from strands_tito.collect import TaskError, Tasks
 
 VALUES = st.recursive(
     st.none()

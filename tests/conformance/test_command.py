@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from conformance.defects import all_defects
 from conformance.defects.defect import latency
+from strands_tito import cli
+from strands_tito.testing import ScriptedServer
 from support.conformance_command import served
 from support.scripted import tokenizer
-from tito_core import cli
-from tito_core.testing import ScriptedServer
 
 HERE = Path(__file__).parent
 
@@ -44,7 +44,7 @@ def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -
 def conformance(server: ScriptedServer, folder: str, cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
     backend = server.engine.wire.name
     said = ("--backend", backend, "--base-url", server.base_url, "--tokenizer", folder, "--profile", "quick", *more)
-    return run("-c", "from tito_core.cli import main; main()", "conformance", *said, cwd=cwd)
+    return run("-c", "from strands_tito.cli import main; main()", "conformance", *said, cwd=cwd)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
@@ -86,7 +86,7 @@ def test_an_interrupt_ends_it_cleanly_with_what_is_known(
 ) -> None:
     with served(wire) as server:
         said = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
-        command = [sys.executable, "-c", "from tito_core.cli import main; main()", "conformance", *said]
+        command = [sys.executable, "-c", "from strands_tito.cli import main; main()", "conformance", *said]
         running = subprocess.Popen(
             [*command, "--profile", "deep"],
             cwd=tmp_path,
@@ -223,7 +223,7 @@ def test_a_third_backend_is_proven_by_the_plugin(
                 "-m",
                 "pytest",
                 "--pyargs",
-                "tito_conformance",
+                "strands_tito.conformance",
                 "--tito-backend=toy",
                 *said,
                 "-p",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_conformance.fixed import NEAR_TIE_NATS, _alike
-from tito_conformance.laws import BrokenLawError, Tally
+from strands_tito.conformance.fixed import NEAR_TIE_NATS, _alike
+from strands_tito.conformance.laws import BrokenLawError, Tally
 
 
 def answer(*tokens: tuple[int, float]) -> Any:

@@ -14,16 +14,16 @@ from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, Defect, planted
 from conformance.defects.parity import PARITY
 from conformance.defects.trial import tried
+from strands_tito.conformance import suite
+from strands_tito.conformance.closing import UNSPELLED
+from strands_tito.conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
+from strands_tito.conformance.profiles import PROFILES
+from strands_tito.conformance.report import rows
+from strands_tito.conformance.target import Target
+from strands_tito.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
+from strands_tito.testing.moves import Ask, Cut, StopAt
 from support.scripted import is_probe, tokenizer
-from tito_conformance import suite
-from tito_conformance.closing import UNSPELLED
-from tito_conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
-from tito_conformance.profiles import PROFILES
-from tito_conformance.report import rows
-from tito_conformance.target import Target
 from tito_core.chat.ending import Opened
-from tito_core.testing import Completion, HashPolicy, InProcessTransport, ScriptedRequest, scripted_engine
-from tito_core.testing.moves import Ask, Cut, StopAt
 from tito_core.turn import request
 
 

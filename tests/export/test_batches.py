@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.export import MissingPackageError, TrainingSample, samples_of
+from strands_tito.export.batch import TooLongError, padded
+from strands_tito.export.packing import packed
+from strands_tito.export.sample import sampled
 from support.rollout_forests import chain, rollouts
-from tito_core.export import MissingPackageError, TrainingSample, samples_of
-from tito_core.export.batch import TooLongError, padded
-from tito_core.export.packing import packed
-from tito_core.export.sample import sampled
 from tito_core.ledger import Ledger
 
 PAD = 7

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
+from strands_tito.export.skyrl import STOP_REASON, generator_output_of
+from strands_tito.export.verifiers import STOP, trace_of
 from support.rollout_forests import HOT, chain, grow, rollouts
 from support.trainer_packages import run
-from tito_core.export import BranchedRolloutError, LogprobMismatchError, MissingPackageError, samples_of
-from tito_core.export.skyrl import STOP_REASON, generator_output_of
-from tito_core.export.verifiers import STOP, trace_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from strands_tito.export import samples_of
+from strands_tito.export.agent_lightning import STATE
+from strands_tito.export.slime import STATUS
 from support.rollout_forests import chain
 from support.trainer_packages import LOCKS
-from tito_core.export import samples_of
-from tito_core.export.agent_lightning import STATE
-from tito_core.export.slime import STATUS
 from tito_core.termination import Termination, record_termination
 
 PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-8")
@@ -45,9 +45,9 @@ def test_each_version_on_the_page_is_locked_and_each_lock_is_on_the_page() -> No
 def test_no_trainer_is_imported_before_a_function_that_needs_it_is_called() -> None:
     """All but `verl_loop`, which verl itself imports, by its configuration."""
     code = (
-        "import importlib, pkgutil, sys, tito_core.export as of\n"
+        "import importlib, pkgutil, sys, strands_tito.export as of\n"
         "names = [each.name for each in pkgutil.iter_modules(of.__path__) if each.name != 'verl_loop']\n"
-        "for name in names: importlib.import_module(f'tito_core.export.{name}')\n"
+        "for name in names: importlib.import_module(f'strands_tito.export.{name}')\n"
         "print(len(names), {name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:]))"
     )
     heavy = ["torch", "pyarrow", "datasets", "slime", "verl", "trl", "agentlightning", "tinker", "skyrl", "verifiers"]

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.export import TrainingSample, parquet, samples_of
+from strands_tito.export.parquet import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
+from strands_tito.export.sample import sampled
 from support.rollout_forests import chain, rollouts
 from support.trainer_packages import run
-from tito_core.export import TrainingSample, parquet, samples_of
-from tito_core.export.parquet import SamplesSchemaError, read_parquet, samples_in, schema, table_of, write_parquet
-from tito_core.export.sample import sampled
 from tito_core.ledger import Ledger
 
 sets = st.lists(rollouts(most_turns=4), min_size=0, max_size=3)

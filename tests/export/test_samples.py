@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.drafts import make_draft
-from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
-from tito_core.export import (
+from strands_tito.export import (
     BranchedRolloutError,
     LogprobMismatchError,
     MissingPackageError,
@@ -21,8 +19,10 @@ from tito_core.export import (
     samples_of,
     trained_tokens,
 )
-from tito_core.export.missing import imported
-from tito_core.export.sample import NO_EXPERT, sampled
+from strands_tito.export.missing import imported
+from strands_tito.export.sample import NO_EXPERT, sampled
+from support.drafts import make_draft
+from support.rollout_forests import CUT, HOT, RAW, chain, grow, rollouts
 from tito_core.ledger import Column, Finish, Ledger, Provenance, Semantics
 from tito_core.termination import Termination, record_termination, recorded_termination
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from strands_tito.export import LogprobMismatchError, samples_of
+from strands_tito.export.slime import STATUS, fan_out, fields_of, fill
+from strands_tito.integrations.slime_generate import sampling_of
 from support.rollout_forests import CUT, HOT, chain, grow, rollouts
 from support.slime_facts import CONTRACT, SOURCE, check_types
 from support.trainer_packages import run
-from tito_core.export import LogprobMismatchError, samples_of
-from tito_core.export.slime import STATUS, fan_out, fields_of, fill
-from tito_core.export.slime_generate import sampling_of
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 

@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from strands_tito.export import LogprobMismatchError
+from strands_tito.export.turnwise import trained_turns
 from support.rollout_forests import HOT, chain, rollouts
 from support.trainer_packages import run
-from tito_core.export import LogprobMismatchError
-from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Ledger
 from tito_vllm.spans import emit_spans
 

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.export import MissingPackageError, sample_of, verl
+from strands_tito.export.verl import output_of, outputs_of
+from strands_tito.integrations.verl_backend import VerlBackend, parameters
 from support.rollout_forests import chain
 from support.scripted import END, ids_of
 from support.trainer_packages import run
@@ -18,9 +21,6 @@ from tito_core.backend.errors import ProtocolViolationError, UnsupportedByServer
 from tito_core.backend.protocol import TokenRequest
 from tito_core.backend.sampling import Grammar
 from tito_core.backend.semantics import semantics_of
-from tito_core.export import MissingPackageError, sample_of, verl
-from tito_core.export.verl import output_of, outputs_of
-from tito_core.export.verl_backend import VerlBackend, parameters
 from tito_core.ledger import Finish, Ledger, VersionSpan
 
 CONFIG: dict[str, Any] = {

@@ -29,10 +29,10 @@ import numpy as np
 from fuzz.mutation import changed_bytes, changed_value, dumped
 from fuzz.plain_file import ANNOTATION, HEADER, PREAMBLE, TURN, PlainFrame, frames_of, unpacked
 from fuzz.target import Outcome, require
+from strands_tito.collect import Rollout, RolloutFolder, Tasks, collected
 from support.drafts import engine_record, make_draft
 from support.ended import ended
 from tito_core import store
-from tito_core.collect import Rollout, RolloutFolder, Tasks, collected
 from tito_core.ledger import CallRecord, Column, Finish, LawViolationError, Ledger, MediaSpan, Sampling
 from tito_core.ledger.forest_invariants import check_ledger
 from tito_core.ledger.turn import ResponseSpan

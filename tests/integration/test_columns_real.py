@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.conformance.agents import listen
+from strands_tito.engines.spec import EngineSpec, find
 from support.real import Served, serve
 from support.reference import reference
-from tito_conformance.agents import listen
 from tito_core import TITOModel
 from tito_core.backend import UnsupportedByServerError
 from tito_core.backend.checked import score
-from tito_core.engine.spec import EngineSpec, find
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
@@ -30,9 +30,9 @@ def served(tagged: Served) -> Served:
     return tagged
 
 
-async def talk(served: Served, sampling: dict[str, Any], wanted: dict[str, Any]) -> TITOModel:
+async def talk(served: Served, sampling: dict[str, Any], optional_outputs: dict[str, Any]) -> TITOModel:
     """A rollout of two turns."""
-    model = served.policy.model(sampling={"max_new_tokens": 24, **sampling}, wanted=wanted)
+    model = served.policy.model(sampling={"max_new_tokens": 24, **sampling}, optional_outputs=optional_outputs)
     messages: list[Any] = []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": [{"text": question}]})
@@ -55,7 +55,7 @@ def test_what_the_server_gives_and_its_logprobs_mean_is_measured(served: Served)
 
 def test_what_it_does_not_give_is_refused_before_the_rollout(served: Served) -> None:
     with pytest.raises(UnsupportedByServerError, match="start the server with --enable-return-routed-experts"):
-        served.policy.model(wanted={"routed_experts": (2, 2)})
+        served.policy.model(optional_outputs={"routed_experts": (2, 2)})
 
 
 async def test_top_and_prompt_logprobs_are_what_the_engine_and_transformers_compute(served: Served) -> None:
@@ -119,8 +119,8 @@ async def test_a_cache_salt_shares_with_its_own_alone(served: Served) -> None:
 
 async def test_a_grammar_that_leaves_fewer_tokens_than_are_wanted_is_told(served: Served) -> None:
     grammar = {"kind": "regex", "value": "ab?"}
-    wanted = {"top_logprobs": 4}
-    model = served.policy.model(sampling={"max_new_tokens": 8, "grammar": grammar}, wanted=wanted)
+    optional_outputs = {"top_logprobs": 4}
+    model = served.policy.model(sampling={"max_new_tokens": 8, "grammar": grammar}, optional_outputs=optional_outputs)
     question: Any = [{"role": "user", "content": [{"text": "Say it."}]}]
     async for _ in model.stream(question):
         pass
@@ -136,7 +136,7 @@ async def test_a_grammar_that_leaves_fewer_tokens_than_are_wanted_is_told(served
 async def test_sglangs_sampling_mask_holds_what_top_k_left(served: Served) -> None:
     if served.kind == "vllm":
         with pytest.raises(UnsupportedByServerError, match="--return-sampling-mask"):
-            served.policy.model(sampling={"top_k": 6}, wanted={"sampling_mask": True})
+            served.policy.model(sampling={"top_k": 6}, optional_outputs={"sampling_mask": True})
         return
     model = await talk(served, {"top_k": 6, "temperature": 1.5}, {"sampling_mask": True, "top_logprobs": 7})
     for turn in model.ledger:
@@ -200,7 +200,7 @@ async def test_routed_experts_are_those_that_transformers_computes(kind: str) ->
         assert (can.priority, can.expert_shape) == ((True, False) if kind == "sglang" else (None, True))
         if kind == "sglang":
             with pytest.raises(UnsupportedByServerError, match=r"give routed_experts=\(layers, experts a token\)"):
-                served.policy.model(wanted={"routed_experts": True})
+                served.policy.model(optional_outputs={"routed_experts": True})
         model = await talk(served, {}, {"routed_experts": (2, 2), "priority": 5, "top_logprobs": 4})
         trajectory = model.trajectory
         said = trajectory.column("routed_experts", 255)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from strands_tito import engines
+from strands_tito.engines import install, models
 from support.keeping import Keeper
 from support.real import Served
 from support.scripted import tokenizer
-from tito_core import engine
-from tito_core.engine import install, models
 
 pytestmark = pytest.mark.engine
 FLOAT32_NATS = 1e-3
@@ -27,7 +27,7 @@ def conformance(kind: str, url: str, folder: Path, *more: str, name: str = "smol
     tokenizer(name).save_pretrained(folder / "tokenizer")
     done = subprocess.run(
         [
-            *(sys.executable, "-c", "from tito_core.cli import main; main()", "conformance"),
+            *(sys.executable, "-c", "from strands_tito.cli import main; main()", "conformance"),
             *("--backend", kind, "--base-url", url, "--tokenizer", str(folder / "tokenizer")),
             *("--profile", "quick", "--tolerance", str(FLOAT32_NATS), "--report", str(folder / "out"), *more),
         ],
@@ -60,8 +60,8 @@ def test_the_two_servers_say_the_same(keeper: Keeper, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_weights_change_under_answers(kind: str, tmp_path: Path) -> None:
-    weights = models.ensure("qwen3-tiny", install.ensure(engine.find(kind)).python)
-    with engine.running_sync(kind, model="qwen3-tiny", dev_mode=True) as url:
+    weights = models.ensure("qwen3-tiny", install.ensure(engines.find(kind)).python)
+    with engines.running_sync(kind, model="qwen3-tiny", dev_mode=True) as url:
         found = conformance(kind, url, tmp_path, "--weights", str(weights), name="qwen3-tiny")
     for name in ("changed", "live", "versions", "rescored"):
         assert found["checks"][name]["verdict"] == "holds", name

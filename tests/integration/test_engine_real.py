@@ -1,4 +1,4 @@
-"""Real vLLM and SGLang, installed and run by `tito_core.engine`: they answer, and they leave nothing behind."""
+"""Real vLLM and SGLang, installed and run by `strands_tito.engines`: they answer, and they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tito_core import engine
+from strands_tito import engines
 
 pytestmark = pytest.mark.engine
 PROMPT = [9707, 11, 1879, 0]
@@ -45,7 +45,7 @@ def completion(name: str, url: str) -> tuple[Sequence[int], Sequence[int]]:
 
 @either
 async def test_it_answers_in_token_ids_and_leaves_no_process(name: str) -> None:
-    async with engine.running(name, model=MODEL) as url:
+    async with engines.running(name, model=MODEL) as url:
         processes = tree(url)
         echoed, sampled = completion(name, url)
     assert echoed == PROMPT
@@ -57,8 +57,8 @@ async def test_it_answers_in_token_ids_and_leaves_no_process(name: str) -> None:
 @either
 def test_it_ends_with_a_parent_that_is_killed(name: str) -> None:
     script = (
-        "import time; from tito_core import engine\n"
-        f"up = engine.bring_up({name!r}, {MODEL!r}); print(up.pid, flush=True); time.sleep(900)"
+        "import time; from strands_tito import engines\n"
+        f"up = engines.bring_up({name!r}, {MODEL!r}); print(up.pid, flush=True); time.sleep(900)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

@@ -20,9 +20,10 @@ import math_agent
 import partial_rollouts
 import structured_output
 import sub_agent
+from strands_tito import engines
+from strands_tito.engines import install, models
 from support.real import policy_at
-from tito_core import Policy, engine
-from tito_core.engine import install, models
+from tito_core import Policy
 from tito_core.ledger import Provenance
 from train_tiny import Settings, Training
 from training import curves
@@ -43,8 +44,8 @@ class Here:
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def here(request: pytest.FixtureRequest) -> Iterator[Here]:
-    python = install.ensure(engine.find(request.param)).python
-    with engine.running_sync(request.param, dev_mode=True) as url:
+    python = install.ensure(engines.find(request.param)).python
+    with engines.running_sync(request.param, dev_mode=True) as url:
         policy = asyncio.run(policy_at(request.param, url))
         yield Here(url, policy, python, models.ensure("smollm2", python))
 

@@ -18,18 +18,18 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from strands.types.exceptions import MaxTokensReachedException
 
+from strands_tito.export import TrainingSample, samples_of
+from strands_tito.export.batch import padded
+from strands_tito.export.flat import flat_of
+from strands_tito.export.packing import packed
+from strands_tito.export.parquet import read_parquet, write_parquet
+from strands_tito.export.slime import fields_of
+from strands_tito.export.turnwise import trained_turns
+from strands_tito.integrations.trl import columns_of
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
 from tito_core.backend.checked import score
-from tito_core.export import TrainingSample, samples_of
-from tito_core.export.batch import padded
-from tito_core.export.flat import flat_of
-from tito_core.export.packing import packed
-from tito_core.export.parquet import read_parquet, write_parquet
-from tito_core.export.slime import fields_of
-from tito_core.export.trl import columns_of
-from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.termination import record_termination, termination_of
 from tito_vllm.spans import emit_spans

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from strands import Agent
 
+from strands_tito import engines
+from strands_tito.engines import install
+from strands_tito.engines.spec import find
+from strands_tito.inspect.verify import rescore
 from support import gptoss
 from support.gptoss import ANSWER, ARGUMENTS, BEFORE_ANSWER, BEFORE_CALL, CALL, END, QUESTION, RETURN, THANKS, WELCOME
 from support.multiplying import multiply
 from support.real import Served
-from tito_core import Policy, TITOModel, engine
-from tito_core.engine import install
-from tito_core.engine.spec import find
-from tito_core.inspect.verify import rescore
+from tito_core import Policy, TITOModel
 from tito_core.ledger import Provenance, VocabularyCheck, check_ledger
 
 pytestmark = pytest.mark.engine
@@ -48,7 +49,7 @@ def token(text: str) -> int:
 def played(request: pytest.FixtureRequest) -> Iterator[Played]:
     kind = request.param
     folder = gptoss.model_folder(install.ensure(find(kind)).python)
-    with engine.running_sync(kind, model=folder) as url:
+    with engines.running_sync(kind, model=folder) as url:
         policy = Policy.connect(backend=kind, base_url=url, tokenizer=str(folder), timeout_s=120)
         model = policy.model(sampling={"max_new_tokens": 96, "temperature": 0.0})
         agent = Agent(model=model, tools=[multiply], callback_handler=None)

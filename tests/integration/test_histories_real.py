@@ -15,9 +15,9 @@ from strands.session import FileSessionManager
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import calculator
+from strands_tito.inspect.verify import rescore
 from support.real import Served
 from tito_core import TITOModel, store
-from tito_core.inspect.verify import rescore
 from tito_core.ledger import Ledger, Provenance, Reason, check_ledger
 from tito_core.turn.branches import HistoryChangedError
 

@@ -11,10 +11,11 @@ import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import make_agent
+from strands_tito import engines
+from strands_tito.engines import RunningEngine
 from support.real import policy_at
-from tito_core import engine, store
+from tito_core import store
 from tito_core.backend import EngineConnectionError
-from tito_core.engine import RunningEngine
 from tito_core.ledger import check_ledger
 
 pytestmark = pytest.mark.engine
@@ -29,7 +30,7 @@ def kill(server: RunningEngine) -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> None:
-    server = await asyncio.to_thread(engine.bring_up, kind, model="smollm2")
+    server = await asyncio.to_thread(engines.bring_up, kind, model="smollm2")
     try:
         policy = await policy_at(kind, server.url)
         model = policy.model(sampling={"temperature": 0.0, "max_new_tokens": 64})
@@ -50,10 +51,10 @@ async def test_a_killed_engine_is_named_and_its_return_is_welcome(kind: str) -> 
         assert time.monotonic() - started < 60
         assert store.encode(model.ledger) == before
     finally:
-        await asyncio.to_thread(engine.stop, server)
+        await asyncio.to_thread(engines.stop, server)
 
     port = int(server.url.rsplit(":", 1)[1])
-    async with engine.running(kind, model="smollm2", port=port):
+    async with engines.running(kind, model="smollm2", port=port):
         model.update_config(max_new_tokens=32, ignore_eos=False)
         turns = len(model.ledger)
         with contextlib.suppress(MaxTokensReachedException):

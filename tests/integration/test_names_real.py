@@ -19,11 +19,11 @@ import pytest
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from calculator import calculator, evaluate, make_agent
+from strands_tito.compat.lazy_model import LazyModel
+from strands_tito.inspect.verify import rescore
 from support.real import Served
 from support.scripted import tokenizer
 from tito_core.backend.checked import score
-from tito_core.dropin.late_model import LateModel
-from tito_core.inspect.verify import rescore
 from tito_core.ledger import check_ledger
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel, VLLMTokenRecorder
@@ -48,23 +48,23 @@ def quick_start(project: str, version: str, number: int, changes: dict[str, str]
 def run(code: str) -> dict[str, Any]:
     """Run a snippet, and give the names in it; those of its `main`, too, which is where one snippet has its model."""
     names: dict[str, Any] = {"eval": evaluate}  # a tool of theirs evaluates whatever the policy writes
-    held: list[LateModel] = []
-    began = LateModel.__init__
+    held: list[LazyModel] = []
+    began = LazyModel.__init__
 
-    def remember(self: LateModel, *args: Any) -> None:
+    def remember(self: LazyModel, *args: Any) -> None:
         held.append(self)
         began(self, *args)
 
-    LateModel.__init__ = remember  # type: ignore[method-assign]
+    LazyModel.__init__ = remember  # type: ignore[method-assign]
     try:
         with contextlib.suppress(MaxTokensReachedException, ContextWindowOverflowException):  # the policy is tiny
             exec(compile(code, "README.md", "exec"), names)
     finally:
-        LateModel.__init__ = began  # type: ignore[method-assign]
+        LazyModel.__init__ = began  # type: ignore[method-assign]
     return {**names, "model": held[-1]}
 
 
-async def confirmed(model: LateModel, served: Served) -> int:
+async def confirmed(model: LazyModel, served: Served) -> int:
     """The laws hold, the lists are the trajectory's, and the server scores the sampled tokens as recorded."""
     check_ledger(model.ledger)
     trajectory = model.trajectory
@@ -125,7 +125,7 @@ def test_the_other_providers_quick_start_runs_with_the_import_changed(
     print(f"\n{project} {version}, snippet {snippet}: {asyncio.run(confirmed(model, served))} tokens re-scored")
 
 
-def model_at(served: Served) -> LateModel:
+def model_at(served: Served) -> LazyModel:
     if served.kind == "sglang":
         params = {"temperature": 1.0, "max_new_tokens": 96}
         client = SGLangClient(served.url)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from strands.types.exceptions import ContextWindowOverflowException
 
+from strands_tito import engines
 from support.scripted import tokenizer
-from tito_core import Policy, engine
+from tito_core import Policy
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
@@ -22,7 +23,7 @@ from tito_core.backend import (
     TokenRequest,
 )
 from tito_core.backend.checked import generate
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http.backend import HttpBackend
 
 pytestmark = pytest.mark.engine
 KEY = "a-key-of-this-test"
@@ -44,7 +45,7 @@ class Locked:
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def locked(request: pytest.FixtureRequest) -> Iterator[Locked]:
     arguments = ["--api-key", KEY, *BUSY[request.param]]
-    with engine.running_sync(request.param, model="smollm2", server_args=arguments) as url:
+    with engines.running_sync(request.param, model="smollm2", server_args=arguments) as url:
         yield Locked(request.param, url)
 
 

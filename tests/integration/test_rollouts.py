@@ -11,12 +11,12 @@ from pydantic import BaseModel
 from strands.types.exceptions import MaxTokensReachedException
 
 from calculator import QUESTIONS, make_agent
+from strands_tito.inspect.verify import Rescored, merge, rescore
 from support.real import Served
 from tito_core import TITOModel
 from tito_core.backend import BadRequestError
 from tito_core.backend.checked import generate
 from tito_core.backend.protocol import TokenRequest
-from tito_core.inspect.verify import Rescored, merge, rescore
 from tito_core.ledger import Ledger, check_ledger
 
 pytestmark = pytest.mark.engine

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.export import samples_of
+from strands_tito.export.slime import STATUS, fields_of
+from strands_tito.integrations.slime_generate import generate
 from support import calculating
 from support.real import Served
 from support.scripted import tokenizer
 from support.slime_facts import CONTRACT, PARAMETERS, SOURCE, Recorded, arguments, check_types
 from support.trainer_packages import run
 from tito_core.backend.checked import score
-from tito_core.export import samples_of
-from tito_core.export.slime import STATUS, fields_of
-from tito_core.export.slime_generate import generate
 from tito_core.ledger import check_ledger
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from strands_tito.engines import find, install, models
 from support.trainer_packages import folder_of
-from tito_core.engine import find, install, models
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def run(*arguments: str, path: str, cwd: Path) -> str:
 
 
 def test_the_suite_holds_and_says_what_did_not_apply(installed: str, model: str, tmp_path: Path) -> None:
-    command = ("-c", "from tito_core.cli import main; main()", "conformance", "--backend", "transformers", "--seeds")
+    command = ("-c", "from strands_tito.cli import main; main()", "conformance", "--backend", "transformers", "--seeds")
     said = ("--base-url", model, "--tokenizer", model, "--profile", "quick", "--tolerance", "0.001", "--report", "out")
     shown = run(*command, *said, path=installed, cwd=tmp_path)
     assert "Every law that applies holds." in shown

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_core import engine
+from strands_tito import engines
+from strands_tito.engines import install, models
 from tito_core.backend import (
     Aborts,
     EngineAdmin,
@@ -29,7 +30,6 @@ from tito_core.backend import (
     generate_whole,
 )
 from tito_core.backend.checked import generate, score
-from tito_core.engine import install, models
 from tito_core.ledger.turn import Finish, VersionSpan
 
 pytestmark = pytest.mark.engine
@@ -49,8 +49,8 @@ class Server:
 
 @pytest.fixture(scope="module", params=["vllm", "sglang"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    weights = models.ensure("qwen3-tiny", install.ensure(engine.find(request.param)).python)
-    with engine.running_sync(request.param, model="qwen3-tiny", dev_mode=True) as url:
+    weights = models.ensure("qwen3-tiny", install.ensure(engines.find(request.param)).python)
+    with engines.running_sync(request.param, model="qwen3-tiny", dev_mode=True) as url:
         yield Server(request.param, url, weights)
 
 

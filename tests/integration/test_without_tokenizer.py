@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.inspect.verify import rescore
 from support.calculating import QUESTION, make_agent
 from support.real import Served, policy_at, serve
 from tito_core.backend import BadRequestError
-from tito_core.inspect.verify import rescore
 from tito_core.ledger import LawViolationError, VocabularyCheck, check_ledger
 
 pytestmark = [pytest.mark.engine, pytest.mark.parametrize("bare", ["sglang"], indirect=True)]
@@ -43,8 +43,8 @@ async def test_an_agent_with_tools_lives_on_it(bare: Served, stream: bool) -> No
 
 
 async def test_what_is_wanted_beside_comes_all_the_same(bare: Served) -> None:
-    wanted = {"top_logprobs": 3, "prompt_logprobs": True}
-    model = bare.policy.model(sampling={"max_new_tokens": 8, "temperature": 1.0}, wanted=wanted)
+    optional_outputs = {"top_logprobs": 3, "prompt_logprobs": True}
+    model = bare.policy.model(sampling={"max_new_tokens": 8, "temperature": 1.0}, optional_outputs=optional_outputs)
     async for _ in model.stream([{"role": "user", "content": [{"text": "Say it."}]}]):
         pass
     check_ledger(model.ledger)

@@ -19,14 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.export import sample_of, samples_of
+from strands_tito.export.batch import padded
+from strands_tito.export.packing import packed
+from strands_tito.export.turnwise import trained_turns
 from support.drafts import make_draft
 from support.forests import digest_of
 from support.rollout_forests import chain, rollouts
 from tito_core import store
-from tito_core.export import sample_of, samples_of
-from tito_core.export.batch import padded
-from tito_core.export.packing import packed
-from tito_core.export.turnwise import trained_turns
 from tito_core.ledger import Column, LawViolationError, Ledger, Sampling, Server, check_ledger
 
 OPENING: dict[str, Any] = {"system": None, "tools": []}

@@ -18,6 +18,7 @@ from strands.types.exceptions import (
     ModelThrottledException,
 )
 
+from strands_tito.testing import Fault, ScriptedServer
 from support.raw_server import RawServer
 from support.scripted import BACKENDS, Says, call, engine_of, tokenizer
 from tito_core import MalformedCallError, Termination, TITOModel, termination_of
@@ -31,7 +32,6 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.ledger.errors import LawViolationError
-from tito_core.testing import Fault, ScriptedServer
 from tito_sglang import SGLangClient, SGLangModel, SGLangThrottledError
 from tito_vllm import VLLMModel
 

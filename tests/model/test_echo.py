@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault, at
 from support.scripted import BACKENDS, Says, model_of
 from tito_core.backend import ProtocolViolationError
-from tito_core.testing import Fault, at
 
 ASKED = {"vllm": "return_token_ids", "sglang": "return_prompt_token_ids"}
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from strands_tito.collect.workers import ROUNDS, fewer_rounds
 from support.histories import add
 from support.scripted import BACKENDS, Says, call, model_of
 from tito_core import TITOModel
-from tito_core.collect.workers import ROUNDS, fewer_rounds
 
 QWEN3 = "qwen3-tiny"
 CALL = call("add", '{"a": 1, "b": 2}')

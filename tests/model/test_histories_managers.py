@@ -9,10 +9,10 @@ from strands import tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.hooks import AfterModelCallEvent
 
+from strands_tito.testing import THROTTLED, at
 from support.histories import Watched, watched
 from support.scripted import BACKENDS, call
 from tito_core.backend import ThrottledError
-from tito_core.testing import THROTTLED, at
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 

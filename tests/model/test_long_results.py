@@ -15,7 +15,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from support.conversations import asked, calls, results
 from support.scripted import BACKENDS, Says, model_of, policy_of
 from tito_core.backend import ContextLengthError, EngineInfo
-from tito_core.chat.words import LONG_TEXT
+from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger import Ledger
 from tito_core.settings import Settings
 from tito_core.turn import request

@@ -13,7 +13,7 @@ from strands.types.exceptions import StructuredOutputException
 from support.drafts import make_draft
 from support.scripted import Says, model_of, policy_of
 from tito_core import Policy, TITOModel
-from tito_core.backend import EngineInfo, SamplingParams, Wanted
+from tito_core.backend import EngineInfo, OptionalOutputs, SamplingParams
 from tito_core.ledger import Branch, Ledger, Reason
 from tito_core.model import SeveralTrajectoriesError
 from tito_core.settings import Settings
@@ -62,7 +62,7 @@ def test_what_is_said_goes_where_it_belongs(connected: list[dict[str, Any]]) -> 
         "turn_timeout_s": 1.5,
         "max_total_tokens": 70,
         "stream": True,
-        "wanted": {"top_logprobs": 2},
+        "optional_outputs": {"top_logprobs": 2},
         "verify_echo": "first",
     }
     shared: dict[str, Any] = {
@@ -216,9 +216,11 @@ def test_what_changed_of_a_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_policy_gives_its_choices_to_the_model() -> None:
     policy = policy_of("vllm")
     ledger = Ledger()
-    model = policy.model(ledger=ledger, stream=True, sampling=SamplingParams(seed=3), wanted=Wanted(priority=1))
+    model = policy.model(
+        ledger=ledger, stream=True, sampling=SamplingParams(seed=3), optional_outputs=OptionalOutputs(priority=1)
+    )
     assert (model.policy, model.ledger) == (policy, ledger)
-    expected = Settings.of(stream=True, sampling=SamplingParams(seed=3), wanted=Wanted(priority=1))
+    expected = Settings.of(stream=True, sampling=SamplingParams(seed=3), optional_outputs=OptionalOutputs(priority=1))
     assert model._settings == expected.at(policy.info)
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent
 
+from strands_tito.testing import Fault, at
 from support.scripted import BACKENDS, END, Says, backend_of, engine_of, ids_of, policy_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.backend import BadRequestError, ProtocolViolationError
-from tito_core.testing import Fault, at
 
 PADDED = 64
 """Rows of the server's embedding past the tokenizer's ids."""

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from strands import Agent
 
+from strands_tito.testing import ScriptedEngine
 from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of
 from support.session import Life, Lived, agent_of, live, live_elsewhere
 from tito_core import TITOModel, store
 from tito_core.ledger import Ledger, check_ledger
 from tito_core.store import LedgerFile
-from tito_core.testing import ScriptedEngine
 
 UUID = "00000000-0000-4000-8000-000000000000"
 FIRST = ["What is 2 + 3?"]

@@ -15,8 +15,8 @@ from strands.types.exceptions import MaxTokensReachedException
 
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
-from tito_core.backend import Capabilities, EngineInfo, SamplingParams, UnsupportedByServerError, Wanted
-from tito_core.backend.aborts import MAX_RESUMES, Aborts
+from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, SamplingParams, UnsupportedByServerError
+from tito_core.backend.resume import MAX_RESUMES, Aborts
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import RolloutOptions, Settings
@@ -48,7 +48,7 @@ def test_what_is_chosen_where_nothing_is() -> None:
             turn_timeout_s=None,
             max_total_tokens=None,
             stream=False,
-            wanted=Wanted(),
+            optional_outputs=OptionalOutputs(),
             verify_echo="always",
             reports_ids=False,
             runs_calls=True,
@@ -92,7 +92,7 @@ def test_what_is_chosen_otherwise() -> None:
         turn_timeout_s=1.5,
         max_total_tokens=70,
         stream=1,  # type: ignore[arg-type]
-        wanted={"top_logprobs": 2},
+        optional_outputs={"top_logprobs": 2},
         verify_echo="first",
     )
     assert chosen == Settings(
@@ -106,7 +106,7 @@ def test_what_is_chosen_otherwise() -> None:
         turn_timeout_s=1.5,
         max_total_tokens=70,
         stream=True,
-        wanted=Wanted(top_logprobs=2),
+        optional_outputs=OptionalOutputs(top_logprobs=2),
         verify_echo="first",
     )
     assert chosen.stream is True
@@ -144,16 +144,16 @@ def test_the_least_that_still_can_be_chosen() -> None:
         assert Settings.of(malformed_calls=word).malformed_calls == word  # type: ignore[arg-type]
 
 
-@given(wanted=st.none() | st.integers(1, 9), served=st.none() | st.integers(1, 9))
-def test_the_context_is_what_is_wanted_and_at_most_what_is_served(wanted: int | None, served: int | None) -> None:
-    found = Settings.of(context_window_limit=wanted).at(replace(INFO, max_model_len=served)).context_window_limit
-    assert found == min((limit for limit in (wanted, served) if limit is not None), default=None)
+@given(asked=st.none() | st.integers(1, 9), served=st.none() | st.integers(1, 9))
+def test_the_context_is_what_is_wanted_and_at_most_what_is_served(asked: int | None, served: int | None) -> None:
+    found = Settings.of(context_window_limit=asked).at(replace(INFO, max_model_len=served)).context_window_limit
+    assert found == min((limit for limit in (asked, served) if limit is not None), default=None)
 
 
 def test_a_server_that_cannot_give_what_is_wanted_is_named() -> None:
     info = replace(INFO, capabilities=Capabilities(prompt_logprobs=False))
     with pytest.raises(UnsupportedByServerError) as caught:
-        Settings.of(wanted={"prompt_logprobs": True}).at(info)
+        Settings.of(optional_outputs={"prompt_logprobs": True}).at(info)
     assert str(caught.value).startswith("prompt_logprobs=True is wanted, and this sglang server does not give it")
     assert caught.value.backend == "sglang"
 
@@ -182,7 +182,7 @@ def test_changes() -> None:
         sentence = f"{fixed} is the policy's and cannot change in a rollout: make another model."
         said(ValueError, sentence, lambda fixed=fixed: chosen.changed(INFO, {fixed: "x"}))
     sentence = "wanted is the same in each turn of a rollout: make another model."
-    said(ValueError, sentence, lambda: chosen.changed(INFO, {"wanted": None}))
+    said(ValueError, sentence, lambda: chosen.changed(INFO, {"optional_outputs": None}))
 
 
 def test_a_system_prompt_in_blocks() -> None:
@@ -204,16 +204,16 @@ def test_a_tool_of_the_reserved_name() -> None:
     )
 
 
-@given(bound=st.none() | st.integers(1, 30), prompt=st.integers(0, 20), wanted=st.integers(1, 20))
-def test_what_a_bound_leaves(bound: int | None, prompt: int, wanted: int) -> None:
+@given(bound=st.none() | st.integers(1, 30), prompt=st.integers(0, 20), asked=st.integers(1, 20))
+def test_what_a_bound_leaves(bound: int | None, prompt: int, asked: int) -> None:
     if bound is not None and prompt >= bound:
         sentence = (
             f"The trajectory has {prompt} tokens with what came since its last answer, and max_total_tokens={bound}, "
             "which leaves none to sample: end the rollout, or raise the bound."
         )
-        said(TotalTokensReachedError, sentence, lambda: left_of(bound, prompt, wanted))
+        said(TotalTokensReachedError, sentence, lambda: left_of(bound, prompt, asked))
     else:
-        assert left_of(bound, prompt, wanted) == (wanted if bound is None else min(wanted, bound - prompt))
+        assert left_of(bound, prompt, asked) == (asked if bound is None else min(asked, bound - prompt))
     assert issubclass(TotalTokensReachedError, MaxTokensReachedException)
 
 

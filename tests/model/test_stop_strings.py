@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault
+from strands_tito.testing.script import ScriptedRequest
 from support.scripted import Says, model_of, tokenizer
 from tito_core import TITOModel
-from tito_core.testing import Fault
-from tito_core.testing.script import ScriptedRequest
 
 USER: Any = [{"role": "user", "content": [{"text": "Count."}]}]
 

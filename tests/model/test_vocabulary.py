@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import ScriptedEngine
 from support.backends import Waits, over_sockets
 from support.byte_level import MARKUP, SPECIAL, byte_level
 from support.scripted import BACKENDS, Says, backend_of, engine_of, policy_of, tokenizer
@@ -19,7 +20,6 @@ from tito_core.backend import BadRequestError, create_backend
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger import LawViolationError, Ledger, VocabularyCheck
-from tito_core.testing import ScriptedEngine
 from tito_core.vocabulary import ORDINARY
 
 Encode = Callable[[str, bool], Sequence[int]]

@@ -21,6 +21,7 @@ from tito_core.parsing import (
     register_format,
 )
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import Malformed, shortened
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.decoding import _byte_characters, decoding
@@ -33,7 +34,6 @@ from tito_core.parsing.formats.python_literals import Calls, _number
 from tito_core.parsing.formats.pythonic import PythonicCalls
 from tito_core.parsing.markup import DecodedIds, Markup
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
-from tito_core.parsing.said import Malformed, shortened
 from tito_core.parsing.turn import TurnParser
 from tito_core.parsing.typed_value import rendered
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tito_core.parsing.call_text import Malformed
 from tito_core.parsing.formats.python_literals import literal
-from tito_core.parsing.said import Malformed
 from tito_core.parsing.typed_value import rendered, typed_value, types_of
 
 KINDS = {"integer": st.integers(), "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_tito.testing import Completion, WireResponse
 from support.backends import (
     EOS,
     PROMPT,
@@ -25,7 +26,6 @@ from support.backends import (
 from tito_core.backend import BackendError, ProtocolViolationError
 from tito_core.backend.checked import generate, score
 from tito_core.ledger.turn import Finish, VersionSpan
-from tito_core.testing import Completion, WireResponse
 from tito_sglang import wire
 from tito_sglang.backend import SGLangBackend
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.testing import WireResponse
 from support.backends import Received, answering, http_response, request_of
-from tito_core.backend import SamplingParams, Wanted
+from tito_core.backend import OptionalOutputs, SamplingParams
 from tito_core.backend.checked import score
-from tito_core.backend.streaming import StreamError
-from tito_core.testing import WireResponse
+from tito_core.backend.http.streaming import StreamError
 from tito_sglang import wire
 
 LIMIT = 1 << 20
@@ -74,9 +74,9 @@ def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) 
 
 def test_what_is_wanted_is_asked_for() -> None:
     request = replace(request_of(), delta_start=3)
-    assert wire.wanted_fields(request) == {"logprob_start_len": -1}
-    every = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
-    assert wire.wanted_fields(replace(request, wanted=every)) == {
+    assert wire.optional_request_fields(request) == {"logprob_start_len": -1}
+    every = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
+    assert wire.optional_request_fields(replace(request, optional_outputs=every)) == {
         "logprob_start_len": 2,
         "top_logprobs_num": 2,
         "return_routed_experts": True,
@@ -142,12 +142,14 @@ def test_what_is_said_beside() -> None:
         routed_experts="e",
     )
     request = request_of()
-    said = wire.optional_outputs(meta, replace(request, wanted=Wanted(prompt_logprobs=True)))
+    said = wire.optional_response_fields(meta, replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True)))
     assert said["prompt_logprobs"] == [(13, -1.0), (14, -2.0)], "the first one has none"
     assert said["top_logprobs"]() == [[(5, -1.0)]]
     assert (said["routed_experts"], said["sampling_mask"]) == ("e", [[5]])
-    assert wire.optional_outputs(meta, request)["prompt_logprobs"] is None
-    nothing = wire.optional_outputs(wire.MetaInfo("r", None, 1), replace(request, wanted=Wanted(prompt_logprobs=True)))
+    assert wire.optional_response_fields(meta, request)["prompt_logprobs"] is None
+    nothing = wire.optional_response_fields(
+        wire.MetaInfo("r", None, 1), replace(request, optional_outputs=OptionalOutputs(prompt_logprobs=True))
+    )
     assert (nothing["prompt_logprobs"], nothing["top_logprobs"]) == (None, None)
 
 

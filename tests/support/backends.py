@@ -15,11 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from tito_core.backend import SamplingParams, TokenRequest
-from tito_core.backend.connections import Pool, Reply
-from tito_core.backend.http_backend import HttpBackend
-from tito_core.backend.id_text import Pieces
-from tito_core.testing import (
+from strands_tito.testing import (
     HashPolicy,
     InProcessTransport,
     ScriptedEngine,
@@ -27,8 +23,12 @@ from tito_core.testing import (
     WireResponse,
     scripted_engine,
 )
-from tito_core.testing.script import Script
-from tito_core.testing.wire import JSON_HEADERS
+from strands_tito.testing.script import Script
+from strands_tito.testing.wire import JSON_HEADERS
+from tito_core.backend import SamplingParams, TokenRequest
+from tito_core.backend.http.backend import HttpBackend
+from tito_core.backend.http.connections import ConnectionPool, Reply
+from tito_core.backend.id_text import Pieces
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 from tito_vllm.wire import TOO_MANY_LOGPROBS
@@ -78,7 +78,7 @@ class OverSockets:
     def __init__(self, engines: Mapping[str, Any]) -> None:
         self._servers = {name: ScriptedServer(engine) for name, engine in engines.items()}
         self._died: set[ScriptedServer] = set()
-        self._pool = Pool()
+        self._pool = ConnectionPool()
         self._open.add(self)
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:

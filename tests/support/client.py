@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.backend.connections import Carrier, Reply
+from tito_core.backend.http.connections import HttpTransport, Reply
 from tito_core.backend.id_text import in_pieces
 
 LIMIT = 1 << 30
@@ -32,7 +32,7 @@ class Got:
 
 
 class Client:
-    def __init__(self, carrier: Carrier, base_url: str) -> None:
+    def __init__(self, carrier: HttpTransport, base_url: str) -> None:
         self._carrier = carrier
         self._base_url = base_url
 

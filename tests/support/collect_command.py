@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from strands_tito.collect import collected, entries
+from strands_tito.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 from support import collect_forks
 from support.scripted import call, ids_of, is_probe, tokenizer
-from tito_core.collect import collected, entries
 from tito_core.ledger import check_ledger
-from tito_core.testing import Completion, ScriptedRequest, ScriptedServer, scripted_server
 
 HERE = Path(__file__).parent
 

@@ -14,7 +14,7 @@ import sys
 import strands  # noqa: F401  # imported once, for all that are forked
 
 import tito_vllm.backend  # noqa: F401
-from tito_core import cli
+from strands_tito import cli
 
 
 def run(asked: dict[str, object]) -> None:

@@ -23,10 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from strands_tito.engines.locations import cache_dir
+from strands_tito.engines.models.fetch import check_sha256, pip_client
+from strands_tito.engines.models.once import build_once
 from support import zoo
-from tito_core.engine.locations import cache_dir
-from tito_core.engine.models.fetch import check_sha256, pip_client
-from tito_core.engine.models.once import build_once
 
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))
 _BACKEND = Path(__file__).with_name("pip_backend.py")

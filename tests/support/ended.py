@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from strands_tito.collect import Ended, Failure, Rollout
 from support.drafts import make_draft
-from tito_core.collect import Ended, Failure, Rollout
 from tito_core.ledger import Ledger
 from tito_core.termination import Termination, record_termination
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from support.oracle import PROMPT_KINDS, Oracle, Path, Said, same_numbers, text_of
+from support.oracle import PROMPT_KINDS, Oracle, ParsedCallText, Path, same_numbers, text_of
 from tito_core.ledger import Branch, Ledger, Semantics, Trajectory, Turn
 
 
@@ -35,7 +35,7 @@ def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
     _expect_tree(ledger, oracle)
 
 
-def _expect_turn(turn: Turn, said: Said) -> None:
+def _expect_turn(turn: Turn, said: ParsedCallText) -> None:
     draft, engine = turn.draft, turn.draft.engine
     assert draft.prompt_ids.tolist() == [token for token, _ in said.prompt]
     assert draft.prompt_provenance.tolist() == [PROMPT_KINDS[kind] for _, kind in said.prompt]
@@ -73,7 +73,7 @@ def _branch(branch: Branch | None) -> tuple[str, int | None, int | None, str] | 
     return None if branch is None else (branch.reason.value, branch.turn, branch.message, branch.detail)
 
 
-def _expect_history(ledger: Ledger, turn: int, said: Said) -> None:
+def _expect_history(ledger: Ledger, turn: int, said: ParsedCallText) -> None:
     """Whatever the ledger remembers of a turn's messages is what they were; what it never saw it does not make up."""
     entry = ledger.entry_of(turn)
     if entry is not None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from support.oracle import PROMPT_KINDS, Oracle, Said
+from support.oracle import PROMPT_KINDS, Oracle, ParsedCallText
 from tito_core.ledger import (
     Branch,
     CallRecord,
@@ -26,7 +26,7 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
-from tito_core.ledger.histories import extended
+from tito_core.ledger.history_index import extended
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class Dice:
         return next(self._left, 0) >= 192
 
 
-def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> Said:
+def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> ParsedCallText:
     """Say a turn that the ledger must take."""
     start = oracle.length(parent)
     kinds = list(PROMPT_KINDS)
@@ -97,7 +97,7 @@ def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> Said:
     calls = []
     for name, status, reason in [dice.pick(CALLS) for _ in range(dice.pick([0, 0, 1, 2]))]:
         calls.append((name, status, 0, len(output), reason))
-    said = Said(
+    said = ParsedCallText(
         parent=parent,
         prompt=prompt,
         output=output,
@@ -162,7 +162,7 @@ def _extras(dice: Dice, middle: int, stop: int) -> dict[str, tuple[int, list[Any
     return extras
 
 
-def draft_of(said: Said) -> Draft:
+def draft_of(said: ParsedCallText) -> Draft:
     """Make the draft that says the same."""
     backend, model, processed, temperature, adjusted, source = said.server
     return Draft(

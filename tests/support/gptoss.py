@@ -20,11 +20,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from strands_tito.engines.locations import cache_dir
+from strands_tito.engines.models.once import MANIFEST, build_once
+from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
 from support import zoo
 from support.multiplying import multiply
-from tito_core.engine.locations import cache_dir
-from tito_core.engine.models.once import MANIFEST, build_once
-from tito_core.engine.models.recipe import ModelRecipe, TokenizerRecipe, model_directory, tokenizer_directory
 
 QUESTION, RESULT, ANSWER, THANKS, WELCOME = "What is 25 * 17?", "425", "It is 425.", "Thanks!", "You are welcome."
 BEFORE_CALL, BEFORE_ANSWER = "The tool multiplies: call it with 25 and 17.", "The tool says 425. I repeat it."

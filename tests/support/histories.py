@@ -22,7 +22,7 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
 Branch = tuple[str, int | None, int | None]
 """A branch as tests write it: its reason, turn and message."""
-Said = tuple[str, str, tuple[str, ...]]
+ParsedCallText = tuple[str, str, tuple[str, ...]]
 """A message: role, text, and its calls (name and input as JSON) or results."""
 
 
@@ -111,7 +111,7 @@ def watched(kind: str, *answers: Any, name: str = "smollm2", says: type[Says] = 
     return whole
 
 
-def heard(prompt_ids: Sequence[int], name: str) -> tuple[str, list[Said]]:
+def heard(prompt_ids: Sequence[int], name: str) -> tuple[str, list[ParsedCallText]]:
     """Read a ChatML prompt back: the system text, and each message but the one that the policy is about to write."""
     pieces = tokenizer(name).decode(list(prompt_ids)).split("<|im_start|>")[1:]
     turns = [piece.partition("\n")[::2] for piece in pieces]
@@ -122,16 +122,16 @@ def heard(prompt_ids: Sequence[int], name: str) -> tuple[str, list[Said]]:
     return system, [_heard(role, body.rstrip("\n").removesuffix("<|im_end|>")) for role, body in talk]
 
 
-def _heard(role: str, body: str) -> Said:
+def _heard(role: str, body: str) -> ParsedCallText:
     if role == "assistant":
         return _answer(_THOUGHT.sub("", body), [])
     results = tuple(_RESULTS.findall(body))
     return (role, "" if results else body, results)
 
 
-def said(messages: Any) -> list[Said]:
+def said(messages: Any) -> list[ParsedCallText]:
     """Write what Strands holds in the same way; results in the order of their calls, before the text beside them."""
-    talk: list[Said] = []
+    talk: list[ParsedCallText] = []
     order: list[str] = []
     for message in messages:
         texts = [block["text"] for block in message["content"] if "text" in block]
@@ -150,7 +150,7 @@ def said(messages: Any) -> list[Said]:
     return talk
 
 
-def _answer(text: str, calls: list[str]) -> Said:
+def _answer(text: str, calls: list[str]) -> ParsedCallText:
     found = [json.loads(call) for call in _CALL.findall(text)]
     # Strands holds an answer's text without its outer blanks, and its calls after it.
     spoken = " ".join(_CALL.sub("", text).replace("[blank text]", "").split())

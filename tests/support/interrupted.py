@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ENTRY = "from tito_core.__main__ import main; print('begun', flush=True); main()"
+ENTRY = "from strands_tito.__main__ import main; print('begun', flush=True); main()"
 """Runs `tito`; its line says that Python has started, whose own start nobody can guard."""
 NOISE = ("Traceback", "Exception ignored", "never retrieved", "never awaited", "Task was destroyed", "Fatal", "Error:")
 """What no interrupted command prints."""

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from strands_tito.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
 from support.interrupts import Boom, Steps
 from support.scripted import END, Says, backend_of, engine_of, ids_of, policy_of
 from tito_core import TITOModel, store
 from tito_core.backend import Backend
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.http_backend import HttpBackend
+from tito_core.backend.http.backend import HttpBackend
 from tito_core.backend.protocol import RawResponse, TokenRequest
 from tito_core.ledger import Ledger
 from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile
-from tito_core.testing import ScriptedEngine, ScriptedRequest, ScriptedServer
 
 UUID = "00000000-0000-4000-8000-000000000000"
 SLOW_S = 1.0

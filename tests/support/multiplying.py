@@ -8,9 +8,9 @@ from typing import Any
 from strands import Agent, tool
 from strands.hooks import AfterInvocationEvent, AfterToolCallEvent
 
+from strands_tito.testing import Completion, ScriptedRequest
 from support.scripted import END, call, ids_of, is_probe, tokenizer
 from tito_core.ledger import Ledger
-from tito_core.testing import Completion, ScriptedRequest
 
 QUESTION = "What is 25 * 17?"
 CALL = call("multiply", '{"a": 25, "b": 17}')

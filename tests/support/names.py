@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from strands_tito.compat.lazy_model import LazyModel
+from strands_tito.testing import InProcessTransport, ScriptedEngine
 from support.scripted import engine_of, tokenizer
-from tito_core.dropin.late_model import LateModel
-from tito_core.testing import InProcessTransport, ScriptedEngine
 from tito_sglang import SGLangClient, SGLangModel
 from tito_vllm import VLLMModel
 from tito_vllm.backend import VLLMBackend
@@ -18,7 +18,7 @@ def client_of(engine: ScriptedEngine, **options: Any) -> SGLangClient:
     return SGLangClient(URL, http_transport=lambda: InProcessTransport(engine), **options)
 
 
-def named(kind: str, script: Any, *, engine: dict[str, Any] | None = None, **options: Any) -> LateModel:
+def named(kind: str, script: Any, *, engine: dict[str, Any] | None = None, **options: Any) -> LazyModel:
     """Make the model that users of that engine's provider know, which has not asked anything yet."""
     server = engine_of(kind, script, **(engine or {}))
     if kind == "sglang":

@@ -12,7 +12,7 @@ SAMPLED, CONSTRAINED = 3, 4
 
 
 @dataclass
-class Said:
+class ParsedCallText:
     """One turn in plain words: what a test told the ledger."""
 
     parent: int | None
@@ -67,11 +67,11 @@ class Oracle:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self.header = header
-        self.turns: list[Said] = []
+        self.turns: list[ParsedCallText] = []
         self.annotations: list[tuple[str, Any, int | None]] = []
         self.call_ids = 0
 
-    def commit(self, said: Said) -> None:
+    def commit(self, said: ParsedCallText) -> None:
         """Take a turn; one that came after another was prepared for the same place is a separate agent's."""
         taken = any(other.parent == said.parent for other in self.turns)
         if taken and said.branch is None:

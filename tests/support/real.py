@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from strands_tito import engines
+from strands_tito.engines.spec import EngineSpec, find
 from support.scripted import tokenizer
-from tito_core import Policy, TITOModel, engine
+from tito_core import Policy, TITOModel
 from tito_core.backend import Backend, SamplingParams, TokenRequest
 from tito_core.backend.checked import generate
-from tito_core.engine.spec import EngineSpec, find
 from tito_core.store import LedgerFile
 
 
@@ -58,6 +59,6 @@ def serve(
     spec = spec or find(kind)
     if environment is not None:
         spec = replace(spec, env=lambda launch, of=spec.env: {**of(launch), **environment})
-    with engine.running_sync(spec, model=name, server_args=server_args) as url:
+    with engines.running_sync(spec, model=name, server_args=server_args) as url:
         policy = Policy.connect(backend=kind, base_url=url, tokenizer=tokenizer(name), timeout_s=120)
         yield Served(kind, url, policy)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.backends import EOS, PROMPT
-from tito_core.backend import ProtocolViolationError, RawResponse, SamplingParams, TokenRequest, Wanted
+from tito_core.backend import OptionalOutputs, ProtocolViolationError, RawResponse, SamplingParams, TokenRequest
 from tito_core.backend.id_text import IdText
 from tito_core.backend.raw_values import RawReader
 
@@ -38,13 +38,21 @@ def reported(**changes: Any) -> RawResponse:
 
 
 def request(
-    wanted: Any = None, *, kept: bool = False, echo: bool = True, delta_start: int = 0, **sampling: Any
+    optional_outputs: Any = None, *, kept: bool = False, echo: bool = True, delta_start: int = 0, **sampling: Any
 ) -> TokenRequest:
     """What was asked: `kept` is whether the prompt's text was, as a rollout keeps it."""
     ids = np.array(PROMPT, np.int32)
     settings = SamplingParams(**{"max_new_tokens": 8, "stop_token_ids": (EOS,), **sampling})
     text = IdText.of(ids) if kept else None
-    return TokenRequest(ids, settings, "r7", text=text, wanted=Wanted.of(wanted), delta_start=delta_start, echo=echo)
+    return TokenRequest(
+        ids,
+        settings,
+        "r7",
+        text=text,
+        optional_outputs=OptionalOutputs.of(optional_outputs),
+        delta_start=delta_start,
+        echo=echo,
+    )
 
 
 def refused(sentence: str, act: Callable[[], Any]) -> None:

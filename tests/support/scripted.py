@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from strands_tito.engines import models
+from strands_tito.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from tito_core import Policy, TITOModel
 from tito_core.backend import Backend
-from tito_core.engine import models
 from tito_core.parsing.registry import ToolCalls
-from tito_core.testing import Completion, InProcessTransport, ScriptedEngine, ScriptedRequest, scripted_engine
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
 

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.token_text import TokenText, TokenTexts
 from support.drafts import engine_record, make_draft
 from tito_core import store
 from tito_core.ledger import (
@@ -31,8 +33,6 @@ from tito_core.ledger import (
     Server,
     VersionSpan,
 )
-from tito_core.viewer.rollouts import Rollouts
-from tito_core.viewer.token_text import TokenText, TokenTexts
 
 REAL = Path(__file__).parent.parent / "viewer" / "real"
 """Rollouts of a small model: a tool call, a malformed one, a branch, an answer that was cut off, the likeliest five."""

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
-from tito_core.engine.locations import cache_dir
+from strands_tito.engines.locations import cache_dir
 
 LOCKS = Path(__file__).parent.parent / "export" / "locks"
 SCRIPTS = Path(__file__).parent.parent / "export" / "real"

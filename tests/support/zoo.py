@@ -18,10 +18,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from strands_tito.engines.models import qwen3
+from strands_tito.engines.models.fetch import Package
 from support.byte_level import byte_level
 from tito_core.chat.template import ChatTemplate
-from tito_core.engine.models import qwen3
-from tito_core.engine.models.fetch import Package
 
 HASHES: dict[str, str] = json.loads(Path(__file__).with_name("zoo_templates.json").read_text(encoding="utf-8"))
 """Name of each template -> sha256 of its file."""

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tito_core.testing import HashPolicy, ScriptedRequest, ScriptError
-from tito_core.testing.policy import _mix
-from tito_core.testing.script import mix64
-from tito_core.testing.settle import settle
-from tito_core.testing.wire import bracketed
+from strands_tito.testing import HashPolicy, ScriptedRequest, ScriptError
+from strands_tito.testing.policy import _mix
+from strands_tito.testing.script import mix64
+from strands_tito.testing.settle import settle
+from strands_tito.testing.wire import bracketed
 
 VOCAB, EOS = 300, (2, 7)
 POLICY = HashPolicy(VOCAB, eos_ids=EOS)

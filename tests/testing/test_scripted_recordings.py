@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from strands_tito.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 from support.wire_recordings import Recorded, Recording, load, trimmed
-from tito_core.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 
 # Fields whose values only a server can know: they are compared by type alone.
 OWN = {

@@ -14,9 +14,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import aiohttp
 import pytest
 
-from support.client import Client, Got, lines
-from tito_core.backend.connections import Pool
-from tito_core.testing import (
+from strands_tito.testing import (
     THROTTLED,
     UNAVAILABLE,
     Fault,
@@ -34,6 +32,8 @@ from tito_core.testing import (
     scripted_engine,
     scripted_server,
 )
+from support.client import Client, Got, lines
+from tito_core.backend.http.connections import ConnectionPool
 
 Kind = Literal["vllm", "sglang"]
 Connect = Callable[[ScriptedEngine], AbstractAsyncContextManager[Client]]
@@ -44,7 +44,7 @@ TEN = from_function(lambda prompt: [5, 6, 7, 8, 9, 10, 11, 12, 13, 2])
 @asynccontextmanager
 async def over_socket(engine: ScriptedEngine) -> AsyncIterator[Client]:
     async with ScriptedServer(engine) as server:
-        pool = Pool()
+        pool = ConnectionPool()
         yield Client(pool, server.base_url)
         await pool.aclose()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tito_core.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
+from strands_tito.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
 
 Kind = Literal["vllm", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
@@ -20,7 +20,7 @@ prompts = st.lists(token_ids, min_size=1, max_size=60)
 answers = st.lists(st.integers(4, VOCAB - 1), max_size=20)
 
 
-class Said:
+class ParsedCallText:
     """An answer of either wire, read with nothing but `json`."""
 
     def __init__(self, kind: Kind, content: bytes) -> None:
@@ -61,10 +61,10 @@ async def send(engine: ScriptedEngine, fields: dict[str, Any]) -> bytes:
     return response.content
 
 
-async def ask(engine: ScriptedEngine, prompt: Sequence[int], limit: int = 64, **sampling: Any) -> Said:
+async def ask(engine: ScriptedEngine, prompt: Sequence[int], limit: int = 64, **sampling: Any) -> ParsedCallText:
     kind = engine.wire.name
     assert kind in KINDS
-    return Said(kind, await send(engine, body(kind, prompt, limit, **sampling)))
+    return ParsedCallText(kind, await send(engine, body(kind, prompt, limit, **sampling)))
 
 
 async def score(engine: ScriptedEngine, ids: Sequence[int]) -> list[float]:

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_tito.testing import InProcessTransport, Replay, first, moves, scripted_engine, strategies
 from support.client import Client
 from support.scripted import backend_of, policy_of, tokenizer
 from tito_core.ledger import check_ledger
-from tito_core.testing import InProcessTransport, Replay, first, moves, scripted_engine, strategies
 
 policy = cache(lambda: policy_of("sglang"))
 FEW = settings(max_examples=40, deadline=None)
 
 
 def test_testing_itself_needs_no_hypothesis() -> None:
-    code = "import sys, tito_core.testing, tito_core.testing.moves; assert 'hypothesis' not in sys.modules"
+    code = "import sys, strands_tito.testing, strands_tito.testing.moves; assert 'hypothesis' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

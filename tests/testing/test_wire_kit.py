@@ -11,18 +11,18 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from strands_tito.conformance.target import Connected, Target
+from strands_tito.conformance.wire_log import Exchange, WireLog
+from strands_tito.conformance.wire_reading import generations
+from strands_tito.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 from support.scripted import BACKENDS
-from tito_conformance.target import Connected, Target
-from tito_conformance.wire_log import Exchange, WireLog
-from tito_conformance.wire_reading import generations
-from tito_core.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
 
 TOY = """
 import json
-from tito_conformance.wire_reading import Heard
-from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.wire import Generation, WireResponse, json_response
-from tito_core.testing.wire import WireKit
+from strands_tito.conformance.wire_reading import Heard
+from strands_tito.testing.script import ScriptedRequest
+from strands_tito.testing.wire import Generation, WireResponse, json_response
+from strands_tito.testing.wire import WireKit
 
 
 class ToyWire:

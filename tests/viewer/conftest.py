@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tito_core.viewer.rollouts import Rollouts
+from strands_tito.viewer.rollouts import Rollouts
 
 
 @pytest.fixture(autouse=True)

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from pytest_asyncio import fixture
 
+from strands_tito.viewer.pictures import Pictures
+from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.server import Server
+from strands_tito.viewer.site import Site
 from support.browser import Tab, tab
 from support.drafts import make_draft
 from support.scripted import ids_of, tokenizer
 from support.shown import ATTACKS, REAL, UUID, Texts, hostile, hostile_tokenizer, rich, written
 from tito_core.ledger import CallRecord, Column, Ledger
-from tito_core.viewer.pictures import Pictures
-from tito_core.viewer.rollouts import Rollouts
-from tito_core.viewer.server import Server
-from tito_core.viewer.site import Site
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 READY = "document.getElementById('page')?.dataset.ready"

@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 
 import pytest
 
+from strands_tito.viewer import notebook
 from support.shown import ATTACKS, UUID, data_of, hostile, rich
 from tito_core.ledger import Ledger
-from tito_core.viewer import notebook
 
 
 class Frames(HTMLParser):

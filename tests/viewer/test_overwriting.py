@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from tito_core.cli import app
+from strands_tito.cli import app
 
 REAL = sorted((Path(__file__).parent / "real").glob("*.tito"))[0]
 

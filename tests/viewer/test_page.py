@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_tito.viewer.page import as_inert_json, page
+from strands_tito.viewer.rollout import Evidence, ledger_data
+from strands_tito.viewer.token_text import TokenText
 from support.shown import ATTACKS, data_of, elements, hostile, hostile_tokenizer
-from tito_core.viewer.page import as_inert_json, page
-from tito_core.viewer.rollout import Evidence, ledger_data
-from tito_core.viewer.token_text import TokenText
 
-STATIC = files("tito_core.viewer") / "static"
+STATIC = files("strands_tito.viewer") / "static"
 OWN = ["html", "head", "meta", "meta", "meta", "meta", "title", "link", "style", "body", "main", "noscript", "script"]
 VALUES = st.recursive(
     st.text() | st.sampled_from(ATTACKS) | st.none() | st.integers(-(2**53), 2**53),

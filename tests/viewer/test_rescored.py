@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
+from strands_tito.testing import HashPolicy, ScriptedServer
+from strands_tito.viewer.pictures import Pictures
+from strands_tito.viewer.rescored import differences
+from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.site import Site
+from strands_tito.viewer.token_text import TokenTexts
 from support.scripted import model_of, tokenizer
 from support.shown import data_of, written
 from tito_core import TITOModel
 from tito_core.ledger import Semantics
 from tito_core.store import read
-from tito_core.testing import HashPolicy, ScriptedServer
-from tito_core.viewer.pictures import Pictures
-from tito_core.viewer.rescored import differences
-from tito_core.viewer.rollouts import Rollouts
-from tito_core.viewer.site import Site
-from tito_core.viewer.token_text import TokenTexts
 
 
 async def branched(kind: str, **sampling: object) -> TITOModel:

@@ -12,13 +12,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from strands_tito.viewer.page import as_inert_json
+from strands_tito.viewer.rollout import Evidence, entropy, ledger_data, trajectory_data
+from strands_tito.viewer.token_text import TokenText, TokenTexts
 from support.rollout_forests import rollouts
 from support.scripted import ids_of, tokenizer
 from support.shown import real, rich, sentencepiece_like
 from tito_core.ledger import Ledger
-from tito_core.viewer.page import as_inert_json
-from tito_core.viewer.rollout import Evidence, entropy, ledger_data, trajectory_data
-from tito_core.viewer.token_text import TokenText, TokenTexts
 
 NOTHING = Evidence()
 

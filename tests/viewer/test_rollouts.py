@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
+from strands_tito.collect.folder import RolloutFolder
+from strands_tito.collect.rollout import Ended, Rollout
+from strands_tito.collect.task import Task
+from strands_tito.viewer.pictures import Pictures
+from strands_tito.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
+from strands_tito.viewer.site import Site
+from strands_tito.viewer.token_text import TokenTexts
 from support.drafts import make_draft
 from support.scripted import tokenizer
 from support.shown import Texts, data_of, real, rich, written
 from tito_core import store
-from tito_core.collect.folder import RolloutFolder
-from tito_core.collect.rollout import Ended, Rollout
-from tito_core.collect.task import Task
 from tito_core.ledger import Ledger
 from tito_core.store import LedgerFile, SchemaError
 from tito_core.termination import Termination
-from tito_core.viewer.pictures import Pictures
-from tito_core.viewer.rollouts import INDEXED, READ, Rollouts, read_rows
-from tito_core.viewer.site import Site
-from tito_core.viewer.token_text import TokenTexts
 
 
 def ledger_of(reward: float = 0.5) -> Ledger:

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from strands_tito.viewer.pictures import Pictures
+from strands_tito.viewer.rollouts import Rollouts
+from strands_tito.viewer.server import HOST, Server
+from strands_tito.viewer.site import Site
+from strands_tito.viewer.token_text import TokenTexts
 from support.shown import REAL, data_of, real
-from tito_core.viewer.pictures import Pictures
-from tito_core.viewer.rollouts import Rollouts
-from tito_core.viewer.server import HOST, Server
-from tito_core.viewer.site import Site
-from tito_core.viewer.token_text import TokenTexts
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from strands_tito.cli import app, main
+from strands_tito.viewer.server import Server
 from support.scripted import tokenizer
 from support.shown import REAL, data_of, written
-from tito_core.cli import app, main
-from tito_core.viewer.server import Server
 
 VLLM, SGLANG = REAL / "vllm.tito", REAL / "sglang.tito"
 

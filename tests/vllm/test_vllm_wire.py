@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from strands_tito.testing import WireResponse
 from support.backends import BACKENDS, Handler, Received, answering, http_response, over_socket, request_of
 from tito_core.backend import (
     AuthenticationError,
     BadRequestError,
+    OptionalOutputs,
     ProtocolViolationError,
     SamplingParams,
     ServerError,
-    Wanted,
 )
 from tito_core.backend.checked import score
+from tito_core.backend.http.streaming import StreamError
 from tito_core.backend.protocol import NOTHING
-from tito_core.backend.streaming import StreamError
-from tito_core.testing import WireResponse
 from tito_vllm import wire
 
 
@@ -97,21 +97,27 @@ def test_a_stream_without_an_event_is_none() -> None:
 
 def test_what_a_stream_lacks() -> None:
     for generates in (True, False):
-        assert not wire.not_streamed(Wanted(top_logprobs=1), generates=generates)
-        assert wire.not_streamed(Wanted(prompt_logprobs=True), generates=generates)
-        assert wire.not_streamed(Wanted(sampling_mask=True), generates=generates)
-        assert wire.not_streamed(Wanted(routed_experts=True), generates=generates) is not generates
+        assert not wire.not_streamed(OptionalOutputs(top_logprobs=1), generates=generates)
+        assert wire.not_streamed(OptionalOutputs(prompt_logprobs=True), generates=generates)
+        assert wire.not_streamed(OptionalOutputs(sampling_mask=True), generates=generates)
+        assert wire.not_streamed(OptionalOutputs(routed_experts=True), generates=generates) is not generates
     assert wire.stream_fields(None) == {"stream": False}
     assert wire.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def test_what_is_wanted_is_asked_for() -> None:
     request = replace(request_of(), delta_start=3)
-    every = replace(request, wanted=Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True))
-    assert wire.wanted_fields(request, one_more=True) == wire.wanted_fields(request, one_more=False) == {"logprobs": 0}
+    every = replace(
+        request, optional_outputs=OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True)
+    )
+    assert (
+        wire.optional_request_fields(request, one_more=True)
+        == wire.optional_request_fields(request, one_more=False)
+        == {"logprobs": 0}
+    )
     fields = {"prompt_logprobs": 0, "routed_experts_prompt_start": 2}
-    assert wire.wanted_fields(every, one_more=True) == {"logprobs": 3, **fields}
-    assert wire.wanted_fields(every, one_more=False) == {"logprobs": 2, **fields}
+    assert wire.optional_request_fields(every, one_more=True) == {"logprobs": 3, **fields}
+    assert wire.optional_request_fields(every, one_more=False) == {"logprobs": 2, **fields}
 
 
 def test_sampling_under_its_names() -> None:
@@ -173,10 +179,10 @@ def test_what_is_said_beside_is_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
-    said = wire.optional_outputs(choice, None, prompt, request)
+    said = wire.optional_response_fields(choice, None, prompt, request)
     assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
     assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    assert wire.optional_outputs(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
+    assert wire.optional_response_fields(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 

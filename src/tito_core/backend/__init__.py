@@ -1,6 +1,5 @@
 """The seam to engines: protocol, sampling parameters, errors, transport, and the registry of backends."""
 
-from tito_core.backend.aborts import Aborts, generate_whole
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import (
     AnswerTooLargeError,
@@ -18,6 +17,7 @@ from tito_core.backend.errors import (
     UnsupportedByServerError,
     WeightsNotLoadedError,
 )
+from tito_core.backend.optional_outputs import Capabilities, OptionalOutputs
 from tito_core.backend.protocol import (
     Backend,
     EngineAdmin,
@@ -29,9 +29,9 @@ from tito_core.backend.protocol import (
     TokenResponse,
 )
 from tito_core.backend.registry import create_backend, installed_backends
+from tito_core.backend.resume import Aborts, generate_whole
 from tito_core.backend.sampling import Grammar, SamplingParams
 from tito_core.backend.typed_values import InvalidValueError
-from tito_core.backend.wanted import Capabilities, Wanted
 
 __all__ = [
     "Aborts",
@@ -50,6 +50,7 @@ __all__ = [
     "Grammar",
     "InvalidValueError",
     "OnChunk",
+    "OptionalOutputs",
     "ProtocolViolationError",
     "RawResponse",
     "RawScores",
@@ -61,7 +62,6 @@ __all__ = [
     "TokenResponse",
     "UnknownBackendError",
     "UnsupportedByServerError",
-    "Wanted",
     "WeightsNotLoadedError",
     "create_backend",
     "generate_whole",

@@ -43,7 +43,7 @@ def sendable(request: TokenRequest, info: EngineInfo, *, backend: str) -> TokenR
     ids = _read_only(check_input_ids(request.input_ids, info.vocab_size, backend=backend))
     check_sampling(request.sampling, info.vocab_size, backend=backend)
     if not request.lenient:
-        info.capabilities.check(request.wanted, request.sampling, backend=backend)
+        info.capabilities.check(request.optional_outputs, request.sampling, backend=backend)
     room = clamp_new_tokens(request.sampling.max_new_tokens, len(ids), info.max_model_len, backend=backend)
     text = IdText.of(ids) if request.text is None else request.text
     if not text.is_of(ids):

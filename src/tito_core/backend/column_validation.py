@@ -48,16 +48,16 @@ class ColumnValidation:
         Raises:
             ProtocolViolationError: It is missing, of another shape, or does not agree with what was sampled.
         """
-        wanted, found = self.request.wanted, dict[str, Column]()
+        optional_outputs, found = self.request.optional_outputs, dict[str, Column]()
         if not len(self.ids):  # aborted before its first token
             return NO_COLUMNS
-        if wanted.top_logprobs and self._is_there("top_logprobs", raw.top_logprobs):
-            found |= self._top(self._decoded(raw), wanted.top_logprobs)
-        if wanted.prompt_logprobs and self._is_there("prompt_logprobs", raw.prompt_logprobs):
+        if optional_outputs.top_logprobs and self._is_there("top_logprobs", raw.top_logprobs):
+            found |= self._top(self._decoded(raw), optional_outputs.top_logprobs)
+        if optional_outputs.prompt_logprobs and self._is_there("prompt_logprobs", raw.prompt_logprobs):
             found["prompt_logprobs"] = self._prompt(self._pairs("prompt_logprobs", raw.prompt_logprobs))
-        if wanted.routed_experts and self._is_there("routed_experts", raw.routed_experts):
+        if optional_outputs.routed_experts and self._is_there("routed_experts", raw.routed_experts):
             found["routed_experts"] = self._experts(raw.routed_experts)
-        if wanted.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
+        if optional_outputs.sampling_mask and self._is_there("sampling_mask", raw.sampling_mask):
             rows = self._rows("sampling_mask", raw.sampling_mask)
             found["sampling_mask"] = self._mask([self.reader.integers("a sampling_mask", row) for row in rows])
         return found or NO_COLUMNS
@@ -161,7 +161,7 @@ class ColumnValidation:
         start = self.request.first_routed
         whole = len(self.request.input_ids) + len(self.ids) - 1
         array = self._array(said, (whole, whole - start))
-        shape = self.request.wanted.expert_shape
+        shape = self.request.optional_outputs.expert_shape
         unlike = array.ndim != 3 or 0 in array.shape[1:]
         if (unlike and not self.request.lenient) or shape not in (None, array.shape[1:]):
             expected = "layers, experts" if shape is None else f"{shape[0]}, {shape[1]}"
@@ -191,7 +191,7 @@ class ColumnValidation:
             flat = np.frombuffer(raw, "<i4")
         except (ValueError, OverflowError) as error:
             raise self.reader.violation(f"Law 2: routed_experts cannot be read: {error}.") from error
-        shape = self.request.wanted.expert_shape
+        shape = self.request.optional_outputs.expert_shape
         if shape is not None and len(flat) % (shape[0] * shape[1]) == 0:
             return flat.reshape(-1, *shape)
         rows = next((rows for rows in lengths if rows and len(flat) % rows == 0), 1)

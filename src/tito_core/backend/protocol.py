@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import IdText
+from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.wanted import NOTHING_WANTED, Wanted
 from tito_core.ledger.columns import Column, Logprobs, TokenIds
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
@@ -43,7 +43,7 @@ class TokenRequest:
     request_id: str
     session_id: str | None = None
     text: IdText | None = None
-    wanted: Wanted = NOTHING_WANTED
+    optional_outputs: OptionalOutputs = NO_OPTIONAL_OUTPUTS
     delta_start: int = 0
     lenient: bool = False
     echo: bool = True

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tito_core.backend.aborts import generate_whole
 from tito_core.backend.checked import score
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import BadRequestError, ProtocolViolationError
+from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, Capabilities, OptionalOutputs
 from tito_core.backend.protocol import Backend, TokenRequest, TokenResponse
+from tito_core.backend.resume import generate_whole
 from tito_core.backend.retries import together
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.wanted import NOTHING_WANTED, Capabilities, Wanted
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.turn import Semantics
 
@@ -90,13 +90,17 @@ async def _sampled(
 ) -> tuple[TokenResponse, frozenset[str] | None]:
     """Sample with all that can be wanted, and give what came; None where the server would have none of it."""
     sampling = probe.sampling.model_copy(update={"top_k": top_k})
-    wanted = Wanted(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0)
-    request = replace(probe, sampling=sampling, request_id=uuid.uuid4().hex, wanted=wanted, lenient=True)
+    optional_outputs = OptionalOutputs(
+        top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=top_k > 0
+    )
+    request = replace(
+        probe, sampling=sampling, request_id=uuid.uuid4().hex, optional_outputs=optional_outputs, lenient=True
+    )
     try:
         response = await generate_whole(backend, request)
     except (BadRequestError, ProtocolViolationError) as error:
         error.with_traceback(None)
-        plain = replace(request, request_id=uuid.uuid4().hex, wanted=NOTHING_WANTED)
+        plain = replace(request, request_id=uuid.uuid4().hex, optional_outputs=NO_OPTIONAL_OUTPUTS)
         return await generate_whole(backend, plain), None
     return response, frozenset(response.columns)
 

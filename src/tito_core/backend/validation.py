@@ -15,10 +15,10 @@ from tito_core.backend.errors import (
     ProtocolViolationError,
 )
 from tito_core.backend.id_text import SAME
+from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
 from tito_core.backend.raw_values import RawReader, floats, integer, text
 from tito_core.backend.typed_values import shown
-from tito_core.backend.wanted import NOTHING_WANTED
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import MAX_COUNT, check_versions
@@ -73,7 +73,7 @@ class Validation:
         stop = self._stop(raw.stop) if finish == Finish.STOP else None
         self._end(finish, ids or [], stop, request)
         columns = NO_COLUMNS
-        if not never_ran and request.wanted is not NOTHING_WANTED:
+        if not never_ran and request.optional_outputs is not NO_OPTIONAL_OUTPUTS:
             columns = ColumnValidation(self.reader, request, output, logprobs, self.info.vocab_size).columns(raw)
         message = self.reader.text("message", raw.message)
         return TokenResponse(

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from tito_core.chat.plain import PlainTokenizer
+from tito_core.chat.inert_tokenizer import InertTokenizer
 from tito_core.chat.traced import Span, Traced
-from tito_core.chat.words import LONG_TEXT
+from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.provenance import Provenance, Provenances
 
@@ -83,7 +83,7 @@ class ContentSafeEncoder:
                 "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
         self.tokenizer = backend
-        plain = PlainTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
+        plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.digest = plain.digest
         self.vocab_size = len(tokenizer)  # asked once: a fast tokenizer counts anew each time
         tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}

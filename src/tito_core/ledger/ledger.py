@@ -14,7 +14,7 @@ from tito_core.ledger import invariants
 from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
-from tito_core.ledger.histories import Entry, Histories, Walk
+from tito_core.ledger.history_index import HistoryIndex, Match, Node
 from tito_core.ledger.interning import CallIds, Sharing
 from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
@@ -71,7 +71,7 @@ class Ledger:
         self._turns: list[Turn] = []
         self._annotations: list[Annotation] = []
         self._parents: set[int] = set()
-        self._histories = Histories()
+        self._histories = HistoryIndex()
         self._sharing = Sharing()
         self._lock = threading.Lock()
         self.call_ids = CallIds(self.uuid)
@@ -136,7 +136,7 @@ class Ledger:
         """
         invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
 
-    def commit(self, draft: Draft, walk: Walk | None = None, answer: Any = None) -> Turn:
+    def commit(self, draft: Draft, walk: Match | None = None, answer: Any = None) -> Turn:
         """Append a turn, whole or not at all.
 
         Args:
@@ -164,7 +164,7 @@ class Ledger:
                 self._histories.add(walk, kept, turn)
             return turn
 
-    def walk(self, history: Sequence[Any], after: int | None = None) -> Walk:
+    def walk(self, history: Sequence[Any], after: int | None = None) -> Match:
         """Follow a history, its opening first, as far as this ledger knows it.
 
         Args:
@@ -179,7 +179,7 @@ class Ledger:
         with self._lock:
             self._histories.adopt(turn, answer)
 
-    def entry_of(self, turn: int) -> Entry | None:
+    def entry_of(self, turn: int) -> Node | None:
         """Return what is known of a turn's history, or None where only its digest is."""
         return self._histories.entry_of(turn)
 

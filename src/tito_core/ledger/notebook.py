@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-_VIEWER = "tito_core.viewer.notebook"
+_VIEWER = "strands_tito.viewer.notebook"
 
 
 def as_html(shown: object) -> str:

@@ -9,10 +9,10 @@ from typing import Any, ParamSpec
 
 import msgspec
 
+from tito_core.parsing.call_text import Malformed, ParsedCallText
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import CallStatus, ParsedCall
-from tito_core.parsing.said import Malformed, Said
 
 FENCES = ("```", "~~~")
 P = ParamSpec("P")
@@ -118,7 +118,7 @@ class Completion:
             return Frame(opened, body, found.start, found.start, False)
         return Frame(opened, body, found.start, found.stop, True)
 
-    def read(self, frame: Frame, close: str, body: Callable[[Cursor], Said], *, ends: bool = False) -> int:
+    def read(self, frame: Frame, close: str, body: Callable[[Cursor], ParsedCallText], *, ends: bool = False) -> int:
         """Read the call in a frame; return the character after it.
 
         Args:
@@ -144,7 +144,9 @@ class Completion:
             self.malformed(frame.opened, frame.stop, reason)
         return frame.stop
 
-    def judge(self, start: int, stop: int, read: Callable[P, Said], *args: P.args, **kwargs: P.kwargs) -> None:
+    def judge(
+        self, start: int, stop: int, read: Callable[P, ParsedCallText], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """Add what `read` makes of characters `start` to `stop`, be it a sound call or a malformed one."""
         try:
             said = read(*args, **kwargs)
@@ -153,7 +155,7 @@ class Completion:
         else:
             self.add(start, stop, said)
 
-    def add(self, start: int, stop: int, said: Said) -> None:
+    def add(self, start: int, stop: int, said: ParsedCallText) -> None:
         """Add a sound call, or a loose one: lenient where that is asked for, else malformed."""
         if self.uncertain:
             self.malformed(start, stop, "The call follows one that did not end, and may be part of it.", said.name)

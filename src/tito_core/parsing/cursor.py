@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tito_core.parsing.call_text import Malformed, is_sound_name, shortened
 from tito_core.parsing.markup import Mark
-from tito_core.parsing.said import Malformed, is_sound_name, shortened
 
 if TYPE_CHECKING:
     from tito_core.parsing.completion import Completion, Tools

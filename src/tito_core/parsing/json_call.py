@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Set
 from typing import Any, NoReturn
 
-from tito_core.parsing.said import Malformed, Said, shortened
+from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 
 DEEPEST = 100
 """Levels of lists and objects that a call may hold; deeper ones overflow the stack of whoever copies them."""
@@ -71,7 +71,7 @@ def json_arguments(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def json_call(text: str, arguments: str = "arguments") -> Said:
+def json_call(text: str, arguments: str = "arguments") -> ParsedCallText:
     """Read `{"name": ..., "arguments": {...}}`.
 
     Args:
@@ -84,13 +84,13 @@ def json_call(text: str, arguments: str = "arguments") -> Said:
     return said_object(json_value(text), text, arguments)
 
 
-def said_arguments(name: str, text: str, call_id: str | None = None) -> Said:
+def said_arguments(name: str, text: str, call_id: str | None = None) -> ParsedCallText:
     """Read a call whose name is known from its arguments.
 
     Raises:
         Malformed: They are no JSON object.
     """
-    return Said(name, json_arguments(text, name), call_id, text.strip())
+    return ParsedCallText(name, json_arguments(text, name), call_id, text.strip())
 
 
 def said_object(
@@ -101,7 +101,7 @@ def said_object(
     allowed: Set[str] = frozenset(),
     loosely: Set[str] = frozenset(),
     name_key: str = "name",
-) -> Said:
+) -> ParsedCallText:
     """Read a call from a decoded JSON value, as `json_call` does.
 
     Args:
@@ -131,7 +131,7 @@ def said_object(
         raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
     begun = _USUAL.match(text) if len(value) == 2 else None  # then nothing but a brace follows the arguments
     given = _last(text, begun.end()) if begun else _member(text, arguments)
-    return Said(name, value[arguments], written, given, loose)
+    return ParsedCallText(name, value[arguments], written, given, loose)
 
 
 def _last(text: str, start: int) -> str:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tito_core.parsing.call_text import Malformed, shortened
 from tito_core.parsing.completion import JsonSchema, Tools
 from tito_core.parsing.json_call import json_value
-from tito_core.parsing.said import Malformed, shortened
 
 _PYTHON = {"True": True, "False": False, "None": None}
 """As Jinja writes them: templates of Qwen3-Coder and Nemotron render values that are no JSON containers so."""

@@ -15,7 +15,7 @@ from typing import Any
 from strands.types.content import Messages
 
 from tito_core.ledger.branch import OF_ONE_AGENT, Branch, Reason
-from tito_core.ledger.histories import Entry, Walk
+from tito_core.ledger.history_index import Match, Node
 from tito_core.ledger.ledger import Ledger
 
 _BLANK = [{"text": "[blank text]"}]
@@ -42,7 +42,7 @@ class HistoryContext:
     """
 
     ledger: Ledger
-    walk: Walk
+    walk: Match
     opening: dict[str, Any]
     messages: Messages
     own: int | None
@@ -60,7 +60,7 @@ class _Change:
         at: First item that differs, or the length of the shorter one.
     """
 
-    entries: Sequence[Entry]
+    entries: Sequence[Node]
     before: Sequence[Any]
     now: Sequence[Any]
     at: int

@@ -8,7 +8,7 @@ from typing import Any
 
 from strands.types.content import Message
 
-from tito_core.ledger.histories import Walk
+from tito_core.ledger.history_index import Match
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Turn
 from tito_core.turn.parent import ledger_of
@@ -51,7 +51,7 @@ class Recording:
             self._untouched = False
             return self._ledger
 
-    def commit(self, ledger: Ledger, draft: Draft, walk: Walk, answer: Message) -> Turn:
+    def commit(self, ledger: Ledger, draft: Draft, walk: Match, answer: Message) -> Turn:
         """Append a turn to its ledger and to the store, or to neither.
 
         Raises:

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any
 
-from tito_core.backend.aborts import generate_whole
 from tito_core.backend.errors import EngineTimeoutError
 from tito_core.backend.protocol import Backend, OnChunk, TokenChunk, TokenRequest, TokenResponse
+from tito_core.backend.resume import generate_whole
 from tito_core.settings import Settings
 
 CANCEL_POLL_S = 0.05

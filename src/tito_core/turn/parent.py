@@ -11,9 +11,9 @@ from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.message_check import InvalidMessageError, check_bounds, check_messages, check_schemas
-from tito_core.chat.words import LONG_TEXT
+from tito_core.chat.word_cache import LONG_TEXT
 from tito_core.ledger.branch import Branch, Reason
-from tito_core.ledger.histories import Entry, Walk
+from tito_core.ledger.history_index import Match, Node
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Draft, Finish
 from tito_core.settings import Settings
@@ -44,7 +44,7 @@ class ParentMatch:
 
     parent: int | None
     answered: int
-    walk: Walk
+    walk: Match
     branch: Branch | None
     new_characters: int = 0
 
@@ -170,7 +170,7 @@ def _own(ledger: Ledger, state: Mapping[str, Any] | None) -> int | None:
     return turn if isinstance(turn, int) and 0 <= turn < len(ledger) else None
 
 
-def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
+def _fit(walk: Match, messages: Messages) -> tuple[Node, int] | None:
     """Find the deepest known entry that turns end in, with no assistant's message after it, and its depth."""
     if any(message["role"] == "assistant" for message in walk.new if "role" in message):
         return None
@@ -185,7 +185,7 @@ def _fit(walk: Walk, messages: Messages) -> tuple[Entry, int] | None:
 
 
 def _rewritten(
-    ledger: Ledger, walk: Walk, messages: Messages, place: tuple[int, int], strips: Strips | None
+    ledger: Ledger, walk: Match, messages: Messages, place: tuple[int, int], strips: Strips | None
 ) -> Branch | None:
     """Return the branch that the template makes where it cannot write on after what was sampled, or None.
 
@@ -206,7 +206,7 @@ def stopped_in_reasoning(draft: Draft) -> bool:
     return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
-def _asked_first(ledger: Ledger, walk: Walk, turn: int) -> int:
+def _asked_first(ledger: Ledger, walk: Match, turn: int) -> int:
     """Count the messages that the root of a turn's path was asked with: what the template itself wrote there."""
     root = ledger.path(turn)[0].index
     depth = walk.known - 1  # without the opening

@@ -15,10 +15,10 @@ from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.validation import check_output_ids, outside_vocabulary
 from tito_core.chat.messages import MALFORMED_CALL, with_sampled_id
 from tito_core.ledger.columns import Columns
-from tito_core.ledger.histories import extended
+from tito_core.ledger.history_index import extended
 from tito_core.ledger.turn import CallRecord, Draft, EngineRecord, Finish
+from tito_core.parsing.call_text import shortened
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
-from tito_core.parsing.said import shortened
 from tito_core.settings import MalformedCalls, Settings
 from tito_core.turn.parent import as_shown
 from tito_core.turn.policy_parts import PolicyParts

@@ -190,7 +190,7 @@ def prepare(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Set
         os.urandom(16).hex(),
         ledger.uuid,
         text,
-        settings.wanted,
+        settings.optional_outputs,
         delta_start=len(input_ids) - len(delta.ids),
         echo=settings.verify_echo == "always" or match.parent is None,
     )

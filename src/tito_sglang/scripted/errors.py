@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tito_core.testing.wire import WireResponse, json_response
+from strands_tito.testing.wire import WireResponse, json_response
 
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _INTEGERS = ("max_new_tokens", "top_k", "min_new_tokens", "n", "sampling_seed", "stream_interval")

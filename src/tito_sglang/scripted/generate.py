@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tito_core.testing.beside import reported_top, routed, support
-from tito_core.testing.settle import Settled
-from tito_core.testing.text import prefixes, said_text
-from tito_core.testing.wire import (
+from strands_tito.testing.optional_outputs import reported_top, routed, support
+from strands_tito.testing.settle import Settled
+from strands_tito.testing.text import prefixes, said_text
+from strands_tito.testing.wire import (
     EngineState,
     WireResponse,
     cached_tokens,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.wire import EngineState, Generation, random_id
+from strands_tito.testing.script import ScriptedRequest
+from strands_tito.testing.wire import EngineState, Generation, random_id
 from tito_sglang.scripted import errors
 from tito_sglang.scripted.errors import Refused, Rejected
 from tito_sglang.scripted.generate import GenerateAnswer

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, sse_response
+from strands_tito.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, sse_response
 from tito_sglang.scripted import errors, requests
 from tito_sglang.scripted.errors import Refused, Rejected
 from tito_sglang.scripted.requests import Killed

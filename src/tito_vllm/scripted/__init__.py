@@ -5,7 +5,7 @@ It judges the backend, and so shares no code with it: it imports the frame of sc
 
 from __future__ import annotations
 
-from tito_core.testing.wire import WireKit
+from strands_tito.testing.wire import WireKit
 from tito_vllm.scripted.wire import VLLMWire
 from tito_vllm.wire_reader import read
 

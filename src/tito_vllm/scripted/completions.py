@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.testing.settle import Settled
-from tito_core.testing.text import deltas, said_text
-from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response
+from strands_tito.testing.settle import Settled
+from strands_tito.testing.text import deltas, said_text
+from strands_tito.testing.wire import EngineState, WireResponse, json_response, now, sse_response
 from tito_vllm.scripted.rows import (
     Row,
     output_rows,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from tito_core.testing.wire import EngineState, WireResponse, json_response
+from strands_tito.testing.wire import EngineState, WireResponse, json_response
 
 
 class Refused(Exception):

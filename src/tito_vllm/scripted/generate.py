@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.testing.settle import Settled
-from tito_core.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
+from strands_tito.testing.settle import Settled
+from strands_tito.testing.wire import EngineState, WireResponse, json_response, now, sse_response, version_spans
 from tito_vllm.scripted.rows import (
     entry,
     output_rows,

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tito_core.testing.script import ScriptedRequest
-from tito_core.testing.wire import EngineState, Generation, random_id
+from strands_tito.testing.script import ScriptedRequest
+from strands_tito.testing.wire import EngineState, Generation, random_id
 from tito_vllm.scripted import errors
 from tito_vllm.scripted.completions import CompletionsAnswer
 from tito_vllm.scripted.errors import Refused

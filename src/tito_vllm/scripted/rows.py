@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tito_core.testing.beside import reported_top, routed, support
-from tito_core.testing.settle import Settled, rank_of
-from tito_core.testing.wire import EngineState, cached_tokens
+from strands_tito.testing.optional_outputs import reported_top, routed, support
+from strands_tito.testing.settle import Settled, rank_of
+from strands_tito.testing.wire import EngineState, cached_tokens
 
 Row = tuple[int, float | None, Sequence[tuple[int, float]]]
 """Token id, its logprob (None for the first of a prompt), and the top alternatives, most likely first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tito_core.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, random_id
+from strands_tito.testing.wire import Answer, EngineState, Routes, WireResponse, json_response, now, random_id
 from tito_vllm.scripted import errors, requests
 from tito_vllm.scripted.errors import Refused
 

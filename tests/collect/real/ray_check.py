@@ -18,6 +18,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from strands_tito.collect import AgentError, CollectError, OnRay, TaskError, collect, entries
+from strands_tito.collect.connection import Connection
+from strands_tito.testing import ScriptedServer
 from support.collect_command import (
     HERE,
     Nursery,
@@ -30,9 +33,6 @@ from support.collect_command import (
     wait_for,
 )
 from tito_core.backend import EngineConnectionError
-from tito_core.collect import AgentError, CollectError, OnRay, TaskError, collect, entries
-from tito_core.collect.connection import Connection
-from tito_core.testing import ScriptedServer
 
 GROUP, COUNT, LATENCY_S = 4, 40, 0.05
 

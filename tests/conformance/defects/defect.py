@@ -10,9 +10,9 @@ from typing import Any
 from conformance.defects.answer_views import View, view_of
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
-from tito_conformance.reloading import TOKENS as RELOADED
-from tito_conformance.wire_log import TransportFactory
-from tito_core.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
+from strands_tito.conformance.reloading import TOKENS as RELOADED
+from strands_tito.conformance.wire_log import TransportFactory
+from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]

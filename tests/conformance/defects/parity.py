@@ -9,8 +9,8 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect, Wrap
+from strands_tito.testing import Completion, Script, ScriptedRequest
 from tito_core.ledger.interning import CallIds
-from tito_core.testing import Completion, Script, ScriptedRequest
 
 HOTTER = 1.3
 """What a temperature of 1 is taken for."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.defects.defect import Defect, Wrap
-from tito_core.testing import Completion, Script, ScriptedRequest
+from strands_tito.testing import Completion, Script, ScriptedRequest
 
 
 def _asked(**changes: Any) -> Wrap:

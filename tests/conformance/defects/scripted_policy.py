@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from tito_core.testing import Completion, HashPolicy, ScriptedRequest
+from strands_tito.testing import Completion, HashPolicy, ScriptedRequest
 
 SAYINGS = (
     "Hello there.",

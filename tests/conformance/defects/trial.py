@@ -7,9 +7,9 @@ from typing import Any
 
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SERVERS, SOUND, Defect, planted
-from tito_conformance import suite
-from tito_conformance.profiles import Profile
-from tito_conformance.target import Target
+from strands_tito.conformance import suite
+from strands_tito.conformance.profiles import Profile
+from strands_tito.conformance.target import Target
 from tito_core.backend.errors import BackendError
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from unittest import mock
 
 from conformance.defects.defect import Defect
-from tito_core.testing import EngineState
-from tito_core.testing.running import Running
-from tito_core.testing.settle import Settled
+from strands_tito.testing import EngineState
+from strands_tito.testing.running import Running
+from strands_tito.testing.settle import Settled
 from tito_sglang.scripted import generate as sglang
 from tito_vllm.scripted import generate as vllm
 

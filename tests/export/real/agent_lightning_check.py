@@ -24,9 +24,9 @@ from agentlightning.verl.agl_rollout_manager import AglRolloutManager, Completed
 from agentlightning.verl.rollout_adapter import RolloutAdapter
 from hypothesis import given, settings
 
+from strands_tito.export import LogprobMismatchError, samples_of
+from strands_tito.export.agent_lightning import STATE, events_of, post_events, state_of
 from support.rollout_forests import HOT, chain, rollouts
-from tito_core.export import LogprobMismatchError, samples_of
-from tito_core.export.agent_lightning import STATE, events_of, post_events, state_of
 from tito_core.ledger import Ledger
 
 KEY = "key"

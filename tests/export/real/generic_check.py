@@ -11,12 +11,12 @@ import pyarrow
 import torch
 from hypothesis import given, settings
 
+from strands_tito.export import TrainingSample, samples_of
+from strands_tito.export.batch import padded
+from strands_tito.export.hf import dataset_of, samples_of_dataset
+from strands_tito.export.packing import packed
+from strands_tito.export.parquet import write_parquet
 from support.rollout_forests import rollouts
-from tito_core.export import TrainingSample, samples_of
-from tito_core.export.batch import padded
-from tito_core.export.hf import dataset_of, samples_of_dataset
-from tito_core.export.packing import packed
-from tito_core.export.parquet import write_parquet
 from tito_core.ledger import Ledger
 
 seen = 0

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from prime_rl.orchestrator.trajectories import trace_to_samples
 
+from strands_tito.export import samples_of
+from strands_tito.export.verifiers import trace_of
 from support.rollout_forests import rollouts
-from tito_core.export import samples_of
-from tito_core.export.verifiers import trace_of
 from tito_core.ledger import Ledger
 
 seen = 0

@@ -24,9 +24,9 @@ from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_te
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID  # noqa: E402
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
+from strands_tito.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
 from support.rollout_forests import HOT, chain, grow, rollouts  # noqa: E402
-from tito_core.export import BranchedRolloutError, LogprobMismatchError, samples_of  # noqa: E402
-from tito_core.export.skyrl import STOP_REASON, generator_output_of  # noqa: E402
 from tito_core.ledger import Ledger  # noqa: E402
 
 END, PAD = 2, 0

@@ -22,16 +22,16 @@ from slime.rollout.sglang_rollout import generate_and_rm_group
 from slime.utils.types import Sample
 from strands import Agent
 
+from strands_tito.export import samples_of
+from strands_tito.export.slime import STATUS, fan_out, fill
+from strands_tito.integrations.slime_generate import PARTIAL
+from strands_tito.testing import Completion, ScriptedServer
 from support.multiplying import ANSWER, CALL, SAMPLED, multiply, says
 from support.rollout_forests import rollouts
 from support.scripted import END, engine_of, ids_of, is_probe, tokenizer
 from support.slime_facts import PARAMETERS, arguments
-from tito_core.export import samples_of
-from tito_core.export.slime import STATUS, fan_out, fill
-from tito_core.export.slime_generate import PARTIAL
 from tito_core.ledger import Ledger
 from tito_core.termination import record_termination
-from tito_core.testing import Completion, ScriptedServer
 
 OPTIONS: dict[str, Any] = {"decode": lambda ids: " ".join(map(str, ids)), "temperature": 1.0, "logprobs": "as-recorded"}
 seen = 0
@@ -98,7 +98,7 @@ async def reward(args: Any, sample: Any, **_: Any) -> Any:
 
 def args_of(url: str, folder: str, **more: Any) -> Namespace:
     ours = {
-        "custom_generate_function_path": "tito_core.export.slime_generate.generate",
+        "custom_generate_function_path": "strands_tito.integrations.slime_generate.generate",
         "custom_rm_path": "slime_check.reward",
         "tito_agent": "slime_check:make_agent",
     }
@@ -109,7 +109,7 @@ def group(args: Namespace, size: int, samples: list[Sample] | None = None) -> li
     from slime.rollout.sglang_rollout import GenerateState
     from slime.utils.misc import SingletonMeta
 
-    from tito_core.export import slime_generate
+    from strands_tito.export import slime_generate
 
     SingletonMeta._instances.clear()  # each of these groups has a server of its own
     slime_generate._policies.clear()

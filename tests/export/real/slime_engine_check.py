@@ -19,12 +19,12 @@ from slime.rollout.sglang_rollout import GenerateState, generate_and_rm_group
 from slime.utils.misc import SingletonMeta
 from slime.utils.types import Sample
 
+from strands_tito.export import samples_of
 from support import calculating
 from support.scripted import tokenizer
 from support.slime_facts import PARAMETERS, arguments
 from tito_core import Policy
 from tito_core.backend.checked import score
-from tito_core.export import samples_of
 
 EXAMPLE = "examples.strands_sglang.generate_with_strands"
 QUESTION = [{"role": "user", "content": "What is 25 * 17?"}]
@@ -83,7 +83,7 @@ async def ours(policy: Policy, url: str, folder: str) -> tuple[int, int]:
         args = arguments(
             url,
             folder,
-            custom_generate_function_path="tito_core.export.slime_generate.generate",
+            custom_generate_function_path="strands_tito.integrations.slime_generate.generate",
             custom_rm_path="slime_engine_check.reward",
             tito_agent=f"support.calculating:{agent}",
         )

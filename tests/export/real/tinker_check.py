@@ -10,9 +10,9 @@ import pytest
 import tinker
 from hypothesis import given, settings
 
+from strands_tito.export import LogprobMismatchError, samples_of
+from strands_tito.export.tinker import datum_of
 from support.rollout_forests import HOT, chain, rollouts
-from tito_core.export import LogprobMismatchError, samples_of
-from tito_core.export.tinker import datum_of
 from tito_core.ledger import Ledger
 
 seen = 0

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of
+from strands_tito.integrations.trl import columns_of, recorded_reward, rollout_func
+from strands_tito.testing import ScriptedServer
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, make_agent, make_editing_agent, says
 from support.rollout_forests import rollouts
 from support.scripted import engine_of, tokenizer
 from tito_core import Policy
-from tito_core.export import BranchedRolloutError, LogprobMismatchError, sample_of
-from tito_core.export.trl import columns_of, recorded_reward, rollout_func
 from tito_core.ledger import Ledger
-from tito_core.testing import ScriptedServer
 
 caught: list[dict[str, Any]] = []
 

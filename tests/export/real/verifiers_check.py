@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from verifiers.v1 import Trace, WireTrace
 
+from strands_tito.export import LogprobMismatchError, samples_of
+from strands_tito.export.verifiers import STOP, trace_of
 from support.rollout_forests import HOT, chain, grow, rollouts
-from tito_core.export import LogprobMismatchError, samples_of
-from tito_core.export.verifiers import STOP, trace_of
 from tito_core.ledger import Finish, Ledger
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "decode": lambda ids: " ".join(map(str, ids))}

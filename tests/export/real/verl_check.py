@@ -17,14 +17,14 @@ from verl.protocol import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError, sample_of, samples_of
+from strands_tito.export.verl import output_of, outputs_of
+from strands_tito.testing import ScriptedRequest
 from support import multiplying
 from support.multiplying import QUESTION, SAMPLED, says
 from support.rollout_forests import rollouts
 from support.scripted import tokenizer
-from tito_core.export import BranchedRolloutError, LogprobMismatchError, sample_of, samples_of
-from tito_core.export.verl import output_of, outputs_of
 from tito_core.ledger import Ledger, check_ledger
-from tito_core.testing import ScriptedRequest
 
 PROMPT, RESPONSE = 512, 256
 
@@ -93,7 +93,7 @@ def worker_of(agent: str, temperature: float = 1.0, response: int = RESPONSE, **
     }.items():
         setattr(worker, name, value)
     _agent_loop_registry["strands"] = {
-        "_target_": "tito_core.export.verl_loop.StrandsAgentLoop",
+        "_target_": "strands_tito.integrations.verl_loop.StrandsAgentLoop",
         "agent": f"support.multiplying:{agent}",
         **more,
     }

@@ -19,9 +19,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from strands_tito import engines
+from strands_tito.engines import models
 from support.forced_calls import force
-from tito_core import Policy, engine
-from tito_core.engine import models
+from tito_core import Policy
 from tito_core.parsing import CallGrammar
 
 
@@ -31,7 +32,7 @@ def address(options: argparse.Namespace) -> Iterator[str]:
     if options.base_url:
         yield options.base_url
     else:
-        with engine.running_sync(options.backend, model=options.model) as url:
+        with engines.running_sync(options.backend, model=options.model) as url:
             yield url
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -23,7 +24,6 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 SECTION = Section("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
 SEPARATOR = "<｜tool▁sep｜>"
@@ -63,7 +63,7 @@ class DeepSeekCalls(CallFormat):
         return g.sequence(*opened, g.either(calls), *closed)
 
 
-def _fenced_call(cursor: Cursor) -> Said:
+def _fenced_call(cursor: Cursor) -> ParsedCallText:
     kind = cursor.upto(SEPARATOR)
     if kind != TYPE:
         raise cursor.fault(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
@@ -74,7 +74,7 @@ def _fenced_call(cursor: Cursor) -> Said:
     return said_arguments(name, body.removesuffix(END_FENCE))
 
 
-def _plain_call(cursor: Cursor) -> Said:
+def _plain_call(cursor: Cursor) -> ParsedCallText:
     name = cursor.sound_name(cursor.upto(SEPARATOR))
     return said_arguments(name, cursor.rest())
 

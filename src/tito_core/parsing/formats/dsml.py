@@ -19,6 +19,7 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -27,7 +28,6 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 ANCHOR = "｜DSML｜"
 _HEAD = re.compile(r' name="([^"<>\n]+)" string="(true|false)"')
@@ -77,7 +77,7 @@ class DsmlCalls(CallFormat):
     def _head(self, markup: Markup, key: str, plain: bool) -> g.Grammar:
         return g.anchored(markup, f'{self.parameter} name="{key}" string="{str(plain).lower()}">', ANCHOR)
 
-    def _invoke(self, cursor: Cursor) -> Said:
+    def _invoke(self, cursor: Cursor) -> ParsedCallText:
         written, call = cursor.through(">"), self.section.call
         name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
         if name is None:
@@ -96,7 +96,7 @@ class DsmlCalls(CallFormat):
                 raise cursor.fault(f"The parameter {key!r} appears twice.")
             arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
         cursor.end()
-        return Said(name, arguments)
+        return ParsedCallText(name, arguments)
 
 
 register_format(

@@ -16,6 +16,7 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, JsonSchema, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -23,7 +24,6 @@ from tito_core.parsing.json_call import DEEPEST, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THOUGHT_CHANNEL
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said, shortened
 from tito_core.parsing.typed_value import resolved, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -52,13 +52,13 @@ class Gemma4Calls(CallFormat):
         )
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     cursor.blank(cursor.through(_PREFIX))
     name = cursor.sound_name(cursor.through("{"))
     schema = cursor.tools.get(name, {})
     arguments = _Notation(cursor, schema).mapping(1, schema)
     cursor.end()
-    return Said(name, arguments, loose=cursor.loose)
+    return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 class _Notation:

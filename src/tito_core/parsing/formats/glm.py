@@ -13,13 +13,13 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 from tito_core.parsing.typed_value import typed_value
 
 
@@ -66,7 +66,7 @@ class GlmCalls(CallFormat):
         head = (g.tag(markup, self.key), g.text(key), g.tag(markup, self.end_key))
         return g.sequence(*head, *between, g.tag(markup, self.value))
 
-    def _call(self, cursor: Cursor) -> Said:
+    def _call(self, cursor: Cursor) -> ParsedCallText:
         pairs = cursor.peek() is not None
         name = cursor.sound_name((cursor.upto(self.key) if pairs else cursor.rest()).strip())
         arguments: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class GlmCalls(CallFormat):
             if pairs := cursor.peek() is not None:
                 cursor.tag(self.key)
         cursor.end()
-        return Said(name, arguments)
+        return ParsedCallText(name, arguments)
 
 
 register_format("glm45", GlmCalls("\n"), marks=Marks(("<tool_call>{function-name}\n<arg_key>",)))

@@ -17,6 +17,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tito_core.parsing.call_text import Malformed, ParsedCallText, is_sound_name
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -26,7 +27,6 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.registry import register_tool_parser
-from tito_core.parsing.said import Malformed, Said, is_sound_name
 from tito_core.parsing.suspects import Suspicion
 from tito_core.parsing.turn import without_stop
 
@@ -233,7 +233,7 @@ def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
     return left[1] or right[2], right[1], right[3] or ""
 
 
-def _sound(header: tuple[str | None, str, str] | None, name: str | None, ended: str, text: str) -> Said:
+def _sound(header: tuple[str | None, str, str] | None, name: str | None, ended: str, text: str) -> ParsedCallText:
     if header is None:
         raise Malformed("The call's header is not sound: it must be <|channel|>commentary to=functions.NAME.")
     recipient, channel, kind = header

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -17,7 +18,6 @@ from tito_core.parsing.json_call import json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 _EXTRA = frozenset({"id", "type"})
 
@@ -48,7 +48,7 @@ class HermesCalls(CallFormat):
         return g.sequence(opened, g.json_calls(tools, before="\n", after="\n"), closed)
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     text = cursor.rest()
     return said_object(json_value(text), text, loosely=_EXTRA)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.json_call import after_blank, json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Malformed, Said, shortened
 
 GRANITE_OPEN, GRANITE_OLD_OPEN = "<tool_call>", "<|tool_call|>"
 XLAM_OPEN, XLAM_CLOSE, XLAM_OTHER = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
@@ -126,7 +126,7 @@ def read_array(
     alone: bool,
     stop: int | None = None,
     call_id: str | None = None,
-    read: Callable[[Any, str], Said] | None = None,
+    read: Callable[[Any, str], ParsedCallText] | None = None,
 ) -> int:
     """Read the array at character `start` into calls.
 

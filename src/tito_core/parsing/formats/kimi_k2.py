@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -22,7 +23,6 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 SECTION = Section(
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -53,7 +53,7 @@ class KimiCalls(CallFormat):
         return g.sequence(*opened, g.either(calls), *closed)
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     written = cursor.upto(ARGUMENTS).strip()
     match = _ID.fullmatch(written)
     wrong = f"The call's id must be functions.NAME:NUMBER, not {written[:60]!r}."

@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -22,7 +23,6 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import json_value
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 from tito_core.parsing.typed_value import is_of_type
 
 ANCHORS = (OPEN, CLOSE, SEPARATOR) = ("<|open|>", "<|close|>", "<|sep|>")
@@ -49,7 +49,7 @@ class KimiK3Calls(CallFormat):
         return SECTION.read(said, opened, _call)
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     head = _CALL.fullmatch(written := cursor.upto(SEPARATOR).strip())
     if head is None:
         raise cursor.fault(f'The call must say tool="..." and index="...", not {written[:60]!r}.')
@@ -67,7 +67,7 @@ def _call(cursor: Cursor) -> Said:
         if not is_of_type(arguments[key], said[2]):
             raise cursor.fault(f"The value of {key!r} is not of the type {said[2]} that it says.")
     cursor.end()
-    return Said(name, arguments)
+    return ParsedCallText(name, arguments)
 
 
 def _plain(text: str) -> str:

@@ -11,12 +11,12 @@ import re
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.json_call import after_blank, json_end, json_value, said_object
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Malformed, Said, shortened
 
 PYTHON_TAG = "<|python_tag|>"
 SEPARATOR = ";"
@@ -62,7 +62,7 @@ def _objects(said: Completion, opened: int, start: int) -> int:
         opened = start = after + len(SEPARATOR)
 
 
-def _call(text: str) -> Said:
+def _call(text: str) -> ParsedCallText:
     value = json_value(text)
     key = (
         "arguments" if isinstance(value, dict) and "parameters" not in value and "arguments" in value else "parameters"

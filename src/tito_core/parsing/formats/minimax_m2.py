@@ -17,13 +17,13 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 from tito_core.parsing.typed_value import typed_value
 
 SECTION = Section("<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>")
@@ -54,11 +54,11 @@ class MiniMaxCalls(CallFormat):
         return g.sequence(g.tag(markup, SECTION.open), g.either(calls), g.tag(markup, SECTION.close))
 
 
-def _invoke(cursor: Cursor) -> Said:
+def _invoke(cursor: Cursor) -> ParsedCallText:
     name = cursor.sound_name(quoted(cursor, cursor.through(">")))
     arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
     cursor.end()
-    return Said(name, arguments)
+    return ParsedCallText(name, arguments)
 
 
 def parameters(

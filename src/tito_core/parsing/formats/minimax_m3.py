@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, JsonSchema
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -25,7 +26,6 @@ from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.json_call import DEEPEST
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 from tito_core.parsing.typed_value import resolved, types_of, value_of
 
 ANCHOR = "]<]minimax[>["
@@ -46,12 +46,12 @@ class MiniMaxM3Calls(CallFormat):
         return SECTION.read(said, opened, _invoke)
 
 
-def _invoke(cursor: Cursor) -> Said:
+def _invoke(cursor: Cursor) -> ParsedCallText:
     name = cursor.sound_name(quoted(cursor, cursor.through(">")))
     schema = cursor.tools.get(name, {})
     arguments = _Elements(cursor, name, schema).members(schema, 1)
     cursor.end()
-    return Said(name, arguments)
+    return ParsedCallText(name, arguments)
 
 
 class _Elements:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Frame, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -17,7 +18,6 @@ from tito_core.parsing.json_call import after_blank, json_end, said_arguments
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import BRACKET_THINK
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 OPEN, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
@@ -70,7 +70,7 @@ def _complete(said: Completion, frame: Frame) -> bool:
     return arguments is not None and json_end(said.text, arguments.stop) > arguments.stop
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     name, written = cursor.sound_name(cursor.upto(ARGUMENTS, CALL_ID).strip()), None
     if cursor.taken == CALL_ID:
         written = cursor.upto(ARGUMENTS).strip()

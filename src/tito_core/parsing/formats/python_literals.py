@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.json_call import DEEPEST
-from tito_core.parsing.said import Malformed, Said, shortened
 
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -54,7 +54,7 @@ class Calls:
         """Whether everything up to the stop was sound so far, so that more could have made it whole."""
         return self._after_blank() >= self._stop or self._in_open_string()
 
-    def read(self) -> list[tuple[Said, int]]:
+    def read(self) -> list[tuple[ParsedCallText, int]]:
         """Return the calls, each with the character after it.
 
         Raises:
@@ -70,7 +70,7 @@ class Calls:
                 self._need("]")
                 return found
 
-    def _lines(self) -> list[tuple[Said, int]]:
+    def _lines(self) -> list[tuple[ParsedCallText, int]]:
         found = [self._call()]
         while self._after_blank() < self._stop:
             if "\n" not in self._text[self.at : self._after_blank()]:
@@ -78,7 +78,7 @@ class Calls:
             found.append(self._call())
         return found
 
-    def _call(self) -> tuple[Said, int]:
+    def _call(self) -> tuple[ParsedCallText, int]:
         name = self._match(_NAME, "a tool's name")
         self._need("(")
         arguments: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class Calls:
             if not self._skip(","):
                 self._need(")")
                 break
-        return Said(name, arguments), self.at
+        return ParsedCallText(name, arguments), self.at
 
     def _value(self, deep: int) -> Any:
         if deep >= DEEPEST:

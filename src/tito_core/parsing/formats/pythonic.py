@@ -14,12 +14,12 @@ import re
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import Malformed, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.python_literals import Calls
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Malformed, shortened
 
 _BEGINS = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 

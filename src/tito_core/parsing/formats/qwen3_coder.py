@@ -23,6 +23,7 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -30,7 +31,6 @@ from tito_core.parsing.formats.python_literals import literal
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 from tito_core.parsing.typed_value import typed_value
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -107,7 +107,7 @@ class Qwen3CoderCalls(CallFormat):
         said.judge(opened, stop, self._function, Cursor(said, opened, end.stop), loose)
         return stop
 
-    def _function(self, cursor: Cursor, loose: str = "") -> Said:
+    def _function(self, cursor: Cursor, loose: str = "") -> ParsedCallText:
         cursor.loosen(loose)
         cursor.tag(FUNCTION)
         name = cursor.sound_name(cursor.through(">"))
@@ -121,7 +121,7 @@ class Qwen3CoderCalls(CallFormat):
             arguments[key] = typed_value(value, cursor.tools, name, key, self.literal)
         cursor.tag(END_FUNCTION)
         cursor.end()
-        return Said(name, arguments, loose=cursor.loose)
+        return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 def _key(cursor: Cursor) -> str:

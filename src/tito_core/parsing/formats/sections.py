@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tito_core.parsing.call_text import ParsedCallText, shortened
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
-from tito_core.parsing.said import Said, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Section:
     call: str
     end_call: str
 
-    def read(self, said: Completion, opened: int, body: Callable[[Cursor], Said]) -> int:
+    def read(self, said: Completion, opened: int, body: Callable[[Cursor], ParsedCallText]) -> int:
         """Read the section that begins at character `opened`, each call by `body`; return the character after it."""
         first, at = len(said.calls), opened + len(self.open)
         inside = {self.open, self.close, self.call}

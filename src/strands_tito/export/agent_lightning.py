@@ -1,0 +1,163 @@
+"""Agent Lightning 1.x: a rollout's events, from which its server makes `Triplet`s and its trainer trajectories."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strands_tito.export.logprobs import LogprobPolicy
+from strands_tito.export.missing import imported
+from strands_tito.export.sample import sample_of
+from strands_tito.export.turnwise import TrainedTurn, trained_turns
+from tito_core.ledger.ledger import Ledger
+from tito_core.termination import Termination
+
+if TYPE_CHECKING:
+    from agentlightning.schemas import EventCreate
+
+STATE = MappingProxyType(
+    {
+        Termination.COMPLETED: "succeeded",
+        Termination.TRUNCATED: "succeeded",
+        Termination.CONTEXT: "succeeded",
+        Termination.LIMIT: "succeeded",
+        Termination.TOOL_ERROR: "succeeded",
+        Termination.ENGINE_ERROR: "failed",
+        Termination.ABORTED: "failed",
+        Termination.CANCELLED: "failed",
+    }
+)
+"""The state of Agent Lightning's rollout for each termination; `RolloutState` takes the word."""
+
+
+def events_of(
+    rollout: Ledger,
+    *,
+    temperature: float,
+    logprobs: LogprobPolicy = "checked",
+    train_constrained: bool = False,
+) -> list[EventCreate]:
+    """Return a "model_request" event for each trained turn, a path's one after the other, and the "reward" last.
+
+    A trainer at level "trajectory" merges what extends the request before; so each path becomes one row, and each
+    token is trained once. A rollout that ended from outside gives no requests: its reward says nothing.
+
+    Args:
+        rollout: The rollout.
+        temperature: What the trainer divides its logits by.
+        logprobs: See `LogprobPolicy`; with "omit" the trainer computes its own.
+        train_constrained: Whether tokens under a grammar are trained.
+
+    Raises:
+        MissingPackageError: agentlightning 1.x is not installed.
+        LogprobMismatchError: A turn's logprobs are another quantity than the trainer's.
+    """
+    schemas = imported("agentlightning.schemas", "agentlightning")
+    if not len(rollout):
+        return []
+    last = sample_of(rollout, branches="last")
+    events: list[EventCreate] = []
+    if not last.ended_outside:
+        found = trained_turns(
+            rollout,
+            trainer="Agent Lightning",
+            temperature=temperature,
+            logprobs=logprobs,
+            train_constrained=train_constrained,
+        )
+        events = [_event(schemas, rollout, each, logprobs != "omit") for each in found]
+    if last.reward is not None:
+        said = schemas.RewardData(value=last.reward, source="agent").model_dump(exclude_none=True)
+        events.append(schemas.EventCreate(event_type="reward", data=said))
+    return events
+
+
+def state_of(rollout: Ledger) -> str:
+    """Return the state in which Agent Lightning's rollout ends; one without a turn failed."""
+    return STATE[sample_of(rollout, branches="last").termination] if len(rollout) else "failed"
+
+
+def _event(schemas: Any, rollout: Ledger, trained: TrainedTurn, with_logprobs: bool) -> EventCreate:
+    draft = trained.turn.draft
+    versions = {span.version for span in draft.engine.versions}
+    version = versions.pop() if len(versions) == 1 else None
+    number = int(version) if version is not None and version.isdigit() else None
+    scores = [{"logprob": value} for value in draft.logprobs.tolist()]
+    data = schemas.ModelRequestData(
+        model=draft.engine.server.model,
+        model_version=number,
+        request={},
+        response={
+            "id": draft.engine.request_id,
+            "prompt_token_ids": trained.prompt_ids.tolist(),
+            "choices": [
+                {
+                    "index": 0,
+                    "token_ids": draft.output_ids.tolist(),
+                    "finish_reason": draft.finish.value,
+                    "logprobs": {"content": scores} if with_logprobs else None,
+                }
+            ],
+        },
+        latency_ms=draft.engine.latency_s * 1000,
+        http_status=200,
+        usage={"prompt_tokens": len(trained.prompt_ids), "completion_tokens": len(draft.output_ids)},
+        finish_reason=draft.finish.value,
+    ).model_dump()
+    data["server"] = {"model": draft.engine.server.model, "version": number}
+    experts = _experts(rollout, trained)
+    if experts is not None:
+        data["routed_experts"] = experts
+    event: EventCreate = schemas.EventCreate(event_type="model_request", data=data)
+    return event
+
+
+def _experts(rollout: Ledger, trained: TrainedTurn) -> str | None:
+    """Return the experts of a turn's prompt and answer but for its last token, as Agent Lightning's proxy records them.
+
+    Raises:
+        ValueError: Some tokens have none, or an expert's number needs more than a byte.
+    """
+    path = rollout.path(trained.turn.index)
+    columns = [turn.draft.extras.get("routed_experts") for turn in path]
+    if all(column is None for column in columns):
+        return None
+    size = trained.turn.path_length - 1
+    rows: np.ndarray[Any, Any] | None = None
+    given = np.zeros(size, np.bool_)
+    for column in columns:
+        if column is not None and column.rows:
+            values = column.values
+            rows = np.zeros((size, *values.shape[1:]), np.int64) if rows is None else rows
+            rows[column.start : column.start + column.rows] = values[: size - column.start]
+            given[column.start : column.start + column.rows] = True
+    if rows is None or not given.all() or rows.max(initial=0) > 255:
+        raise ValueError(
+            f"The experts of turn {trained.turn.index} of rollout {rollout.uuid} are not those of every token, or "
+            "their numbers need more than a byte, which is what Agent Lightning takes."
+        )
+    buffer = io.BytesIO()
+    np.save(buffer, rows.astype(np.uint8), allow_pickle=False)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+async def post_events(client: Any, rollout_id: str, attempt_id: str, events: Sequence[EventCreate]) -> None:
+    """Send events to Agent Lightning's server, in order.
+
+    Args:
+        client: An `AgentLightningAsyncClient`, or another `httpx.AsyncClient` with the server's address.
+        rollout_id: Agent Lightning's id of the rollout.
+        attempt_id: Of the attempt.
+        events: What `events_of` gave.
+
+    Raises:
+        httpx.HTTPStatusError: The server refused one.
+    """
+    for event in events:
+        path = f"/api/rollouts/{rollout_id}/attempt/{attempt_id}/events"
+        (await client.post(path, json=event.model_dump(mode="json"))).raise_for_status()

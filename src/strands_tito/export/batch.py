@@ -1,0 +1,118 @@
+"""Padded batches: one row a sample, as numpy arrays or torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from strands_tito.export.missing import imported
+from strands_tito.export.sample import TrainingSample, sampled
+
+if TYPE_CHECKING:
+    import torch
+
+Ints = npt.NDArray[np.int64]
+
+
+class TooLongError(ValueError):
+    """A sample does not fit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Index-aligned columns of b samples and l places. A mask speaks of the token at its own place.
+
+    The logits at place i - 1 score the token at place i: shift once, where the loss is computed.
+
+    Attributes:
+        input_ids: int64, shape (b, l), `pad_id` in the padding.
+        attention_mask: int64, shape (b, l): 1 on tokens, 0 in the padding.
+        position_ids: int64, shape (b, l): 0, 1, ... from a sample's first token; 0 in the padding.
+        loss_mask: int64, shape (b, l): 1 on trained tokens.
+        logprobs: float32, shape (b, l): the engine's, of every token that it sampled, 0.0 elsewhere; see the samples'
+            `semantics` for what they mean.
+        prompt_lengths: int64, shape (b,).
+        lengths: int64, shape (b,).
+        rewards: float32, shape (b,), NaN where a rollout has none.
+    """
+
+    input_ids: Ints
+    attention_mask: Ints
+    position_ids: Ints
+    loss_mask: Ints
+    logprobs: npt.NDArray[np.float32]
+    prompt_lengths: Ints
+    lengths: Ints
+    rewards: npt.NDArray[np.float32]
+
+    def torch(self) -> dict[str, torch.Tensor]:
+        """Return the columns as CPU tensors that share this batch's memory, by name."""
+        torch = imported("torch", "torch")
+        return {field.name: torch.from_numpy(getattr(self, field.name)) for field in fields(self)}
+
+
+def padded(
+    samples: Sequence[TrainingSample],
+    *,
+    pad_id: int,
+    side: Literal["left", "right"] = "right",
+    length: int | None = None,
+    multiple_of: int = 1,
+) -> Batch:
+    """Lay samples side by side.
+
+    Args:
+        samples: At least one.
+        pad_id: The id that fills rows up; its places are masked in every column.
+        side: Where the padding is.
+        length: Places of a row; those of the longest sample when None.
+        multiple_of: Rows are widened to a multiple of this.
+
+    Raises:
+        TooLongError: A sample is longer than `length`: nothing is cut off silently.
+        ValueError: There is no sample, or `side` or `multiple_of` is no choice.
+    """
+    if not samples:
+        raise ValueError("A batch needs at least one sample.")
+    if side not in ("left", "right") or multiple_of < 1:
+        raise ValueError(f"side must be 'left' or 'right' and multiple_of at least 1, not {side!r} and {multiple_of}.")
+    longest = max(len(sample) for sample in samples)
+    if length is not None and longest > length:
+        raise TooLongError(f"A sample has {longest} tokens and a row {length}: raise length, or leave the sample out.")
+    width = -(-(longest if length is None else length) // multiple_of) * multiple_of
+    shape = (len(samples), width)
+    ids = np.full(shape, pad_id, np.int64)
+    attention, positions, mask = (np.zeros(shape, np.int64) for _ in range(3))
+    logprobs = np.zeros(shape, np.float32)
+    for row, sample in enumerate(samples):
+        size = len(sample)
+        place = slice(0, size) if side == "right" else slice(width - size, width)
+        ids[row, place] = sample.token_ids
+        attention[row, place] = 1
+        positions[row, place] = np.arange(size)
+        mask[row, place] = sample.loss_mask
+        logprobs[row, place] = known_logprobs(sample)
+    return Batch(
+        ids,
+        attention,
+        positions,
+        mask,
+        logprobs,
+        np.array([sample.prompt_length for sample in samples], np.int64),
+        np.array([len(sample) for sample in samples], np.int64),
+        rewards_of(samples),
+    )
+
+
+def known_logprobs(sample: TrainingSample) -> npt.NDArray[np.float32]:
+    """Return the engine's logprobs, 0.0 for tokens that it did not sample, shape (n,): NaN would spoil a product."""
+    return np.where(sampled(sample), sample.logprobs, np.float32(0)).astype(np.float32)
+
+
+def rewards_of(samples: Sequence[TrainingSample]) -> npt.NDArray[np.float32]:
+    """Return the rewards, NaN where there is none, shape (b,)."""
+    return np.array([np.nan if sample.reward is None else sample.reward for sample in samples], np.float32)

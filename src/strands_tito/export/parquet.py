@@ -1,0 +1,212 @@
+"""Parquet files of rollouts: one row a trajectory, in a schema of our own that any Arrow reader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strands_tito.export.missing import imported
+from strands_tito.export.sample import Identity, TrainingSample, sampled
+from tito_core.ledger.turn import Finish, Semantics, VersionSpan
+from tito_core.termination import Termination
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = b"strands-tito/samples"
+SCHEMA = 1
+ROWS_AT_ONCE = 256
+"""Rows of one group, which is what is held in memory."""
+_A_TOKEN = ("token_ids", "loss_mask", "logprobs", "provenance")
+
+
+class SamplesSchemaError(ValueError):
+    """The file holds no samples, or newer ones than this version reads (law 12)."""
+
+
+def schema() -> pa.Schema:
+    """Return the Arrow schema; docs/trainers.md says what each column is.
+
+    Raises:
+        MissingPackageError: pyarrow is not installed.
+    """
+    arrow = imported("pyarrow", "parquet")
+    span = arrow.struct([("start", arrow.int32()), ("stop", arrow.int32()), ("version", arrow.string())])
+    meaning = arrow.struct(
+        [
+            ("processed", arrow.bool_()),
+            ("temperature", arrow.float64()),
+            ("adjusted", arrow.bool_()),
+            ("source", arrow.string()),
+        ]
+    )
+    experts = arrow.struct(
+        [("dtype", arrow.string()), ("layers", arrow.int32()), ("experts", arrow.int32()), ("rows", arrow.binary())]
+    )
+    found: pa.Schema = arrow.schema(
+        [
+            arrow.field("rollout_id", arrow.string(), nullable=False),
+            arrow.field("group_id", arrow.string()),
+            arrow.field("task_id", arrow.string()),
+            arrow.field("trajectory", arrow.int32(), nullable=False),
+            arrow.field("trajectories", arrow.int32(), nullable=False),
+            arrow.field("token_ids", arrow.list_(arrow.int32()), nullable=False),
+            arrow.field("prompt_length", arrow.int32(), nullable=False),
+            arrow.field("loss_mask", arrow.list_(arrow.uint8()), nullable=False),
+            arrow.field("logprobs", arrow.list_(arrow.float32()), nullable=False),
+            arrow.field("provenance", arrow.list_(arrow.uint8()), nullable=False),
+            arrow.field("versions", arrow.list_(span), nullable=False),
+            arrow.field("semantics", arrow.list_(meaning), nullable=False),
+            arrow.field("routed_experts", experts),
+            arrow.field("termination", arrow.string(), nullable=False),
+            arrow.field("finish", arrow.string(), nullable=False),
+            arrow.field("reward", arrow.float64()),
+            arrow.field("turns", arrow.int32(), nullable=False),
+        ],
+        metadata={b"format": FORMAT, b"schema": str(SCHEMA).encode()},
+    )
+    return found
+
+
+def table_of(samples: Iterable[TrainingSample]) -> pa.Table:
+    """Give samples as an Arrow table, a row each. Logprobs are null on tokens that the engine did not sample."""
+    arrow, wanted = imported("pyarrow", "parquet"), schema()
+    rows = [_row(sample) for sample in samples]
+    columns = {name: [row[name] for row in rows] for name in wanted.names}
+    arrays = [_array(arrow, columns[field.name], field) for field in wanted]
+    found: pa.Table = arrow.Table.from_arrays(arrays, schema=wanted)
+    return found
+
+
+def write_parquet(path: str | PathLike[str], samples: Iterable[TrainingSample], **options: Any) -> int:
+    """Write samples to a file as they come, with at most `ROWS_AT_ONCE` of them in memory.
+
+    Args:
+        path: The file; what was there is replaced once writing has begun.
+        samples: Samples of any number of rollouts.
+        **options: For `pyarrow.parquet.ParquetWriter`, such as `compression`.
+
+    Returns:
+        The number of rows.
+    """
+    parquet = imported("pyarrow.parquet", "parquet")
+    count = 0
+    with parquet.ParquetWriter(path, schema(), **options) as writer:
+        for chunk in _chunks(samples):
+            writer.write_table(table_of(chunk))
+            count += len(chunk)
+    return count
+
+
+def read_parquet(path: str | PathLike[str]) -> Iterator[TrainingSample]:
+    """Read samples back, equal to those that were written (law 12), one group of rows in memory.
+
+    Raises:
+        SamplesSchemaError: Another file, or one of a newer schema.
+    """
+    parquet = imported("pyarrow.parquet", "parquet")
+    with parquet.ParquetFile(path) as file:
+        _check(file.schema_arrow.metadata or {}, str(path))
+        for group in range(file.num_row_groups):
+            yield from samples_in(file.read_row_group(group))
+
+
+def samples_in(table: pa.Table) -> Iterator[TrainingSample]:
+    """Return the samples of an Arrow table of `schema()`."""
+    numbers = {
+        name: table.column(name).combine_chunks() for name in ("token_ids", "loss_mask", "logprobs", "provenance")
+    }
+    plain = table.drop_columns([*numbers])
+    for index, row in enumerate(plain.to_pylist()):
+        columns = {name: numbers[name][index].values for name in numbers}
+        yield _sample(
+            row, {name: np.asarray(values.to_numpy(zero_copy_only=False)) for name, values in columns.items()}
+        )
+
+
+def _check(metadata: dict[bytes, bytes], where: str) -> None:
+    found = metadata.get(b"schema", b"")
+    if metadata.get(b"format") != FORMAT or not found.isdigit():
+        raise SamplesSchemaError(f"{where} holds no samples of strands-tito: its metadata says {sorted(metadata)}.")
+    if int(found) > SCHEMA:
+        raise SamplesSchemaError(f"{where} has schema {int(found)}, and this version reads up to {SCHEMA}: update it.")
+
+
+def _chunks(samples: Iterable[TrainingSample]) -> Iterator[list[TrainingSample]]:
+    chunk: list[TrainingSample] = []
+    for sample in samples:
+        chunk.append(sample)
+        if len(chunk) == ROWS_AT_ONCE:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _array(arrow: Any, values: list[Any], field: Any) -> Any:
+    """Build a column; those of numbers a token without a Python object each."""
+    if not (arrow.types.is_list(field.type) and arrow.types.is_primitive(field.type.value_type)):
+        return arrow.array(values, field.type)
+    offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
+    whole = np.concatenate(values) if values else np.zeros(0)
+    missing = np.isnan(whole) if whole.dtype.kind == "f" else None
+    return arrow.ListArray.from_arrays(offsets, arrow.array(whole, field.type.value_type, mask=missing))
+
+
+def _row(sample: TrainingSample) -> dict[str, Any]:
+    identity = sample.identity
+    return {
+        "rollout_id": identity.rollout_id,
+        "group_id": identity.group_id,
+        "task_id": identity.task_id,
+        "trajectory": identity.trajectory,
+        "trajectories": identity.trajectories,
+        "token_ids": sample.token_ids,
+        "prompt_length": sample.prompt_length,
+        "loss_mask": sample.loss_mask,
+        "logprobs": np.where(sampled(sample), sample.logprobs, np.float32(np.nan)).astype(np.float32),
+        "provenance": sample.provenance,
+        "versions": [span._asdict() for span in sample.versions],
+        "semantics": [
+            {name: getattr(meaning, name) for name in ("processed", "temperature", "adjusted", "source")}
+            for meaning in sample.semantics
+        ],
+        "routed_experts": _packed_experts(sample),
+        "termination": sample.termination.value,
+        "finish": sample.finish.value,
+        "reward": sample.reward,
+        "turns": sample.turns,
+    }
+
+
+def _packed_experts(sample: TrainingSample) -> dict[str, Any] | None:
+    rows = sample.routed_experts
+    if rows is None:
+        return None
+    little = rows.astype(rows.dtype.newbyteorder("<"))
+    return {"dtype": little.dtype.str, "layers": rows.shape[1], "experts": rows.shape[2], "rows": little.tobytes()}
+
+
+def _sample(row: dict[str, Any], columns: dict[str, Any]) -> TrainingSample:
+    experts = row["routed_experts"]
+    if experts is not None:
+        shape = (-1, experts["layers"], experts["experts"])
+        experts = np.frombuffer(experts["rows"], experts["dtype"]).reshape(shape)
+    return TrainingSample(
+        identity=Identity(*(row[name] for name in ("rollout_id", "group_id", "task_id", "trajectory", "trajectories"))),
+        token_ids=columns["token_ids"].astype(np.int32, copy=False),
+        prompt_length=row["prompt_length"],
+        loss_mask=columns["loss_mask"].astype(np.uint8, copy=False),
+        logprobs=columns["logprobs"].astype(np.float32, copy=False),
+        provenance=columns["provenance"].astype(np.uint8, copy=False),
+        versions=tuple(VersionSpan(**span) for span in row["versions"]),
+        semantics=tuple(Semantics(**meaning) for meaning in row["semantics"]),
+        routed_experts=experts,
+        termination=Termination(row["termination"]),
+        finish=Finish(row["finish"]),
+        reward=row["reward"],
+        turns=row["turns"],
+    )

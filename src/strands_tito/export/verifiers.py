@@ -1,0 +1,161 @@
+"""verifiers' `Trace`, from a rollout: the forest of turns as its graph of messages, which prime-rl trains from.
+
+A node's tokens follow those of its parent, and a path from a root to a leaf is a branch, which is a trajectory here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+
+from strands_tito.export.logprobs import require
+from strands_tito.export.missing import imported
+from strands_tito.export.sample import sample_of
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.turn import Finish, Turn
+from tito_core.termination import Termination
+
+if TYPE_CHECKING:
+    from verifiers.v1 import WireTrace
+
+STOP = MappingProxyType(
+    {
+        Termination.COMPLETED: "agent_completed",
+        Termination.TRUNCATED: "max_output_tokens",
+        Termination.CONTEXT: "max_total_tokens",
+        Termination.LIMIT: "max_turns",
+        Termination.TOOL_ERROR: "tool_error",
+        Termination.ENGINE_ERROR: "provider_error",
+        Termination.ABORTED: "aborted",
+        Termination.CANCELLED: "cancelled",
+    }
+)
+"""The trace's `stop_condition` for each termination; "max_..." is what verifiers counts as truncated."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def trace_of(
+    rollout: Ledger,
+    *,
+    temperature: float,
+    decode: Decode,
+    task: Mapping[str, Any] | None = None,
+    logprobs: Literal["checked", "as-recorded"] = "checked",
+    train_constrained: bool = False,
+) -> WireTrace:
+    """Return a rollout as a trace: two nodes a turn, its delta as a user message and its answer as an assistant's.
+
+    Turns that several paths share are nodes that several branches share, and prime-rl trains such a node in the first
+    of them only. One that ended from outside, or without a turn, is not `ok`, and is not trained.
+
+    Args:
+        rollout: The rollout.
+        temperature: What the trainer divides its logits by.
+        decode: Gives the text of ids, which becomes the messages' content, markup included.
+        task: Fields of the task beside `id`, which is the ledger's `task_id`.
+        logprobs: See `LogprobPolicy`; they cannot be left out, since a trace without them reads as logprobs of 0.
+        train_constrained: Whether tokens under a grammar are trained.
+
+    Raises:
+        MissingPackageError: verifiers is not installed.
+        LogprobMismatchError: A trained turn's logprobs are another quantity than the trainer's.
+        ValueError: The engine gave experts for some of a turn's tokens only, or `logprobs` is another word.
+    """
+    if logprobs not in ("checked", "as-recorded"):
+        raise ValueError(f"logprobs must be 'checked' or 'as-recorded' for verifiers, not {logprobs!r}.")
+    vf = imported("verifiers.v1", "verifiers")
+    nodes: list[dict[str, Any]] = []
+    for turn in rollout:
+        trained = train_constrained or not turn.draft.constrained
+        if trained and logprobs == "checked":
+            semantics = turn.draft.engine.semantics
+            require(semantics, temperature=temperature, trainer="verifiers", rollout=rollout.uuid)
+        nodes += _nodes(turn, decode, trained)
+        _attach_experts(nodes, turn)
+    last = sample_of(rollout, branches="last") if len(rollout) else None
+    reward = None if last is None else last.reward
+    trace = {
+        "id": rollout.uuid,
+        "task": {"type": "Task", "data": {"id": rollout.header.task_id, **(task or {})}},
+        "agent": {"config": {}},
+        "nodes": nodes,
+        "calls": [_call(turn) for turn in rollout],
+        "rewards": {} if reward is None else {"reward": {"score": reward}},
+        "info": {"tito": _said(rollout, last.termination if last is not None else None)},
+        "is_completed": True,
+        "ok": last is not None and not last.ended_outside,
+        "stop_condition": None if last is None else STOP[last.termination],
+    }
+    return cast("WireTrace", vf.WireTrace.model_validate(trace))
+
+
+def _nodes(turn: Turn, decode: Decode, trained: bool) -> list[dict[str, Any]]:
+    draft, first = turn.draft, 2 * turn.index
+    prompt, output = draft.prompt_ids.tolist(), draft.output_ids.tolist()
+    before = {
+        "parent": None if turn.parent is None else 2 * turn.parent + 1,
+        "message": {"role": "user", "content": decode(prompt)},
+        "token_ids": prompt,
+        "mask": [False] * len(prompt),
+    }
+    answer = {
+        "parent": first,
+        "message": {"role": "assistant", "content": decode(output)},
+        "sampled": True,
+        "token_ids": output,
+        "mask": [trained] * len(output),
+        "logprobs": draft.logprobs.tolist() if trained else [],
+    }
+    return [before, answer]
+
+
+def _call(turn: Turn) -> dict[str, Any]:
+    draft, cached = turn.draft, turn.draft.engine.cached_tokens
+    return {
+        "node": 2 * turn.index + 1,
+        "model": draft.engine.server.model,
+        "finish_reason": None if draft.finish is Finish.ABORT else draft.finish.value,
+        "usage": {
+            "prompt_tokens": draft.prompt_length - (cached or 0),
+            "completion_tokens": len(draft.output_ids),
+            "cached_input_tokens": cached,
+        },
+    }
+
+
+def _said(rollout: Ledger, termination: Termination | None) -> dict[str, Any]:
+    """Return what a trace has no place for: why the rollout ended, and the weights of each answer."""
+    return {
+        "group": rollout.header.group_id,
+        "termination": None if termination is None else termination.value,
+        "versions": [[list(span) for span in turn.draft.engine.versions] for turn in rollout],
+    }
+
+
+def _attach_experts(nodes: list[dict[str, Any]], turn: Turn) -> None:
+    """Return the turn's two nodes their experts, a row a token; of the last token, which nothing followed, a copy.
+
+    The row of the parent's last token comes with this turn, and takes its copy's place.
+
+    Raises:
+        ValueError: Some tokens have none.
+    """
+    column = turn.draft.extras.get("routed_experts")
+    if column is None:
+        return
+    earlier, middle = turn.path_length - turn.own_length - column.start, turn.draft.columns.prompt
+    rows = np.concatenate([column.values, column.values[-1:]])[: earlier + turn.own_length]
+    if earlier < 0 or len(rows) < earlier + turn.own_length:
+        raise ValueError(
+            f"The engine gave experts for {column.rows} tokens from token {column.start}, and turn {turn.index} ends "
+            f"at {turn.path_length}: ask for them in every turn with wanted={{'routed_experts': ...}}."
+        )
+    rows = rows.astype(np.uint8 if rows.max(initial=0) < 256 else np.uint16)
+    nodes[-2]["routed_experts"], nodes[-1]["routed_experts"] = rows[earlier:][:middle], rows[earlier:][middle:]
+    parent = nodes[nodes[-2]["parent"]] if turn.parent is not None else {}
+    if earlier and "routed_experts" in parent:
+        parent["routed_experts"] = np.concatenate([parent["routed_experts"][:-1], rows[earlier - 1 : earlier]])

@@ -1,0 +1,73 @@
+"""Tokens in a terminal, each in the colour of its provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from strands_tito.terminal import VISIBLE
+from tito_core.ledger.ledger import Ledger
+from tito_core.ledger.provenance import Provenance
+from tito_core.ledger.trajectory import Trajectory
+
+STYLES = {
+    Provenance.PROMPT: "cyan",
+    Provenance.SCAFFOLD: "bright_black",
+    Provenance.INSERTED: "black on yellow",
+    Provenance.SAMPLED: "green",
+    Provenance.CONSTRAINED: "magenta",
+}
+"""Every second token of one colour is underlined, so that a person sees where one ends."""
+
+_VISIBLE = VISIBLE | {ord("\n"): "⏎\n"}
+"""What a terminal would act on instead of showing."""
+
+Show = Callable[[int], str]
+"""Gives what stands for a token id."""
+
+
+def ids_only(token: int) -> str:
+    """Show a token as its id, where no tokenizer is at hand."""
+    return f"{token} "
+
+
+def coloured(ledger: Ledger, show: Show) -> RenderableType:
+    """Show every trajectory of a ledger, turn by turn, after a legend."""
+    parts: list[RenderableType] = [_legend(), Text(ledger.tree())]
+    trajectories = ledger.trajectories()
+    for number, trajectory in enumerate(trajectories, 1):
+        parts.append(Text(f"\ntrajectory {number} of {len(trajectories)}", style="bold"))
+        parts += _trajectory(trajectory, show)
+    return Group(*parts)
+
+
+def _legend() -> Text:
+    words = (Text(f" {kind.name.lower()} ", style=style) for kind, style in STYLES.items())
+    return Text(" ").join(words)
+
+
+def _trajectory(trajectory: Trajectory, show: Show) -> Iterator[RenderableType]:
+    at = 0
+    for turn in trajectory.path:
+        stop = turn.path_length
+        context = ", context here: an earlier trajectory trains it" if turn.index in trajectory.context_turns else ""
+        why = f"  ← {turn.draft.branch}" if turn.draft.branch is not None else ""
+        yield Text(f"turn {turn.index}, tokens {at} to {stop}{context}{why}", style="bold dim")
+        yield _tokens(trajectory, at, stop, show)
+        at = stop
+
+
+def _tokens(trajectory: Trajectory, start: int, stop: int, show: Show) -> Text:
+    text = Text()
+    ids = trajectory.token_ids[start:stop].tolist()
+    kinds = trajectory.provenance[start:stop].tolist()
+    at = 0
+    for kind, run in groupby(kinds):
+        for place in range(len(list(run))):
+            style = STYLES[Provenance(kind)] + (" underline" if place % 2 else "")
+            text.append(show(ids[at]).translate(_VISIBLE), style)
+            at += 1
+    return text

@@ -1,0 +1,1 @@
+"""Loops that run inside a trainer: slime's generate function, verl's agent loop, TRL's rollout function."""

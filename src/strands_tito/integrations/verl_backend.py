@@ -1,0 +1,146 @@
+"""verl's own rollout servers as a backend: token ids in, token ids out, through the client that an agent loop gets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from strands_tito.engines.spec import find, names
+from tito_core.backend.engine_info import MAY_BE_UNREPORTED, EngineInfo
+from tito_core.backend.errors import UnsupportedByServerError
+from tito_core.backend.optional_outputs import Capabilities
+from tito_core.backend.protocol import OnChunk, RawResponse, RawScores, TokenRequest
+from tito_core.backend.sampling import SamplingParams
+from tito_core.ledger.columns import TokenIds
+
+_NOTHING_BESIDE = Capabilities(
+    top_logprobs=0, prompt_logprobs=False, routed_experts=False, sampling_mask=False, priority=False
+)
+
+
+class Client(Protocol):
+    """verl's `LLMServerClient`, as far as it is used."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """Sample, and give a `TokenOutput`."""
+
+
+class VerlBackend:
+    """The servers behind one agent loop. verl keeps what has one `request_id` on one server.
+
+    The client says neither which prompt a server saw nor how long it was, so that this part of law 4 is verl's word;
+    it has no way to abort one request, or to score a text.
+
+    Args:
+        client: verl's.
+        rollout: verl's `actor_rollout_ref.rollout` configuration: `name`, `logprobs_mode`, `max_model_len`,
+            `prompt_length`, `response_length`.
+        model: The model's name, for the ledger.
+    """
+
+    name = "verl"
+
+    def __init__(self, client: Client, rollout: Mapping[str, Any], model: str = "policy") -> None:
+        self._client = client
+        self.info = _info(rollout, model)
+
+    async def connect(self) -> EngineInfo:
+        """Return what the configuration says: there is no server to ask."""
+        return self.info
+
+    async def generate(self, request: TokenRequest, on_chunk: OnChunk | None = None) -> RawResponse:
+        """Sample; nothing streams.
+
+        Raises:
+            UnsupportedByServerError: A grammar is asked for.
+        """
+        began = time.perf_counter()
+        said = await self._client.generate(
+            request.session_id or request.request_id,
+            prompt_ids=request.input_ids.tolist(),
+            sampling_params=parameters(request.sampling),
+        )
+        return _raw(said, request, time.perf_counter() - began)
+
+    async def score(self, token_ids: TokenIds) -> RawScores:
+        """Refuse: verl's client cannot."""
+        raise UnsupportedByServerError("verl's client cannot score a text; verl computes logprobs itself.")
+
+    async def tokenize(self, text: str) -> None:
+        """Return None: verl's client cannot encode text."""
+
+    async def abort(self, request_id: str) -> None:
+        """Do nothing: verl's client cannot."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the client is verl's."""
+
+
+def parameters(sampling: SamplingParams) -> dict[str, Any]:
+    """Give sampling parameters as verl's servers take them, of vLLM and of SGLang alike.
+
+    Raises:
+        UnsupportedByServerError: A grammar, or a field of `extra` that is verl's own.
+    """
+    if sampling.grammar is not None:
+        raise UnsupportedByServerError(
+            "verl's servers take no grammar from an agent loop: no tool call or answer of a shape can be forced.",
+            backend="verl",
+        )
+    sent: dict[str, Any] = {
+        "logprobs": True,
+        "max_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(sampling.stop_token_ids),
+    }
+    defaults = SamplingParams()
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "seed"):
+        if getattr(sampling, name) != getattr(defaults, name):
+            sent[name] = getattr(sampling, name)
+    if sampling.stop:
+        sent["stop"] = list(sampling.stop)
+    return {**sent, **sampling.extra}
+
+
+def _info(rollout: Mapping[str, Any], model: str) -> EngineInfo:
+    engine = str(rollout.get("name") or "unknown")
+    mode = rollout.get("logprobs_mode")  # vLLM's option; SGLang has none
+    processed = find(engine).processed_logprobs if engine in names() else None
+    if processed is None and mode is not None:
+        processed = str(mode).startswith("processed")
+    given = rollout.get("max_model_len")
+    longest = int(given) if given else int(rollout["prompt_length"]) + int(rollout["response_length"])
+    return EngineInfo(
+        backend="verl",
+        model=model,
+        max_model_len=longest - 1,  # verl keeps one place of SGLang's back
+        version=engine,
+        processed_logprobs=processed,
+        capabilities=_NOTHING_BESIDE,
+        unreported=MAY_BE_UNREPORTED,
+    )
+
+
+def _raw(said: Any, request: TokenRequest, latency_s: float) -> RawResponse:
+    ids = list(said.token_ids)
+    sampling = request.sampling
+    ended = bool(ids) and ids[-1] in sampling.stop_token_ids and not sampling.ignore_eos
+    if said.stop_reason in ("aborted", "abort"):
+        finish = "abort"
+    else:  # verl says "completed" of an answer that was cut off, too
+        finish = "length" if len(ids) == sampling.max_new_tokens and not ended else "stop"
+    fields = said.extra_fields
+    first, last = fields.get("min_global_steps"), fields.get("max_global_steps", fields.get("global_steps"))
+    known = last is not None and first in (None, last)
+    return RawResponse(
+        finish=finish,
+        stop=ids[-1] if ended else None,
+        output_ids=ids,
+        logprobs=[] if said.log_probs is None and not ids else said.log_probs,
+        cached_tokens=fields.get("num_cached_tokens"),
+        versions=[(0, len(ids), str(last))] if known else (),
+        latency_s=latency_s,
+    )

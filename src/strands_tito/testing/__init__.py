@@ -1,0 +1,155 @@
+"""Scripted engines: servers that speak the wire of real vLLM and SGLang, for tests without a model or a GPU.
+
+A *script* says what the policy answers, in token ids; a *wire* is what a real server's HTTP surface looks like, and
+comes from the engine's own package (see `WireKit`); a *fault* is what goes wrong. The same script on every wire gives
+the same tokens and logprobs:
+
+    from strands_tito.testing import Fault, HashPolicy, Replay, first, scripted_engine, scripted_server
+
+    with scripted_server("vllm", Replay([[5, 6, 2]]), eos_ids=[2]) as server:
+        ...                                                     # point a client at server.base_url
+        assert server.engine.requests[0].prompt_ids == (1, 2, 3)
+
+    engine = scripted_engine("sglang", HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=first(1, Fault(status=503)))
+    backend = create_backend("sglang", "http://scripted", http_transport=lambda: InProcessTransport(engine))
+
+What backends are tested against is independent of them: neither this frame nor a wire imports one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict, Unpack
+
+from strands_tito.testing.engine import Exchange, Latency, ScriptedEngine
+from strands_tito.testing.faults import THROTTLED, UNAVAILABLE, Fault, FaultPolicy, always, at, every, first
+from strands_tito.testing.in_process import InProcessTransport
+from strands_tito.testing.policy import HashPolicy
+from strands_tito.testing.prefix_cache import PrefixCache
+from strands_tito.testing.script import (
+    Completion,
+    Replay,
+    Scorer,
+    Script,
+    ScriptedRequest,
+    ScriptError,
+    from_function,
+)
+from strands_tito.testing.server import ScriptedServer
+from strands_tito.testing.settle import Decode, Settled
+from strands_tito.testing.wire import Encode, EngineState, Wire, WireKit, WireResponse, find_wire, installed_wires
+
+__all__ = [
+    "THROTTLED",
+    "UNAVAILABLE",
+    "Completion",
+    "EngineState",
+    "Exchange",
+    "Fault",
+    "FaultPolicy",
+    "HashPolicy",
+    "InProcessTransport",
+    "Options",
+    "Replay",
+    "Scorer",
+    "Script",
+    "ScriptError",
+    "ScriptedEngine",
+    "ScriptedRequest",
+    "ScriptedServer",
+    "Settled",
+    "Wire",
+    "WireKit",
+    "WireResponse",
+    "always",
+    "at",
+    "every",
+    "find_wire",
+    "first",
+    "from_function",
+    "installed_wires",
+    "scripted_engine",
+    "scripted_server",
+]
+
+
+class Options(TypedDict, total=False):
+    """Settings of a scripted engine, with their defaults.
+
+    Keys:
+        vocab_size: 1000. Ids at or past it are refused by vLLM and kill SGLang, as they do the real servers.
+        max_model_len: 4096. Context length in tokens, prompt and completion together.
+        eos_ids: none. Ids that end a generation; the first is the main one.
+        model: "scripted". The served name.
+        api_key: None. When set, other keys get a 401.
+        decode: ids to text, for the text fields and stop strings; each id as `<id>`.
+        encode: None. (text, whether special tokens are added) to ids, for `/tokenize`, such as
+            `lambda text, special: tokenizer.encode(text, add_special_tokens=special)`. Without it there is no such
+            path, as behind a router that forwards generation only.
+        skip_tokenizer_init: False. A server without a tokenizer: SGLang's answers have no text, and neither encodes
+            any.
+        scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
+        raw_logprobs: None. What completions report: True raw (vLLM's default), False at the request's temperature
+            (SGLang's default). Prompt logprobs are always raw.
+        truncated_logprobs: False. Whether they are over what a finite `top_k` leaves, as `processed_logprobs` of vLLM.
+        max_logprobs: 20. vLLM's `--max-logprobs`.
+        experts: None. (layers, experts a token) of a mixture-of-experts model, whose server was started with
+            `--enable-return-routed-experts`.
+        sampling_masks: False. vLLM's `--return-sampling-mask`; SGLang needs no option.
+        priorities: False. SGLang's `--enable-priority-scheduling`.
+        fault: None. What goes wrong, by request.
+        latency: 0. Seconds that a generation takes; it can be aborted, or the weights updated, meanwhile.
+        max_running: None. How many generations run at once; more wait.
+        max_queued: None. How many may wait before SGLang answers 503; vLLM queues without limit.
+        record: True. Keep requests and exchanges; False for benchmarks.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_ids: Sequence[int]
+    model: str
+    api_key: str | None
+    decode: Decode
+    encode: Encode | None
+    skip_tokenizer_init: bool
+    scale_out: bool
+    raw_logprobs: bool | None
+    truncated_logprobs: bool
+    max_logprobs: int
+    experts: tuple[int, int] | None
+    sampling_masks: bool
+    priorities: bool
+    fault: FaultPolicy | None
+    latency: Latency
+    max_running: int | None
+    max_queued: int | None
+    record: bool
+
+
+def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
+    """Return an engine that speaks the installed wire `kind` and answers as `script` says; `options` as in `Options`.
+
+    Raises:
+        ValueError: No installed package can script an engine of that kind.
+
+    """
+    kit = find_wire(kind)
+    if kit.wire is None:
+        raise ValueError(f"The wire {kind!r} has a reader, but no scripted server.")
+    settings: dict[str, Any] = {name: value for name, value in options.items() if name in EngineState.__slots__}
+    state = EngineState(cache=PrefixCache(kit.cache_page), **settings)
+    state.eos_ids = tuple(state.eos_ids)
+    return ScriptedEngine(
+        kit.wire(state),
+        script,
+        fault=options.get("fault"),
+        latency=options.get("latency", 0.0),
+        max_running=options.get("max_running"),
+        max_queued=options.get("max_queued"),
+        record=options.get("record", True),
+    )
+
+
+def scripted_server(kind: str, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
+    """Return the same engine behind a socket on loopback; enter it with `with` or `async with`."""
+    return ScriptedServer(scripted_engine(kind, script, **options), port=port)

@@ -1,0 +1,170 @@
+"""A toy language model: deterministic, normalised, and cheap enough to score 128k tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from strands_tito.testing.script import Completion, ScriptedRequest, ScriptError, mix64
+
+_WINDOW = 4  # ids of context that the next token depends on
+_FAVOURED = 8  # likely ids a context has, one byte of hash each
+_SPREAD = 4.0  # nats between the most and the least likely of them
+_LOGITS = np.arange(256) / 255 * _SPREAD
+_SHIFTS = np.arange(0, 8 * _FAVOURED, 8, dtype=np.uint64)
+_MASK = (1 << 64) - 1
+_ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93]
+
+
+class HashPolicy:
+    """A script whose every probability is a pure function of the last four ids.
+
+    Each context favours eight ids of the alphabet, the eos ids have a logit of their own, and the rest of the
+    vocabulary shares `tail` of the weight. So the distribution is a real softmax: temperature, top_k, top_p and min_p
+    mean what they mean on an engine, greedy is repeatable, and scoring a sequence gives exactly the float32 logprobs
+    that sampling it reported. Sampling is deterministic too: without a seed it depends on the request's number.
+
+    Args:
+        vocab_size: ids are in `[0, vocab_size)`.
+        alphabet: ids that may be sampled besides the eos ids; default all.
+        eos_ids: never part of the alphabet.
+        eos_weight: weight of each eos id, against favoured ids of 1 to 55.
+        tail: weight of all other ids together.
+
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        alphabet: Sequence[int] | None = None,
+        eos_ids: Sequence[int] = (),
+        eos_weight: float = 4.0,
+        tail: float = 2.0,
+    ) -> None:
+        chosen = set(range(vocab_size) if alphabet is None else alphabet) - set(eos_ids)
+        self._alphabet = np.array(sorted(chosen), dtype=np.int64)
+        if len(self._alphabet) <= _FAVOURED:
+            raise ValueError(f"HashPolicy needs an alphabet of more than {_FAVOURED} ids, got {len(self._alphabet)}.")
+        self._eos = tuple(eos_ids)
+        self._index = np.full(vocab_size, -1, dtype=np.int64)
+        self._index[self._alphabet] = np.arange(len(self._alphabet))
+        self._is_eos = np.zeros(vocab_size, dtype=bool)
+        self._is_eos[list(self._eos)] = True
+        self._others = vocab_size - _FAVOURED - len(self._eos)
+        self._eos_logit = math.log(eos_weight)
+        self._tail_logit = math.log(tail / self._others)
+
+    def __call__(self, request: ScriptedRequest) -> Completion:
+        """Sample until a stop id or `max_new_tokens`."""
+        if request.grammar is not None:
+            raise ScriptError("HashPolicy follows no grammar; answer such requests in a script of your own.")
+        ids = list(request.prompt_ids[-_WINDOW:])
+        stops = request.stop_ids
+        seed = mix64(request.number if request.seed is None else ~request.seed & _MASK)
+        said: list[int] = []
+        while len(said) < request.max_new_tokens:
+            muted = request.ignore_eos or len(said) < request.min_new_tokens
+            token = self._sample(self._context(ids), request, mix64(seed ^ len(said)), () if muted else self._eos)
+            said.append(token)
+            ids.append(token)
+            if token in stops and len(said) > request.min_new_tokens:
+                break
+        return Completion(said)
+
+    def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
+        """Float32 logprobs of `ids[start:]` at `temperature` (1.0 is raw), as Python floats."""
+        begin = max(0, start - _WINDOW)
+        seq = np.asarray(ids[begin:], dtype=np.int64)
+        first = start - begin
+        hashes = self._contexts(seq, first)
+        tokens = seq[first:]
+        levels = ((_mix(hashes)[:, None] >> _SHIFTS) & np.uint64(0xFF)).astype(np.intp)
+        size = len(self._alphabet)
+        offset = (self._index[tokens] - (hashes % np.uint64(size)).astype(np.int64)) % size
+        favoured = (self._index[tokens] >= 0) & (offset < _FAVOURED)
+        picked = _LOGITS[np.take_along_axis(levels, np.where(favoured, offset, 0)[:, None], axis=1)[:, 0]]
+        chosen = np.where(favoured, picked, np.where(self._is_eos[tokens], self._eos_logit, self._tail_logit))
+        scores: list[float] = (chosen / temperature - self._log_z(levels, temperature)).astype(np.float32).tolist()
+        return scores
+
+    def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
+        """The `k` most likely ids, most likely first; ties go to the lower id."""
+        context = self._context(ids[max(0, position - _WINDOW) : position])
+        pairs = self._candidates(context, self._eos)
+        levels = np.array([[mix64(context) >> 8 * j & 0xFF for j in range(_FAVOURED)]])
+        size, base = len(self._alphabet), context % len(self._alphabet)
+        missing = min(k - len(pairs), size - _FAVOURED)
+        pairs += [(int(self._alphabet[(base + _FAVOURED + j) % size]), self._tail_logit) for j in range(missing)]
+        log_z = float(self._log_z(levels, temperature)[0])
+        scored = [(token, float(np.float32(logit / temperature - log_z))) for token, logit in pairs]
+        return sorted(scored, key=lambda pair: (-pair[1], pair[0]))[:k]
+
+    def _sample(self, context: int, request: ScriptedRequest, noise: int, eos: Sequence[int]) -> int:
+        pairs = sorted(self._candidates(context, eos), key=lambda pair: (-pair[1], pair[0]))
+        if request.temperature == 0:
+            return pairs[0][0]
+        weights = [math.exp(logit / request.temperature) for _, logit in pairs]
+        size, base = len(self._alphabet), context % len(self._alphabet)
+        spare = size - _FAVOURED
+        tail = spare * math.exp(self._tail_logit / request.temperature)
+        keep = len(pairs) if request.top_k <= 0 else min(request.top_k, len(pairs))
+        total, nucleus = sum(weights[:keep]), 0.0
+        if keep == len(pairs) and request.top_k <= 0:
+            total += tail
+        kept = 0
+        while kept < keep and nucleus < request.top_p * total and weights[kept] >= request.min_p * weights[0]:
+            nucleus += weights[kept]
+            kept += 1
+        if kept == len(pairs) and nucleus < request.top_p * total and not request.min_p:
+            nucleus = total
+        point = noise / 2**64 * nucleus
+        for (token, _), weight in zip(pairs[:kept], weights[:kept], strict=True):
+            point -= weight
+            if point < 0:
+                return token
+        if nucleus < total or not spare:
+            return pairs[kept - 1][0]
+        return int(self._alphabet[(base + _FAVOURED + mix64(noise) % spare) % size])
+
+    def _candidates(self, context: int, eos: Sequence[int]) -> list[tuple[int, float]]:
+        """Favoured ids with their logits, the eos ids last."""
+        size, base, bits = len(self._alphabet), context % len(self._alphabet), mix64(context)
+        favoured = [
+            (int(self._alphabet[(base + j) % size]), float(_LOGITS[bits >> 8 * j & 0xFF])) for j in range(_FAVOURED)
+        ]
+        return favoured + [(token, self._eos_logit) for token in eos]
+
+    def _context(self, ids: Sequence[int]) -> int:
+        recent = ids[-_WINDOW:]
+        return mix64(sum((t + 1) * m for t, m in zip(reversed(recent), _ODD, strict=False)) & _MASK)
+
+    @staticmethod
+    def _contexts(seq: np.ndarray, first: int) -> np.ndarray:
+        """`_context` of every position from `first`, at once; a missing id counts 0, as in the sum above."""
+        padded = np.concatenate([np.zeros(_WINDOW, dtype=np.uint64), (seq + 1).astype(np.uint64)])
+        count = len(seq) - first
+        total = np.zeros(count, dtype=np.uint64)
+        for back, odd in enumerate(_ODD, 1):
+            at = _WINDOW + first - back
+            total += padded[at : at + count] * np.uint64(odd)
+        return _mix(total)
+
+    def _log_z(self, levels: np.ndarray, temperature: float) -> np.ndarray:
+        weight = np.exp(_LOGITS / temperature)[levels].sum(axis=1)
+        weight += len(self._eos) * math.exp(self._eos_logit / temperature)
+        weight += self._others * math.exp(self._tail_logit / temperature)
+        log_z: np.ndarray = np.log(weight)
+        return log_z
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """`mix64` over a uint64 array."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed

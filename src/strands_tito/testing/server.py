@@ -1,0 +1,143 @@
+"""A scripted engine behind a real socket on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from types import TracebackType
+
+from aiohttp import web
+
+from strands_tito.testing.engine import ScriptedEngine
+from strands_tito.testing.wire import WireResponse
+
+_GRACE = 0.05  # seconds that open requests get when the server stops
+
+
+class ScriptedServer:
+    """Serves an engine on 127.0.0.1.
+
+    `with server:` runs it in a thread of its own, for synchronous code and for clients with several event loops;
+    `async with server:` runs it in the current event loop. Inside, `base_url` is its address.
+    """
+
+    def __init__(self, engine: ScriptedEngine, *, port: int = 0) -> None:
+        self.engine = engine
+        self.port = port
+        self._runner: web.ServerRunner | None = None
+        self._site: web.TCPSite | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def base_url(self) -> str:
+        """`http://127.0.0.1:port`."""
+        if not self.port:
+            raise RuntimeError("The scripted server has no address yet: enter it with `with` or `async with` first.")
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> ScriptedServer:
+        """Start listening in the current event loop."""
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all connections."""
+        await self._stop()
+
+    def __enter__(self) -> ScriptedServer:
+        """Start a thread that listens."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-server", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all connections and the thread."""
+        assert self._loop is not None  # set by __enter__, as is the thread
+        assert self._thread is not None
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        # With handler_cancellation a lost connection cancels the handler: how the engine notices a disconnect.
+        server = web.Server(self._respond, handler_cancellation=True, access_log=None)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_GRACE)
+        await self._runner.setup()
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await self._site.start()
+        self.port = self._runner.addresses[0][1]
+        if self.engine.state.dead:
+            await self._die()
+
+    async def _stop(self) -> None:
+        assert self._runner is not None  # set by _start
+        await self._runner.cleanup()
+
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.content.read()  # not request.read(), which refuses bodies over a mebibyte
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        response = await self.engine.handle(request.method, request.raw_path, headers, body)
+        if self.engine.state.dead:
+            await self._die()
+        if response.dropped:
+            _cut(request, reset=response.reset_after == 0)
+            return web.Response()
+        plain = isinstance(response.body, bytes) and response.reset_after is None and response.close_after is None
+        if plain and response.drip is None:
+            return web.Response(status=response.status, headers=_headers(response), body=response.content)
+        return await self._send(request, response)
+
+    async def _send(self, request: web.BaseRequest, response: WireResponse) -> web.StreamResponse:
+        """Send it piece by piece. A body that is cut announces its whole length, so that the client notices."""
+        sent = web.StreamResponse(status=response.status, headers=_headers(response))
+        if isinstance(response.body, bytes):
+            sent.content_length = len(response.body)
+        try:
+            await sent.prepare(request)
+            async for piece in response.pieces():
+                await sent.write(piece)
+        finally:
+            await response.aclose()
+        if response.reset_after is not None or response.close_after is not None:
+            _cut(request, reset=response.reset_after is not None)
+        return sent
+
+    async def _die(self) -> None:
+        """A dead server: every connection ends and none is accepted any more."""
+        assert self._runner is not None  # set by _start
+        assert self._runner.server is not None
+        assert self._site is not None
+        if self._site in self._runner.sites:
+            await self._site.stop()
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+def _headers(response: WireResponse) -> dict[str, str]:
+    """Its own headers alone: aiohttp would name a content type where the engine names none."""
+    return {"content-type": "", **{name.lower(): value for name, value in response.headers.items()}}
+
+
+def _cut(request: web.BaseRequest, *, reset: bool) -> None:
+    """Ends the connection at once: with a reset, or with an orderly close after what has been written."""
+    transport = request.transport
+    if transport is None:
+        return
+    if not reset:
+        transport.close()
+        return
+    connection = transport.get_extra_info("socket")
+    if connection is not None:  # a linger of zero seconds makes the close a reset
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()

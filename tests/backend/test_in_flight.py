@@ -1,0 +1,214 @@
+"""Aborts without an event loop: what they send, over which kind of connection, and how long they hold up."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tito_core.backend.http import in_flight
+from tito_core.backend.http.connections import Call, known_authorities
+from tito_core.backend.http.in_flight import InFlightRequests
+from tito_core.backend.http.transport import EngineHttp, HttpRequest
+
+
+class Server:
+    """Writes down every POST, on a port of loopback or a Unix socket."""
+
+    def __init__(self, path: Path | None = None, *, answers: bool = True) -> None:
+        self.seen: list[tuple[str, bytes, dict[str, str]]] = []
+        self.over = threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.seen.append((self.path, body, {name.lower(): value for name, value in self.headers.items()}))
+                if not answers:
+                    outer.over.wait()
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        class Tcp(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_: Any) -> None:
+                """As below."""
+
+        class Unix(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:
+                """Nobody is there any more to whom it could answer."""
+
+            def get_request(self) -> tuple[socket.socket, Any]:
+                return self.socket.accept()[0], ("unix", 0)
+
+        if path is None:
+            self.server: Any = Tcp(("127.0.0.1", 0), Handler)
+        else:
+            self.server = Unix(str(path), Handler)
+
+    @contextmanager
+    def running(self) -> Iterator[Server]:
+        thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.over.set()
+            self.server.shutdown()
+            self.server.server_close()
+            thread.join()
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "tito-abort"}
+
+
+@pytest.mark.parametrize("prefix", ["", "/behind/a/proxy"])
+def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> None:
+    with Server().running() as server:
+        port = server.server.server_address[1]
+        backend = EngineHttp("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
+        backend.without_loop(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).post(5.0)
+        backend.without_loop(HttpRequest("/empty")).post(5.0)
+    (path, body, headers), (_, empty, _) = server.seen
+    assert (path, body, empty) == (f"{prefix}/abort_request", b'{"rid":"r"}', b"")
+    assert headers["authorization"] == "Bearer secret"
+    assert (headers["content-type"], headers["x-own"]) == ("application/json", "1")
+
+
+def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with Server(path).running() as server:
+        EngineHttp("vllm", f"unix://{path}").without_loop(HttpRequest("/abort", b"{}")).post(5.0)
+    [(where, body, headers)] = server.seen
+    assert (where, body, headers["host"]) == ("/abort", b"{}", "localhost")
+
+
+def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does() -> None:
+    call = Call("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
+    connection = call._connection("h", 8443, True, 2.5)
+    assert isinstance(connection, http.client.HTTPSConnection)
+    assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
+    assert connection._context is known_authorities()
+    plain = call._connection("h", None, False, 2.5)
+    assert not isinstance(plain, http.client.HTTPSConnection)
+    assert (plain.host, plain.port, plain.timeout) == ("h", 80, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        ("https://h:8443/p", ("h", 8443, True, 2.5)),
+        ("https://h", ("h", None, True, 2.5)),
+        ("http://h:80", ("h", 80, False, 2.5)),
+    ],
+)
+def test_a_call_goes_where_its_address_says(
+    root: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def connection(_: Call, *where: Any) -> Any:
+        seen.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(Call, "_connection", connection)
+    with pytest.raises(ConnectionRefusedError):
+        Call(root, None, "/abort", b"", {}, known_authorities).post(2.5)
+    assert seen == [expected]
+    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is known_authorities
+
+
+def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    within: list[float] = []
+    monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
+    in_flight._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
+    assert within == [0.5]
+
+
+def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    for server in (Server(answers=False), Server(path, answers=False)):
+        with server.running():
+            root = (
+                "http://localhost"
+                if server.server.address_family == socket.AF_UNIX
+                else (f"http://127.0.0.1:{server.server.server_address[1]}")
+            )
+            unix = str(path) if server.server.address_family == socket.AF_UNIX else None
+            with pytest.raises(TimeoutError):  # it never answers
+                Call(root, unix, "/abort", b"", {}, known_authorities).post(0.1)
+
+
+def test_what_was_lost_with_its_loop_is_aborted_beside_and_no_longer_counted() -> None:
+    with Server().running() as server:
+        root = f"http://127.0.0.1:{server.server.server_address[1]}"
+        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        for name in "abc":
+            running.add(name)
+        running.discard("b")
+        running.discard("never there")
+        running.abort_without_loop("a")
+        for thread in threads():
+            thread.join()
+        assert [path for path, _, _ in server.seen] == ["/abort/a"]
+        running.abort_all(time.monotonic() + 5.0)
+    assert [path for path, _, _ in server.seen] == ["/abort/a", "/abort/c"]
+
+
+def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with Server().running() as server:
+        root = f"http://127.0.0.1:{server.server.server_address[1]}"
+        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        with monkeypatch.context() as patched:
+            patched.setattr(in_flight.threading.Thread, "start", start)
+            made: list[Any] = []
+            patched.setattr(in_flight, "_post", lambda call, within: made.append((call.path, within)))
+            running.abort_without_loop("a")
+    assert made == [("/abort/a", in_flight.ABORT_WITHIN_S)]
+
+
+def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, float]] = []
+    now = [10.0]
+
+    def post(call: Call, within: float) -> None:
+        made.append((call.path, within))
+        now[0] += 2.0
+
+    monkeypatch.setattr(in_flight, "_post", post)
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: now[0])
+    running = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
+    for name in "abcd":
+        running.add(name)
+    running.abort_all(14.5)
+    assert [within for _, within in made] == [4.5, 2.5, 0.5]
+
+
+def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    one = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
+    assert one in in_flight._all
+    monkeypatch.setattr(InFlightRequests, "abort_all", lambda self, until: given.append(until))
+    monkeypatch.setattr(in_flight.time, "monotonic", lambda: 100.0)
+    in_flight._at_exit()
+    assert set(given) == {100.0 + in_flight.ABORT_WITHIN_S}
+
+
+def test_a_failure_says_nothing_to_anybody() -> None:
+    in_flight._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)

@@ -1,0 +1,458 @@
+"""What a rollout wants beside sampled tokens: columns that agree with the policy's distribution, on each wire."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_tito.testing import Completion, Fault, always
+from strands_tito.testing.optional_outputs import routed
+from support.backends import (
+    EOS,
+    PROMPT,
+    VOCAB,
+    WIRES,
+    Kind,
+    backend_of,
+    choice,
+    engine_name,
+    engine_of,
+    hash_policy,
+    in_process,
+    request_of,
+)
+from tito_core.backend import OptionalOutputs, ProtocolViolationError, TokenResponse
+from tito_core.backend.checked import generate
+from tito_core.ledger import Column
+
+Edit = Callable[[Any], Any]
+LAYERS, EXPERTS = 3, 2
+EVERYTHING = {"top_logprobs": 3, "prompt_logprobs": True, "routed_experts": (LAYERS, EXPERTS), "sampling_mask": True}
+
+
+def wanted_on(kind: Kind, **changes: Any) -> OptionalOutputs:
+    """All that can be wanted; vLLM's OpenAI endpoint has no sampling mask."""
+    return OptionalOutputs.of({**EVERYTHING, "sampling_mask": kind != "vllm-completions", **changes})
+
+
+def ask(
+    kind: Kind,
+    edit: Edit | None = None,
+    *,
+    optional_outputs: OptionalOutputs | None = None,
+    delta_start: int = 0,
+    prompt: tuple[int, ...] = PROMPT,
+    options: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> tuple[TokenResponse, Any]:
+    """One generation of the policy on a server that gives everything, its answer edited on the way."""
+    known = {"experts": (LAYERS, EXPERTS), "sampling_masks": kind == "vllm", **(options or {})}
+    engine = engine_of(kind, fault=always(Fault(edit=edit)) if edit else None, **known)
+    request = request_of(prompt, **{"top_k": 4, "seed": 1, **sampling})
+    asked = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
+    return asyncio.run(generate(backend_of(engine), asked)), engine
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20).map(tuple),
+    at=st.floats(0, 1),
+    k=st.integers(1, 12),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=25)
+def test_columns_are_the_policys_own_and_only_of_the_delta(
+    kind: Kind, prompt: tuple[int, ...], at: float, k: int, temperature: float, seed: int
+) -> None:
+    start = round(at * len(prompt))
+    optional_outputs = wanted_on(kind, top_logprobs=k)
+    response, engine = ask(
+        kind, optional_outputs=optional_outputs, delta_start=start, prompt=prompt, temperature=temperature, seed=seed
+    )
+    policy, whole, p = hash_policy(), (*prompt, *response.output_ids.tolist()), len(prompt)
+    reported = engine.requests[0].reported_temperature
+    n = len(response.output_ids)
+    columns = dict(response.columns)
+
+    tops = [policy.top(whole, place, k, reported) for place in range(p, p + n)]
+    assert columns["top_logprobs"].start == columns["top_ids"].start == p
+    assert columns["top_logprobs"].values.tolist() == [[logprob for _, logprob in top] for top in tops]
+    for ids, top in zip(columns["top_ids"].values.tolist(), tops, strict=True):
+        assert [i for i, lp in top if lp > top[-1][1]] == ids[: sum(lp > top[-1][1] for _, lp in top)]
+        assert len(set(ids)) == k, "which ones of those as likely as the last is the engine's own choice"
+
+    first = max(start, 1)
+    assert (columns["prompt_logprobs"].start, columns["prompt_logprobs"].rows) == (first, p - first)
+    raw = policy.score(prompt, 1, 1.0) if p > 1 else []
+    assert columns["prompt_logprobs"].values.tolist() == raw[first - 1 :]
+
+    before = max(start - 1, 0)
+    experts = columns["routed_experts"]
+    assert (experts.start, experts.shape) == (before, (p + n - 1 - before, LAYERS, EXPERTS))
+    assert experts.values.tolist() == routed(whole, LAYERS, EXPERTS)[before:].tolist()
+
+    if kind != "vllm-completions":
+        mask = columns["sampling_mask"]
+        assert (mask.start, mask.shape) == (p, (n, 4))
+        for token, row in zip(response.output_ids.tolist(), mask.values.tolist(), strict=True):
+            assert token in row
+
+
+async def answered(kind: Kind, start: int, seed: int, optional_outputs: OptionalOutputs) -> dict[str, tuple[Any, ...]]:
+    engine = engine_of(kind, experts=(LAYERS, EXPERTS), raw_logprobs=True)
+    request = replace(
+        request_of(top_k=4, seed=seed, temperature=1.5), optional_outputs=optional_outputs, delta_start=start
+    )
+    columns = (await generate(backend_of(engine, http_transport=in_process(engine)), request)).columns
+    return {name: (c.start, c.dtype, c.shape, c.buffer) for name, c in columns.items()}
+
+
+@given(start=st.integers(0, len(PROMPT)), seed=st.integers(0, 10**6), k=st.integers(1, 9))
+@settings(deadline=None, max_examples=25)
+def test_columns_are_equal_byte_for_byte_on_each_wire(start: int, seed: int, k: int) -> None:
+    optional_outputs = OptionalOutputs(top_logprobs=k, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
+    first, *others = [asyncio.run(answered(kind, start, seed, optional_outputs)) for kind in WIRES]
+    assert first.keys() == {"top_ids", "top_logprobs", "prompt_logprobs", "routed_experts"}
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_nothing_wanted_sends_and_gives_nothing(kind: Kind) -> None:
+    response, engine = ask(kind, optional_outputs=OptionalOutputs(), options={"sampling_masks": False})
+    assert dict(response.columns) == {}
+    sent = {**engine.requests[0].body, **engine.requests[0].body.get("sampling_params", {})}
+    named = {"top_logprobs_num", "return_routed_experts", "routed_experts_start_len", "routed_experts_prompt_start"}
+    assert not sent.keys() & (named | {"return_sampling_mask", "prompt_logprobs", "priority", "cache_salt"})
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_what_is_sent_for_it(kind: Kind) -> None:
+    optional_outputs = wanted_on(kind, priority=3, cache_salt="mine")
+    _, engine = ask(kind, optional_outputs=optional_outputs, delta_start=3, options={"priorities": True})
+    body = dict(engine.requests[0].body)
+    params = body.get("sampling_params", body)
+    if kind == "sglang":
+        assert (body["top_logprobs_num"], body["logprob_start_len"]) == (3, 2)
+        assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 2)
+        assert body["return_sampling_mask"] is True
+    else:
+        assert params["logprobs"] == {"vllm": 4, "vllm-completions": 3}[kind], "the sampled one is counted in, or not"
+        assert (params["prompt_logprobs"], params["routed_experts_prompt_start"]) == (0, 2)
+    assert body["cache_salt"] == "mine"
+    assert body["priority"] == {"vllm": -3, "sglang": 3}[engine_name(kind)], "vLLM serves lower ones sooner"
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_the_prefix_cache_is_kept_up_to_the_delta_where_the_engine_can(kind: Kind) -> None:
+    engine, prompt = engine_of(kind), tuple(range(10, 110))
+    backend = backend_of(engine)
+
+    async def cached(optional_outputs: OptionalOutputs, start: int) -> int | None:
+        return (
+            await generate(backend, replace(request_of(prompt), optional_outputs=optional_outputs, delta_start=start))
+        ).cached_tokens
+
+    asyncio.run(cached(OptionalOutputs(), 0))
+    whole = {"vllm": 96, "sglang": 99}[engine_name(kind)]
+    assert asyncio.run(cached(OptionalOutputs(), 80)) == whole
+    assert asyncio.run(cached(OptionalOutputs(top_logprobs=2), 80)) == whole
+    assert (
+        asyncio.run(cached(OptionalOutputs(prompt_logprobs=True), 80)) == {"vllm": 0, "sglang": 79}[engine_name(kind)]
+    )
+    assert asyncio.run(cached(OptionalOutputs(cache_salt="mine"), 80)) == 0
+    assert asyncio.run(cached(OptionalOutputs(cache_salt="mine"), 80)) == whole
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_token_beyond_the_likeliest_is_less_likely_than_they(kind: Kind) -> None:
+    response, _ = ask(
+        kind,
+        optional_outputs=OptionalOutputs(top_logprobs=1),
+        options={"sampling_masks": False},
+        top_k=-1,
+        temperature=2.0,
+    )
+    likeliest = response.columns["top_logprobs"].values[:, 0]
+    sampled = response.columns["top_ids"].values[:, 0] == response.output_ids
+    assert not sampled.all()
+    assert (response.logprobs[~sampled] < likeliest[~sampled]).all()
+    assert (response.logprobs[sampled] == likeliest[sampled]).all()
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_masked_tokens_are_none_of_the_likeliest(kind: Kind) -> None:
+    """vLLM lists tokens that top_k cut off with -9999 where its logprobs are processed ones."""
+    options = {"truncated_logprobs": True, "raw_logprobs": False, "sampling_masks": False}
+    response, engine = ask(kind, optional_outputs=OptionalOutputs(top_logprobs=5), options=options, top_k=2)
+    ids, logprobs = (response.columns[name].values for name in ("top_ids", "top_logprobs"))
+    assert (ids[:, 2:] == -1).all()
+    assert np.isnan(logprobs[:, 2:]).all()
+    assert np.allclose(np.exp(logprobs[:, :2]).sum(1), 1, atol=1e-6)
+    if kind != "sglang":
+        assert b"-9999.0" in engine.exchanges[-1].response.content
+
+
+# Planted edits: each wire's place of a thing, under one name.
+
+
+def set_top(answer: Any, at: int, pairs: list[tuple[int, Any]]) -> None:
+    found = choice(answer)
+    if "meta_info" in answer:
+        answer["meta_info"]["output_top_logprobs"][at] = [[logprob, token, None] for token, logprob in pairs]
+    elif "content" in found["logprobs"]:
+        found["logprobs"]["content"][at]["top_logprobs"] = [{"token_id": t, "logprob": v} for t, v in pairs]
+    else:
+        found["logprobs"]["top_logprobs"][at] = {f"token_id:{token}": logprob for token, logprob in pairs}
+
+
+def get_top(answer: Any, at: int) -> list[tuple[int, float]]:
+    found = choice(answer)
+    if "meta_info" in answer:
+        return [(token, logprob) for logprob, token, _ in answer["meta_info"]["output_top_logprobs"][at]]
+    if "content" in found["logprobs"]:
+        return [(e["token_id"], e["logprob"]) for e in found["logprobs"]["content"][at]["top_logprobs"]]
+    return [(int(text[9:]), v) for text, v in found["logprobs"]["top_logprobs"][at].items()]
+
+
+def top(change: Callable[[list[tuple[int, Any]], int], list[tuple[int, Any]]]) -> Edit:
+    """Change the likeliest of output token 1, given what was sampled there."""
+
+    def edit(answer: Any) -> None:
+        found = choice(answer)
+        sampled = (found.get("token_ids") or found.get("output_ids"))[1]
+        set_top(answer, 1, change(get_top(answer, 1), sampled))
+
+    return edit
+
+
+def no_top(answer: Any) -> None:
+    found = choice(answer)
+    if "meta_info" in answer:
+        answer["meta_info"]["output_top_logprobs"].pop()
+    elif "content" in found["logprobs"]:
+        found["logprobs"]["content"][-1]["top_logprobs"] = []
+    else:
+        found["logprobs"]["top_logprobs"].pop()
+
+
+def unreadable_top(answer: Any) -> None:
+    found = choice(answer)
+    if "meta_info" in answer:
+        answer["meta_info"]["output_top_logprobs"] = "none"
+    elif "content" in found["logprobs"]:
+        found["logprobs"]["content"][1]["top_logprobs"] = "none"
+    else:
+        found["logprobs"]["top_logprobs"] = "none"
+
+
+def scored(answer: Any) -> Any:
+    """The list of prompt scores, and whose it is."""
+    if "meta_info" in answer:
+        return answer["meta_info"]["input_token_logprobs"]
+    return answer.get("prompt_logprobs") or choice(answer)["prompt_logprobs"]
+
+
+def prompt(at: int, token: int | None = None, logprob: Any = -1.0) -> Edit:
+    def edit(answer: Any) -> None:
+        entries = scored(answer)
+        if "meta_info" in answer:
+            entries[at] = [logprob, entries[at][1] if token is None else token, None]
+        else:
+            (own,) = entries[at]
+            entries[at] = {str(own if token is None else token): {"logprob": logprob, "rank": 1}}
+
+    return edit
+
+
+def one_short(answer: Any) -> None:
+    scored(answer).pop()
+
+
+def without_prompt(answer: Any) -> None:
+    if "meta_info" in answer:
+        answer["meta_info"]["input_token_logprobs"] = []
+    else:
+        (answer if answer.get("prompt_logprobs") else choice(answer))["prompt_logprobs"] = None
+
+
+def holder(answer: Any) -> Any:
+    return answer["meta_info"] if "meta_info" in answer else choice(answer)
+
+
+def experts(change: Callable[[np.ndarray[Any, Any]], Any]) -> Edit:
+    """Decode as the wire does, change the array, encode again; what is no array goes as it is."""
+
+    def edit(answer: Any) -> None:
+        raw = base64.b64decode(holder(answer)["routed_experts"])
+        npy = "meta_info" not in answer
+        array = np.load(io.BytesIO(raw)) if npy else np.frombuffer(raw, "<i4").reshape(-1, LAYERS, EXPERTS)
+        changed = change(array)
+        if isinstance(changed, np.ndarray):
+            stream = io.BytesIO()
+            np.save(stream, changed)
+            raw = stream.getvalue() if npy else changed.astype("<i4").tobytes()
+            changed = base64.b64encode(raw).decode()
+        holder(answer)["routed_experts"] = changed
+
+    return edit
+
+
+def mask(change: Callable[[list[list[int]]], Any]) -> Edit:
+    def edit(answer: Any) -> None:
+        name = "output_token_sampling_mask" if "meta_info" in answer else "sampling_mask"
+        holder(answer)[name] = change(holder(answer)[name])
+
+    return edit
+
+
+def other(sampled: int) -> int:
+    return (sampled + 1) % VOCAB
+
+
+PLANTED: dict[str, tuple[Edit, str]] = {
+    "top of fewer tokens": (no_top, "Law 2: .* but top_logprobs of|asked for, output token .* has 0"),
+    "top unreadable": (unreadable_top, "Law 2: top_logprobs cannot be read|Expected `array"),
+    "top too short": (top(lambda pairs, _: pairs[:2]), "3 top_logprobs a token were asked for, output token 1 has 2"),
+    "top id twice": (top(lambda pairs, own: [pairs[0]] * 4), "3 top_logprobs a token were asked for.* has 1"),
+    "top has another logprob for the sampled one": (
+        top(lambda pairs, own: [(i, v - 0.1 if i == own else v) for i, v in [*pairs, (own, -0.5)]][:4]),
+        "Law 4: .*(among the likeliest another|two logprobs|is not one of them)",
+    ),
+    "top of another place": (
+        top(lambda pairs, own: [(VOCAB - 1 - n, -7.5 - n) for n in range(4)]),
+        "Law 4: output id .* at offset 1 has logprob .*, which is among the likeliest, and is not one of them",
+    ),
+    "top positive": (
+        top(lambda pairs, own: [(i, v + 20) for i, v in pairs]),
+        "Law 4: a top logprob is .*not a log-prob",
+    ),
+    "top id negative": (
+        top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]),
+        r"Invalid token id ('token_id:)?-3'? in the optional outputs",
+    ),
+    "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "is not one of them"),
+    "prompt logprobs missing": (without_prompt, "holds no prompt_logprobs"),
+    "prompt logprobs short": (one_short, "Law 2: prompt_logprobs of 4 tokens from offset 1"),
+    "prompt id edited": (prompt(2, token=99), "prompt id 13 at offset 2 was sent, the server scored 99"),
+    "prompt logprob None": (prompt(2, logprob=None), "prompt token 2 has no logprob|Expected `float"),
+    "prompt logprob positive": (prompt(2, logprob=1.5), "logprob 1.5"),
+    "prompt logprob sentinel": (prompt(2, logprob=-9999.0), "logprob -9999.0"),
+    "experts missing": (experts(lambda array: None), "Law 4: the answer holds no routed_experts"),
+    "experts short": (experts(lambda array: array[:-1]), "Law 2: routed_experts have 11 rows, expected 12"),
+    "experts long": (experts(lambda array: np.concatenate([array, array[:1]])), "have 13 rows, expected 12"),
+    "experts of fewer layers": (experts(lambda array: array[:, :2]), "Law 2: routed_experts have"),
+    "experts no base64": (experts(lambda array: "no base64!"), "routed_experts cannot be read"),
+    "experts cut": (experts(lambda array: base64.b64encode(b"\x93NUMPY\x01\x00v\x00{").decode()), "cannot be read"),
+    "experts half a number": (experts(lambda array: base64.b64encode(b"abcde").decode()), "cannot be read"),
+    "mask without the sampled id": (
+        mask(lambda rows: [rows[0], list(range(VOCAB - 4, VOCAB)), *rows[2:]]),
+        "Law 4: output id .* at offset 1 is not among the 4 ids",
+    ),
+    "mask short": (mask(lambda rows: rows[:-1]), "Law 2: 8 output ids, but sampling_mask of 7 tokens"),
+    "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 holds an id twice"),
+    "mask id negative": (
+        mask(lambda rows: [[*rows[0], -1], *rows[1:]]),
+        "Invalid token id -1 in the optional outputs of output token 0",
+    ),
+    "mask missing": (mask(lambda rows: None), "holds no sampling_mask"),
+}
+
+
+CASES = [(kind, name) for kind in WIRES for name in PLANTED if kind != "vllm-completions" or "mask " not in name]
+"""All but those of a sampling mask where the endpoint has none."""
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> None:
+    edit, sentence = PLANTED[name]
+    with pytest.raises(ProtocolViolationError, match=sentence) as caught:
+        ask(kind, edit, ignore_eos=True)
+    assert (caught.value.backend, caught.value.request_id) == (engine_name(kind), "r")
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_the_planted_edits_need_what_they_edit(kind: Kind) -> None:
+    response, _ = ask(kind, lambda answer: None, ignore_eos=True)
+    assert len(response.output_ids) == 8
+    assert len(response.columns) == (4 if kind == "vllm-completions" else 5)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_routed_experts_of_the_whole_sequence_are_cut_to_the_delta(kind: Kind) -> None:
+    """Some servers ignore the offset that they are asked from."""
+    sent: list[Any] = []
+
+    def full(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        sent.append(np.concatenate([np.full((2, LAYERS, EXPERTS), 9), array]).astype(np.uint8))
+        return sent[0]
+
+    response, _ = ask(
+        kind, experts(full), delta_start=3, optional_outputs=OptionalOutputs(routed_experts=(LAYERS, EXPERTS))
+    )
+    column = response.columns["routed_experts"]
+    assert column.start == 2
+    assert column.values.tolist() == sent[0][2:].tolist()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
+def test_an_npy_says_its_own_shape_and_is_held_to_the_users(kind: Kind) -> None:
+    response, _ = ask(kind, optional_outputs=OptionalOutputs(routed_experts=True))
+    assert response.columns["routed_experts"].shape[1:] == (LAYERS, EXPERTS)
+    with pytest.raises(ProtocolViolationError, match=r"have shape \(\d+, 3, 2\), expected \(\d+, 4, 2\)"):
+        ask(kind, optional_outputs=OptionalOutputs(routed_experts=(4, 2)))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
+@pytest.mark.parametrize("array", [np.zeros((12, 3, 2), np.float32), np.zeros((12, 6), np.uint8), np.int64(3)])
+def test_an_npy_of_something_else_is_refused(kind: Kind, array: Any) -> None:
+    with pytest.raises(ProtocolViolationError, match="Law 2: routed_experts"):
+        ask(
+            kind,
+            experts(lambda _: np.asarray(array)),
+            ignore_eos=True,
+            optional_outputs=OptionalOutputs(routed_experts=True),
+        )
+
+
+def test_an_npy_cannot_ask_for_more_memory_than_it_brings() -> None:
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (900000000000, 3, 2), }"
+    raw = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(12)
+    text = base64.b64encode(raw).decode()
+    with pytest.raises(ProtocolViolationError, match="12 bytes are no uint8 of shape"):
+        ask("vllm", experts(lambda _: text), optional_outputs=OptionalOutputs(routed_experts=True))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_what_is_lenient_may_be_missing(kind: Kind) -> None:
+    engine = engine_of(kind)
+    optional_outputs = OptionalOutputs(top_logprobs=2, routed_experts=True, sampling_mask=True)
+    request = replace(request_of(top_k=2), optional_outputs=optional_outputs, lenient=True)
+    columns = asyncio.run(generate(backend_of(engine), request)).columns
+    assert set(columns) == {"top_ids", "top_logprobs"} | ({"sampling_mask"} if kind == "sglang" else set())
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_turn_that_ends_at_once_has_columns_of_one_token(kind: Kind) -> None:
+    engine = engine_of(kind, lambda _: Completion([EOS]), experts=(LAYERS, EXPERTS))
+    optional_outputs = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
+    columns = asyncio.run(
+        generate(backend_of(engine), replace(request_of([7]), optional_outputs=optional_outputs))
+    ).columns
+    shapes = {name: (column.start, column.shape) for name, column in columns.items()}
+    assert shapes == {
+        "top_ids": (1, (1, 2)),
+        "top_logprobs": (1, (1, 2)),
+        "prompt_logprobs": (1, (0,)),
+        "routed_experts": (0, (1, LAYERS, EXPERTS)),
+    }
+    assert isinstance(columns["top_ids"], Column)

@@ -1,0 +1,167 @@
+"""Generations that the engine was told to abort: resumed as one completion, given as they are, or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_tito.testing import HashPolicy
+from support.aborting import Aborting
+from support.backends import EOS, PROMPT, WIRES, Kind, backend_of, engine_of, request_of
+from tito_core.backend import Aborts, GenerationAbortedError, TokenResponse, aborts, generate_whole
+from tito_core.ledger.invariants import check_responses, check_versions
+from tito_core.ledger.turn import Finish, VersionSpan
+
+WHOLE = (*range(20, 30), EOS)
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.0)
+
+
+def ask(kind: Kind, script: Any, policy: Aborts | None = None, **sampling: Any) -> TokenResponse:
+    settings = {"max_new_tokens": 32, **sampling}
+    engine = engine_of(kind, script)
+    return asyncio.run(generate_whole(backend_of(engine), request_of(**settings), policy or Aborts()))
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 4), max_size=6), versions=st.lists(st.sampled_from("ab"), min_size=7, max_size=7))
+def test_a_resumed_completion_is_what_one_response_would_have_been(
+    kind: Kind, cuts: list[int], versions: list[str]
+) -> None:
+    while sum(cuts) >= len(WHOLE):
+        cuts.pop()
+    script = Aborting(WHOLE, cuts, versions=versions)
+    response = ask(kind, script)
+    assert response.output_ids.tolist() == list(WHOLE)
+    assert (response.finish, response.stop, response.prompt_length) == (Finish.STOP, EOS, len(PROMPT))
+    ends = np.cumsum([*cuts, len(WHOLE) - sum(cuts)]).tolist()
+    said = [(start, stop, run) for run, (start, stop) in enumerate(zip([0, *ends], ends, strict=False)) if stop > start]
+    for start, stop, run in said:  # the logprobs of each part as that part's response had them
+        assert set(response.logprobs[start:stop].tolist()) == {-0.25 - 0.5 * run}
+        if kind != "vllm-completions":
+            inside = [span.version for span in response.versions if span.start < stop and span.stop > start]
+            assert inside == [versions[run]]
+    check_versions(response.versions, len(WHOLE))
+    if len(said) > 1:
+        check_responses(response.responses, len(WHOLE), turn=0)
+        names = [f"r-part{run}" if run else "r" for _, _, run in said]
+        assert [(s.start, s.stop, s.request_id) for s in response.responses] == [
+            (start, stop, name) for (start, stop, _), name in zip(said, names, strict=True)
+        ]
+    else:
+        assert response.responses == ()
+    done = 0
+    for number, request in enumerate(script.requests):
+        assert request.prompt_ids == (*PROMPT, *WHOLE[:done])
+        assert request.max_new_tokens == 32 - done
+        done += cuts[number] if number < len(cuts) else 0
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_the_limit_of_tokens_counts_what_is_there(kind: Kind) -> None:
+    response = ask(kind, Aborting(WHOLE, [3, 2]), max_new_tokens=8, min_new_tokens=4, seed=2**63 - 1)
+    assert (response.finish, response.stop, len(response.output_ids)) == (Finish.LENGTH, None, 8)
+    script = Aborting(WHOLE, [3, 2])
+    ask(kind, script, max_new_tokens=8, min_new_tokens=4, seed=2**63 - 1)
+    assert [request.min_new_tokens for request in script.requests] == [4, 1, 0]
+    assert len({request.seed for request in script.requests}) == 3
+    assert all(-(2**63) <= request.seed < 2**63 for request in script.requests if request.seed is not None)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
+    script = Aborting(WHOLE, [8])
+    response = ask(kind, script, max_new_tokens=8)
+    assert (response.finish, response.message, len(response.output_ids)) == (Finish.LENGTH, None, 8)
+    assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ("xyz",)}, {"grammar": {"kind": "regex", "value": "a+"}}])
+@pytest.mark.parametrize("kind", WIRES)
+def test_what_cannot_be_gone_on_with_is_sampled_anew(kind: Kind, sampling: Any) -> None:
+    script = Aborting(WHOLE, [3, 2])
+    response = ask(kind, script, **sampling)
+    assert [request.prompt_ids for request in script.requests] == [PROMPT] * 3
+    assert response.output_ids.tolist() == list(WHOLE)
+    assert response.logprobs.tolist() == [-1.25] * len(WHOLE)
+    assert (response.responses, response.request_id) == ((), "r-part2")
+
+
+@pytest.mark.parametrize("emitted", [0, 3])
+@pytest.mark.parametrize("kind", WIRES)
+def test_discarding_is_an_error_that_says_so(kind: Kind, emitted: int) -> None:
+    script = Aborting(WHOLE, [emitted])
+    with pytest.raises(GenerationAbortedError, match=r"partial tokens were discarded.*on_abort='resume'") as caught:
+        ask(kind, script, Aborts("discard"))
+    assert (caught.value.request_id, len(script.requests)) == ("r", 1)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
+    response = ask(kind, Aborting(WHOLE, [3]), Aborts("commit"))
+    assert (response.finish, response.output_ids.tolist()) == (Finish.ABORT, list(WHOLE[:3]))
+    with pytest.raises(GenerationAbortedError, match="There were none to commit"):
+        ask(kind, Aborting(WHOLE, [0]), Aborts("commit"))
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_server_that_aborts_everything_is_not_asked_without_end(kind: Kind, cut: int) -> None:
+    script = Aborting(WHOLE, [cut] * 9)
+    with pytest.raises(GenerationAbortedError, match="resumed 4 times, as max_resumes allows"):
+        ask(kind, script, Aborts(max_resumes=4))
+    assert len(script.requests) == 5
+
+
+async def test_waits_grow_only_while_no_token_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr(aborts.asyncio, "sleep", sleep)
+    engine = engine_of("vllm", Aborting(WHOLE, [0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
+    await generate_whole(backend_of(engine), request_of(max_new_tokens=32))
+    assert waited == [0.1, 0.2, 0, 0.1, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"on_abort": "retry"}, "on_abort must be 'resume', 'discard' or 'commit', not 'retry'"),
+        ({"max_resumes": -1}, "max_resumes must be a whole number, at least 0, not -1"),
+        ({"max_resumes": True}, "max_resumes must be a whole number"),
+    ],
+)
+def test_a_bad_choice_is_refused(choices: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Aborts(**choices)
+
+
+@pytest.mark.parametrize("kind", WIRES)
+async def test_a_generation_goes_on_over_a_pause_and_a_change_of_weights(kind: Kind) -> None:
+    waits = iter([6.0])  # the first part is under way for longer than a busy machine may stand still
+    engine = engine_of(kind, HashPolicy(1000), latency=lambda _: next(waits, 0.0))
+    backend: Any = backend_of(engine, sleep=asyncio.sleep)
+    sampling = {"max_new_tokens": 200, "stop_token_ids": ()}
+    task = asyncio.create_task(generate_whole(backend, request_of(**sampling)))
+    while not engine.running:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    await backend.load_weights("/w", "step-1", running="abort")
+    response = await task
+    assert len(response.output_ids) == 200
+    assert [span.request_id.endswith("r-part1") for span in response.responses] == [False, True]
+    cut = response.responses[1].start
+    if kind != "vllm-completions":
+        assert response.versions == (VersionSpan(0, cut, "default"), VersionSpan(cut, 200, "step-1"))

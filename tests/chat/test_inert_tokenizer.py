@@ -1,0 +1,202 @@
+"""A tokenizer in which no text spells a control token: over the same model where that is sure, else a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
+
+from support import zoo
+from tito_core.chat.inert_tokenizer import InertTokenizer, _copy, _makes, _sharing
+
+OF = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
+
+
+def bpe(*words: str, **options: Any) -> models.BPE:
+    """Make a model that merges each word from its left end on."""
+    vocab: dict[str, int] = {}
+    merges = []
+    for word in words:
+        for character in word:
+            vocab.setdefault(character, len(vocab))
+        for i in range(1, len(word)):
+            merges.append((word[:i], word[i]))
+            vocab.setdefault(word[: i + 1], len(vocab))
+    return models.BPE(vocab, list(dict.fromkeys(merges)), **options)
+
+
+def tokenizer(model: Any, *control: str, others: tuple[str, ...] = ()) -> Tokenizer:
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    made.add_special_tokens([AddedToken(text, normalized=False) for text in control])
+    made.add_tokens(list(others))
+    return made
+
+
+@pytest.mark.parametrize("name", OF)
+def test_over_the_same_model_real_tokenizers_give_the_ids_of_a_copy(name: str) -> None:
+    loaded = zoo.tokenizer(OF[name])
+    backend = loaded.backend_tokenizer
+    found = InertTokenizer.of(backend, loaded.chat_template)
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    copy, words = _copy(backend.to_str(), found.control, added, backend)
+    assert _sharing(backend.to_str(), found.control, backend) is not None
+    assert (found.words is None) == (words is None)
+    controls = {index for index, token in backend.get_added_tokens_decoder().items() if token.content in found.control}
+    pieces = st.sampled_from([*sorted(added), "<", "|>", "im_end", "\n", " ", "a", "é", "｜", "日本"])
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.lists(st.one_of(pieces, st.text(max_size=8)), max_size=6).map("".join))
+    def holds(text: str) -> None:
+        text = text.encode("utf-8", "replace").decode()
+        shared, apart = (each.encode(text, add_special_tokens=False) for each in (found.tokenizer, copy))
+        assert shared.ids == apart.ids
+        assert shared.offsets == apart.offsets
+        assert controls.isdisjoint(shared.ids)
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    ("model", "made"),
+    [
+        (bpe("<x>"), True),
+        (bpe("<x", "x>"), False),
+        (bpe("ab", "<x>"), True),
+        (models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3}, []), False),
+        (models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3}, [], ignore_merges=True), True),
+        (models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3}, [], dropout=0.5), True),
+        (models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3}, [], continuing_subword_prefix="#"), True),
+        (models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3}, [], end_of_word_suffix="#"), True),
+    ],
+)
+def test_what_a_model_may_make_of_text(model: models.BPE, made: bool) -> None:
+    assert _makes(model, "<x>") == made
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        bpe("<x>", "ab"),
+        models.BPE({"<": 0, "x": 1, ">": 2, "<x>": 3, "a": 4, "b": 5}, [], ignore_merges=True),
+        models.Unigram(
+            [("<unk>", 0.0), ("<x>", -1.0), ("<", -2.0), ("x", -2.0), (">", -2.0), ("a", -2.0), ("b", -2.0)], 0
+        ),
+    ],
+)
+def test_a_model_that_makes_control_tokens_is_not_shared(model: Any) -> None:
+    backend = tokenizer(model, "<x>")
+    assert _sharing(backend.to_str(), frozenset({"<x>"}), backend) is None
+    plain = InertTokenizer.of(backend, "")
+    for text in ("<x>", "a<x>b", "<x><x>", "ab <x>"):
+        assert backend.token_to_id("<x>") in backend.encode(text).ids
+        assert backend.token_to_id("<x>") not in plain.tokenizer.encode(text).ids
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.text("<x>ab", min_size=1, max_size=4), max_size=4), st.text("<x>ab ", max_size=12))
+def test_what_merges_do_not_make_alone_they_make_nowhere(words: list[str], text: str) -> None:
+    model = bpe("<>xab", *words)
+    for piece in ("<x>", "xa", "<<", "ab"):
+        index = model.token_to_id(piece)
+        if index is not None and not _makes(model, piece):
+            assert all(index != token.id for token in model.tokenize(text.replace(" ", "")))
+
+
+def test_ordinary_added_tokens_keep_their_ids_and_stay_ordinary() -> None:
+    backend = tokenizer(bpe("ab"), "<x>", "<z>", others=("<b>", "<i>"))
+    plain = InertTokenizer.of(backend, "")
+    assert _sharing(backend.to_str(), plain.control, backend) is not None
+    assert plain.control == {"<x>", "<z>"}
+    ids = {text: backend.token_to_id(text) for text in ("<b>", "<i>")}
+    assert plain.tokenizer.encode("ab<b>ab<i>").ids == backend.encode("ab<b>ab<i>").ids
+    assert set(ids.values()) <= set(plain.tokenizer.encode("ab<b>ab<i>").ids)
+    assert plain.words is None
+
+
+def test_where_ordinary_tokens_would_be_counted_otherwise_a_copy_is_made() -> None:
+    # An ordinary token whose id leaves a gap before it.
+    backend = Tokenizer(bpe("ab"))
+    backend.add_tokens(["<b>"])
+    text = backend.to_str().replace('"id":3,', '"id":7,')
+    moved = Tokenizer.from_str(text)
+    plain = InertTokenizer.of(moved, "")
+    assert plain.tokenizer.encode("ab<b>").ids == moved.encode("ab<b>").ids
+
+
+def test_a_tokenizer_is_copied_once() -> None:
+    backend = tokenizer(bpe("ab"), "<x>")
+    assert InertTokenizer.of(backend, "").tokenizer is InertTokenizer.of(backend, "").tokenizer
+    backend.add_tokens(["<y>"])
+    assert InertTokenizer.of(backend, "<y>").control == {"<x>", "<y>"}
+    assert InertTokenizer.of(backend, "<y>").tokenizer is not InertTokenizer.of(backend, "").tokenizer
+
+
+def not_shared(*control: str, others: tuple[str, ...] = (), **options: Any) -> Tokenizer:
+    """A tokenizer whose model makes control tokens of text itself, so that it is copied whole."""
+    return tokenizer(bpe("<x>", "ab", "b<x", "abc", **options), *control, others=others)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text("<x>abc ", max_size=12))
+def test_in_a_copy_text_without_control_tokens_keeps_its_ids(text: str) -> None:
+    copied = InertTokenizer.of(COPIED, "").tokenizer
+    assert COPIED.token_to_id("<x>") not in copied.encode(text).ids
+    if "<x" not in text:
+        assert copied.encode(text).ids == COPIED.encode(text).ids
+
+
+@pytest.mark.parametrize("others", [(), ("<b>",), ("<b>", "ac")])
+def test_in_a_copy_ordinary_added_tokens_are_spelled_as_before(others: tuple[str, ...]) -> None:
+    backend = not_shared("<x>", "<z>", others=others)
+    plain = InertTokenizer.of(backend, "")
+    assert plain.control == {"<x>", "<z>"}
+    for text in ("ab<b>ab", "ac", "<b>", "abc abac<b><b>"):
+        assert plain.tokenizer.encode(text).ids == backend.encode(text).ids
+    for text in ("<x>", "<z>", "a<z>b<x>"):
+        assert {backend.token_to_id("<x>"), backend.token_to_id("<z>")}.isdisjoint(plain.tokenizer.encode(text).ids)
+
+
+def test_nobody_knows_what_control_tokens_are_called_in_a_copy() -> None:
+    backend = not_shared("<x>", others=("<b>",))
+    index = backend.token_to_id("<x>")
+    names = set()
+    for _ in range(2):
+        copied, _ = _copy(backend.to_str(), frozenset({"<x>"}), {"<x>", "<b>"}, backend)
+        names.add(copied.id_to_token(index))
+    assert len(names) == 2
+    assert all(len(name) > 32 for name in names if name)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_in_a_copy_what_the_model_does_not_know_stays_its_unknown_token(kept: bool) -> None:
+    vocabulary = {"<unk>": 0, "<x>": 1, "a": 2}
+    backend = tokenizer(models.WordLevel(vocabulary, "<unk>"), "<x>", *(() if kept else ("<unk>",)))
+    copied = InertTokenizer.of(backend, "").tokenizer
+    assert copied.encode("a").ids == [2]
+    assert copied.encode("b").ids == backend.encode("b").ids == [0]
+    assert copied.encode("<x>").ids == [0]
+
+
+def test_a_copy_has_its_words_too_where_it_works_word_by_word() -> None:
+    backend = Tokenizer(models.BPE({"<": 0, "x": 1, ">": 2, "<x": 3, "<x>": 4}, [("<", "x"), ("<x", ">")]))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|[^\p{L}]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.add_special_tokens([AddedToken("<x>", normalized=False)])
+    plain = InertTokenizer.of(backend, "")
+    assert plain.words is not None
+    for text in ("<x>", "x<x", "<x>x>"):
+        found = plain.words.encode(text)
+        assert found is not None
+        assert np.frombuffer(found.ids, np.int32).tolist() == plain.tokenizer.encode(text).ids
+
+
+COPIED = not_shared("<x>")

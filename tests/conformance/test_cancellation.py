@@ -1,0 +1,48 @@
+"""A move that cancels a turn takes nobody else's cancellation for its own, and leaves no task behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any, Literal
+
+import pytest
+
+from strands_tito.conformance.player import _broken_off
+from strands_tito.testing import moves as m
+
+
+@pytest.mark.parametrize("how", ["task", "close", "signal"])
+@pytest.mark.parametrize("when", ["before it broke off", "while the turn sees to its abort"])
+def test_a_run_that_is_stopped_meanwhile_stops(how: Literal["task", "close", "signal"], when: str) -> None:
+    async def play() -> None:
+        begun, aborting, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def stream() -> AsyncGenerator[Any]:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+                yield {}
+            finally:
+                aborting.set()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                ended.set()
+
+        after_s = 600.0 if when.startswith("before") else 0.0
+        signal = threading.Event()
+        move = asyncio.create_task(_broken_off(stream(), signal, m.Cancel(how=how, after_s=after_s)))
+        await begun.wait()
+        if when.startswith("before") or how == "signal":  # which nobody looks at here, so that it waits on
+            for _ in range(5):
+                await asyncio.sleep(0)
+        else:
+            await aborting.wait()
+        move.cancel()
+        await asyncio.wait({move})
+        assert move.cancelled()
+        assert ended.is_set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())

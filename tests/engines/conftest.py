@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strands_tito.engines import EngineEnv, EngineSpec, ensure
+from strands_tito.engines.install import TORCH_INDEX_VARIABLE
+from support.fake_engine import FAKE, Variant
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv(TORCH_INDEX_VARIABLE, raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def fake(cache: Path) -> EngineSpec:
+    return FAKE
+
+
+@pytest.fixture
+def fake_env(fake: EngineSpec) -> EngineEnv:
+    return ensure(fake)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny-model"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def variant(fake: EngineSpec) -> Variant:
+    """The fake engine with some fields changed."""
+
+    def make(**changes: object) -> EngineSpec:
+        return replace(fake, **changes)  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,101 @@
+"""A directory is built once, whole or not at all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import pytest
+
+from strands_tito.engines.models.once import build_once, manifest
+
+
+def _slow_build(log: Path, target: Path) -> None:
+    def build(directory: Path) -> None:
+        with log.open("a") as stream:
+            stream.write("built\n")
+        threading.Event().wait(0.3)
+        (directory / "model.bin").write_bytes(b"weights")
+
+    build_once(target, build)
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_many_at_once_build_once(tmp_path: Path, kind: str) -> None:
+    log, target = tmp_path / "log", tmp_path / "cache" / "tiny-0123"
+    if kind == "threads":
+        workers = [threading.Thread(target=_slow_build, args=(log, target)) for _ in range(4)]
+    else:
+        spawn = multiprocessing.get_context("spawn")
+        workers = [spawn.Process(target=_slow_build, args=(log, target)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert log.read_text() == "built\n"
+    assert (target / "model.bin").read_bytes() == b"weights"
+
+
+def test_a_waiter_is_told(tmp_path: Path) -> None:
+    target, entered, leave, told = tmp_path / "tiny", threading.Event(), threading.Event(), threading.Event()
+
+    def build(directory: Path) -> None:
+        entered.set()
+        leave.wait(20)
+        (directory / "file").write_text("x")
+
+    first = threading.Thread(target=build_once, args=(target, build))
+    first.start()
+    entered.wait(20)
+    second = threading.Thread(target=build_once, args=(target, build), kwargs={"say": lambda _: told.set()})
+    second.start()
+    assert told.wait(20)
+    leave.set()
+    first.join()
+    second.join()
+
+
+def test_a_failed_build_leaves_nothing_and_the_next_works(tmp_path: Path) -> None:
+    target = tmp_path / "tiny"
+
+    def fails(directory: Path) -> None:
+        (directory / "half").write_text("half")
+        raise ValueError("disk on fire")
+
+    with pytest.raises(ValueError, match="disk on fire"):
+        build_once(target, fails)
+    assert not target.exists()
+    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+    assert build_once(target, lambda directory: (directory / "file").touch()) == target
+
+
+def test_what_a_killed_build_left_is_swept(tmp_path: Path) -> None:
+    stale = tmp_path / ".tiny.part-dead"
+    stale.mkdir()
+    (stale / "half").write_text("half")
+    build_once(tmp_path / "tiny", lambda directory: (directory / "file").touch())
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "unreadable manifest"])
+def test_a_damaged_directory_is_built_again(tmp_path: Path, damage: str) -> None:
+    target = tmp_path / "tiny"
+
+    def build(directory: Path) -> None:
+        (directory / "file").write_text("whole")
+
+    build_once(target, build, about={"recipe": "abc"})
+    if damage == "truncated":
+        (target / "file").write_text("who")
+    elif damage == "missing":
+        (target / "file").unlink()
+    elif damage == "no manifest":
+        (target / "tito_build.json").unlink()
+    else:
+        (target / "tito_build.json").write_text("{")
+    build_once(target, build, about={"recipe": "abc"})
+    assert (target / "file").read_text() == "whole"
+    found = manifest(target)
+    assert found is not None
+    assert found["recipe"] == "abc"

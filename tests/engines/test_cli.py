@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from strands_tito.engines import EngineError, EngineSpec, cli, state
+from strands_tito.engines.cli import app
+from support.fake_engine import FAKE, processes_of
+
+
+@pytest.fixture(autouse=True)
+def offered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a package offered the fake engine, and no other."""
+
+    def find(name: str) -> EngineSpec:
+        if name != "fake":
+            raise EngineError(f"There is no engine {name!r}. Installed: fake.")
+        return FAKE
+
+    monkeypatch.setattr(cli, "find", find)
+    monkeypatch.setattr(cli, "installed", lambda: {"fake": FAKE})
+
+
+def tito(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_life_of_a_server(model: Path, cache: Path) -> None:
+    assert "not running; Fake 1.0 is not installed" in tito("status").output
+    assert tito("status", "fake").exit_code == 1
+
+    started = tito("start", "fake", "--model", model)
+    assert started.exit_code == 0
+    url = started.stdout.strip()
+    assert httpx.get(url + "/health").status_code == 200
+    again = tito("start", "fake", "--model", model)
+    assert (again.exit_code, again.stdout.strip()) == (0, url)
+    assert f"fake: running tiny-model at {url}" in tito("status", "fake").output
+    assert "serving tiny-model" in tito("logs", "fake").output
+
+    stopped = tito("stop", "fake")
+    assert "fake is stopped" in stopped.output
+    assert processes_of(cache) == []
+    assert "fake is not running" in tito("stop", "fake").output
+    assert "serving tiny-model" in tito("logs", "fake", "-n", "5").output
+
+
+def test_another_model_is_not_put_in_the_place_of_a_running_one(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    tito("start", "fake", "--model", model)
+    second = tito("start", "fake", "--model", tmp_path / "other")
+    tito("stop", "fake")
+    assert second.exit_code == 1
+    assert "runs already, with tiny-model at http://127.0.0.1:" in second.output
+    assert "`tito engine stop fake` first" in second.output
+
+
+def test_logs_are_followed_until_the_server_ends(model: Path) -> None:
+    tito("start", "fake", "--model", model)
+    engine = state.load("fake")
+    assert engine is not None
+
+    def go_on() -> None:
+        time.sleep(0.5)
+        with engine.log.open("a") as log:
+            log.write("one more line\n")
+        time.sleep(0.5)
+        cli.process.stop(engine)  # not by the command: its runner swaps stdout, which only one thread can do
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    followed = tito("logs", "fake", "--follow")
+    writer.join()
+    assert followed.output.count("one more line") == 1
+    assert followed.output.count("serving tiny-model") == 1
+
+
+def test_a_server_that_died_is_not_shown_as_running(model: Path) -> None:
+    tito("start", "fake", "--model", model)
+    engine = state.load("fake")
+    assert engine is not None
+    cli.process.stop(engine)
+    assert tito("status", "fake").exit_code == 1
+    assert state.load("fake") is None
+
+
+def test_installing_says_where(cache: Path) -> None:
+    done = tito("install", "fake")
+    assert done.exit_code == 0
+    assert f"Fake 1.0 is in {cache}" in done.output
+    assert "fake: not running; Fake 1.0 is in" in tito("status").output
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["start", "vlm"], "Error: There is no engine 'vlm'."),
+        (["logs", "fake"], "Error: fake has not been started yet"),
+        (["install", "fake", "--python", "/nonexistent/python"], "Error: Fake 1.0 cannot be installed with /nonexist"),
+        (["start", "fake", "--model", "{model}", "--arg=--fail", "--arg=no luck"], "Error: fake did not start"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence_and_a_status(model: Path, words: list[str], sentence: str) -> None:
+    failed = tito(*[word.replace("{model}", str(model)) for word in words])
+    assert failed.exit_code == 1
+    assert sentence in failed.output.replace("\n", " ")
+    assert "Traceback" not in failed.output.replace("Traceback (most recent call last):\n    in the fake", "")
+
+
+def test_state_of_another_version_is_ignored(cache: Path) -> None:
+    (cache / "state").mkdir(parents=True)
+    (cache / "state" / "fake.json").write_text('{"name": "fake"}')
+    assert "not running" in tito("status").output

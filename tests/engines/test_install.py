@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from strands_tito.engines import Cancelled, CannotInstall, EngineSpec, InstallFailed, UnknownEngine, ensure, find
+from strands_tito.engines.install import MARKER, environment_dir
+from support.fake_engine import MINOR, Variant, gone, processes_of, wheel
+
+
+def test_the_first_call_installs_and_later_ones_find_it(fake: EngineSpec) -> None:
+    said: list[str] = []
+    first = ensure(fake, progress=lambda text, fraction=None: said.append(text))
+    stamp = (first.root / MARKER).stat().st_mtime_ns
+    again = ensure(fake)
+    assert again == first
+    assert (first.root / MARKER).stat().st_mtime_ns == stamp
+    assert subprocess.run([first.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True,
+                          check=True).stdout.strip() == str(first.root)  # fmt: skip
+    assert any("installed in" in line for line in said)
+
+
+def test_an_environment_without_its_marker_is_made_anew(fake: EngineSpec) -> None:
+    root = ensure(fake).root
+    (root / MARKER).unlink()
+    (root / "half").write_text("done")
+    said: list[str] = []
+    assert ensure(fake, progress=lambda text, fraction=None: said.append(text)).root == root
+    assert not (root / "half").exists()
+    assert json.loads((root / MARKER).read_text())["engine"] == "Fake 1.0"
+    assert any("unfinished" in line for line in said)
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(fake: EngineSpec) -> None:
+    root = ensure(fake).root
+    (root / "bin" / "python").unlink()
+    assert ensure(fake).python.exists()
+
+
+def test_processes_that_ask_at_once_install_once(variant: Variant, tmp_path: Path) -> None:
+    log = tmp_path / "installations"
+    check = f"import time; open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
+    script = (
+        "from dataclasses import replace\n"
+        "from support.fake_engine import FAKE; from strands_tito.engines import ensure\n"
+        f"print(ensure(replace(FAKE, import_check={check!r})).root)"
+    )
+    asked = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
+        for _ in range(3)
+    ]
+    answers = {process.communicate(timeout=60)[0] for process in asked}
+    assert [process.returncode for process in asked] == [0, 0, 0]
+    assert len(answers) == 1
+    assert log.read_text() == "x"
+
+
+def test_the_key_follows_everything_that_is_installed(fake: EngineSpec, tmp_path: Path) -> None:
+    (tmp_path / "standin.py").write_text("x = 1\n")
+    with_standin = replace(fake, standins=tmp_path)
+    keys = {
+        fake.key(MINOR),
+        replace(fake, locks={MINOR: "a==1\n"}).key(MINOR),
+        with_standin.key(MINOR),
+        replace(with_standin, standin_startup="standin").key(MINOR),
+    }
+    (tmp_path / "standin.py").write_text("x = 2\n")
+    keys.add(with_standin.key(MINOR))
+    assert len(keys) == 5
+    unchanged = replace(fake, title="another", locks={MINOR: "# another comment\n"})
+    assert fake.key(MINOR) == unchanged.key(MINOR)
+
+
+def test_stand_ins_are_on_the_path_of_every_python_there(variant: Variant, tmp_path: Path) -> None:
+    folder = tmp_path / "standins"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").write_text("WHERE = __file__\n")
+    (folder / "at_start.py").write_text("import builtins\nbuiltins.started = True\n")
+    spec = variant(standins=folder, standin_startup="at_start", import_check="import pkg; assert started")
+    env = ensure(spec)
+    where = subprocess.run([env.python, "-I", "-c", "import pkg; print(pkg.WHERE)"], capture_output=True, text=True,
+                           check=True)  # fmt: skip
+    assert where.stdout.startswith(str(env.root))
+
+
+def test_a_failed_check_leaves_no_marker_and_shows_the_last_lines(variant: Variant) -> None:
+    spec = variant(import_check="import no_such_engine")
+    with pytest.raises(InstallFailed, match=r"(?s)Fake 1\.0 could not be imported.*No module named 'no_such_engine'"):
+        ensure(spec)
+    assert not (environment_dir(spec, MINOR) / MARKER).exists()
+    with pytest.raises(InstallFailed):
+        ensure(spec)
+
+
+def test_an_installation_can_be_cancelled(variant: Variant) -> None:
+    cancel = threading.Event()
+    spec = variant(import_check="import time; time.sleep(60)")
+    threading.Timer(0.7, cancel.set).start()
+    with pytest.raises(Cancelled):
+        ensure(spec, cancel=cancel)
+
+
+def test_a_killed_installation_leaves_no_process_and_is_redone(variant: Variant, cache: Path) -> None:
+    script = (
+        "from dataclasses import replace\n"
+        "from support.fake_engine import FAKE; from strands_tito.engines import ensure\n"
+        "ensure(replace(FAKE, import_check='import time; time.sleep(600)'))"
+    )
+    installer = subprocess.Popen([sys.executable, "-c", script], cwd=Path(__file__).parents[1])
+    while not processes_of(cache):
+        time.sleep(0.05)
+    installer.kill()
+    installer.wait()
+    assert gone(cache, within_s=10)
+    assert ensure(variant()).python.exists()
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(variant: Variant) -> None:
+    with pytest.raises(CannotInstall, match=r"takes up to 900000000 MB, and .* has \d+ MB left"):
+        ensure(variant(locks={MINOR: "# disk: 900000000 MB\nenginea==1.0\n"}))
+
+
+def test_a_cache_that_cannot_be_made(fake: EngineSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TITO_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CannotInstall, match="set TITO_CACHE_DIR to a folder of yours"):
+        ensure(fake)
+
+
+def test_another_processor_is_told_what_else_works(fake: EngineSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    with pytest.raises(CannotInstall, match=r"Linux on x86_64, and this is Darwin on arm64.*make demo BASE_URL="):
+        ensure(fake)
+
+
+def test_without_a_python_that_has_a_lock(variant: Variant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PATH", "PYENV_ROOT", "UV_PYTHON_INSTALL_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.raises(CannotInstall, match=r"needs Python 3\.7 for its own environment.*it is Python 3\..*BASE_URL="):
+        ensure(variant(locks={"3.7": ""}))
+
+
+def test_a_python_that_was_named_and_will_not_do(fake: EngineSpec, tmp_path: Path) -> None:
+    with pytest.raises(CannotInstall, match="it does not run"):
+        ensure(fake, python=tmp_path / "python")
+
+
+def test_another_python_is_found_under_pyenv(variant: Variant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script that says it is 3.7 and makes the environment with ours: what `choose` sees of an interpreter."""
+    for name in ("PATH", "UV_PYTHON_INSTALL_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    python = tmp_path / "versions" / "3.7.9" / "bin" / "python3.7"
+    python.parent.mkdir(parents=True)
+    answer = '["cpython", "3.7", false, true]'
+    python.write_text(f'#!/bin/sh\nif [ "$1" = -I ]; then echo \'{answer}\'; else exec {sys.executable} "$@"; fi\n')
+    python.chmod(0o755)
+    assert ensure(variant(locks={"3.7": ""})).root.name.endswith("-py37")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownEngine, match=r"no engine 'vlm'.*sglang, vllm"):
+        find("vlm")
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pip sees the packages of this folder and no others."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    wheel(folder, "enginea", "1.0")
+    wheel(folder, "engineb", "2.0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def test_a_lock_is_installed_by_pip_and_told_as_it_goes(variant: Variant, shelf: Path) -> None:
+    lock = "# download: 1 MB\nenginea==1.0\nengineb==2.0\n"
+    spec = variant(locks={MINOR: lock}, import_check="import enginea, engineb; assert engineb.VERSION == '2.0'")
+    said: list[tuple[str, float | None]] = []
+    env = ensure(spec, progress=lambda text, fraction=None: said.append((text, fraction)))
+    assert any("fetching package 2 of 2" in text and "of about 1 MB" in text for text, _ in said)
+    assert any("installing package" in text for text, _ in said)
+    assert all(fraction is None or 0 <= fraction <= 1 for _, fraction in said)
+    assert not (env.root / "downloads").exists()
+
+
+def test_without_a_cpu_build_of_torch_the_option_is_named(variant: Variant, shelf: Path) -> None:
+    spec = variant(locks={MINOR: "enginea==1.0\ntorch==2.13.0+cpu\n"})
+    with pytest.raises(InstallFailed, match=r"(?s)no CPU build of torch.*--torch-index URL.*TITO_TORCH_INDEX"):
+        ensure(spec)
+
+
+def test_the_option_is_named_where_pips_configuration_constrains_torch_too(
+    variant: Variant, shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "constraints.txt").write_text("torch<99\n")
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
+    spec = variant(locks={MINOR: "torch==2.13.0+cpu\n"})
+    with pytest.raises(InstallFailed, match=r"(?s)no CPU build of torch.*--torch-index URL.*TITO_TORCH_INDEX"):
+        ensure(spec)
+
+
+def test_the_torch_index_is_given_to_pip(variant: Variant, shelf: Path, tmp_path: Path) -> None:
+    """An index here is a folder of folders, as a file: address; the variable and the argument say the same."""
+    index = tmp_path / "index" / "torch"
+    index.mkdir(parents=True)
+    wheel(index, "torch", "2.13.0+cpu")
+    links = "".join(f'<a href="{path.name}">{path.name}</a>' for path in index.glob("*.whl"))
+    (index / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    spec = variant(
+        locks={MINOR: "torch==2.13.0+cpu\n"}, import_check="import torch; assert torch.VERSION[-3:] == 'cpu'"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PIP_NO_INDEX")
+        patch.setenv("PIP_INDEX_URL", (tmp_path / "empty").as_uri())
+        patch.setenv("PIP_EXTRA_INDEX_URL", "")
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        assert ensure(spec, torch_index=index.parent.as_uri()).root.exists()

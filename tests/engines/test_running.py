@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from strands_tito import engines
+from strands_tito.engines import EngineSpec, StartFailed, models
+from support.fake_engine import processes_of
+
+
+async def test_a_block_has_a_server_and_leaves_none(fake: EngineSpec, model: Path, cache: Path) -> None:
+    async with engines.running(fake, model=model) as url, httpx.AsyncClient() as client:
+        assert (await client.get(url + "/health")).status_code == 200
+    assert processes_of(cache) == []
+
+
+async def test_the_loop_lives_while_a_server_starts_and_stops(fake: EngineSpec, model: Path) -> None:
+    """Counted, not timed: a machine may be slow, but a loop that was blocked would not turn at all."""
+    turns, done = 0, False
+
+    async def turn() -> None:
+        nonlocal turns
+        while not done:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    turning = asyncio.create_task(turn())
+    async with engines.running(fake, model=model):
+        while_starting, turns = turns, 0
+    while_stopping, done = turns, True
+    await turning
+    assert while_starting > 20
+    assert while_stopping > 5
+
+
+async def test_an_error_in_the_block_stops_the_server(fake: EngineSpec, model: Path, cache: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with engines.running(fake, model=model):
+            raise ZeroDivisionError
+    assert processes_of(cache) == []
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.6, 1.2])
+async def test_cancelling_a_start_leaves_nothing(fake: EngineSpec, model: Path, cache: Path, after_s: float) -> None:
+    async def use() -> None:
+        async with engines.running(fake, model=model, server_args=["--deaf"]):
+            pass
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(after_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes_of(cache) == []
+
+
+async def test_cancelling_the_block_stops_the_server(fake: EngineSpec, model: Path, cache: Path) -> None:
+    inside = asyncio.Event()
+
+    async def use() -> None:
+        async with engines.running(fake, model=model):
+            inside.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(use())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes_of(cache) == []
+
+
+async def test_a_failed_start_is_one_error(fake: EngineSpec, model: Path) -> None:
+    with pytest.raises(StartFailed, match="out of ideas"):
+        async with engines.running(fake, model=model, server_args=["--fail", "out of ideas"]):
+            pass
+
+
+def test_the_same_without_a_loop(fake: EngineSpec, model: Path, cache: Path) -> None:
+    with engines.running_sync(fake, model=model) as url:
+        assert httpx.get(url + "/health").status_code == 200
+    assert processes_of(cache) == []
+
+
+def test_a_name_is_a_model_of_ours_and_goes_by_that_name(
+    fake: EngineSpec, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def ensure(name: str, python: Path, *, progress: object = None) -> Path:
+        asked.append((name, python.name))
+        return model
+
+    monkeypatch.setattr(models, "ensure", ensure, raising=False)
+    up = engines.bring_up(fake, "smollm2")
+    engines.stop(up)
+    assert up.model == "smollm2"
+    assert asked == [("smollm2", "python")]

@@ -1,0 +1,169 @@
+"""`tito inspect` and `tito verify` on files: a summary, one rollout's tree, its tokens in colour."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.testing import CliRunner
+
+from strands_tito.cli import app, main
+from strands_tito.inspect.tokens import coloured, ids_only
+from strands_tito.terminal import VISIBLE, VisibleConsole, visible
+from support.drafts import make_draft
+from support.scripted import tokenizer
+from tito_core import store
+from tito_core.ledger import CallRecord, Ledger, Provenance
+
+UUID = "00000001-0000-4000-8000-000000000000"
+
+
+def forked(**header: object) -> Ledger:
+    ledger = Ledger(UUID, **header)  # type: ignore[arg-type]
+    kinds = np.array([Provenance.SCAFFOLD, Provenance.PROMPT], np.uint8)
+    ledger.commit(make_draft(None, 0, [100, 101], [200], prompt_provenance=kinds))
+    inserted = np.array([Provenance.INSERTED], np.uint8)
+    calls = (CallRecord("look", "ok", 0, 1), CallRecord(None, "malformed", 1, 2, "why"))
+    ledger.commit(make_draft(0, 3, [102], [201, 202], prompt_provenance=inserted, calls=calls))
+    ledger.commit(make_draft(0, 3, [103], [203], constrained=True, reasoning_closed=False))
+    return ledger
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "rollouts.tito"
+    ledger = forked(task_id="task-7")
+    ledger.annotate("reward", 0.5)
+    store.append(made, [ledger, Ledger("00000002-0000-4000-8000-000000000000")])
+    return made
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_tito.cli.console", VisibleConsole(width=160))
+
+
+def said(*arguments: object, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_the_summary_has_a_row_a_rollout(path: Path) -> None:
+    lines = said("inspect", path).splitlines()
+    row = next(line.split() for line in lines if "00000001" in line)
+    assert row == ["1", "00000001", "task-7", "3", "2", "3", "1", "4", "1", "1", "0.5"]
+    assert "ended" not in lines[1], "a column that no ledger has a value for is left out"
+    assert "00000002" in said("inspect", path)
+
+
+def test_markup_in_a_name_is_shown_as_it_is(tmp_path: Path) -> None:
+    store.append(tmp_path / "r", [forked(task_id="[/b] [bold]x")])
+    assert "[/b] [bold]x" in said("inspect", tmp_path / "r")
+
+
+def test_a_rollout_is_drawn_as_a_tree(path: Path) -> None:
+    assert said("inspect", path, "--rollout", 1).splitlines() == [
+        f"ledger {UUID}: 3 turns, 2 trajectories, 8 tokens, 4 of them sampled",
+        "└─ turn 0  2+1 tokens  stop",
+        "   ├─ turn 1  1+2 tokens  stop  calls look, ? (malformed)",
+        "   └─ turn 2  1+1 tokens  stop  reasoning left open  constrained  ← separate agent, from turn 0",
+    ]
+
+
+def test_tokens_are_shown_as_ids_without_a_tokenizer(path: Path) -> None:
+    shown = said("inspect", path, "--rollout", 1, "--tokens")
+    assert "trajectory 1 of 2" in shown
+    assert "turn 0, tokens 0 to 3\n100 101 200" in shown
+    assert "turn 0, tokens 0 to 3, context here" in shown
+    assert "103 203" in shown
+
+
+def test_tokens_are_shown_as_text_with_one(path: Path, tmp_path: Path) -> None:
+    tokenizer("smollm2").save_pretrained(tmp_path / "tokenizer")
+    shown = said("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "tokenizer")
+    assert "\ntu␌\n" in shown, "the text of tokens 100, 101 and 200, with what a terminal would act on made visible"
+    assert "100 101" not in shown
+
+
+def test_a_tokenizer_that_is_not_there_is_an_error_only_when_it_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [forked(tokenizer=str(tmp_path / "gone"))])
+    assert "Showing ids: There is no folder" in said("inspect", path, "--rollout", 1, "--tokens")
+    said("inspect", path, "--rollout", 1, "--tokens", "--tokenizer", tmp_path / "gone", status=1)
+
+
+def test_every_token_has_the_colour_of_its_provenance() -> None:
+    shown = StringIO()
+    Console(file=shown, width=120, force_terminal=True, color_system="standard").print(coloured(forked(), ids_only))
+    styles = {"SCAFFOLD": "90m100", "PROMPT": "36m101", "INSERTED": "30;43m102", "SAMPLED": "32m200"}
+    for name, styled in {**styles, "CONSTRAINED": "35m203"}.items():
+        assert f"\x1b[{styled}" in shown.getvalue(), name
+
+
+@pytest.mark.parametrize("arguments", [("--rollout", 3), ("--tokens",), ("--rollout", -1)])
+def test_what_makes_no_sense_is_refused(path: Path, arguments: tuple[object, ...]) -> None:
+    assert "Invalid value" in said("inspect", path, *arguments, status=2)
+
+
+def test_verify_checks_every_ledger(path: Path) -> None:
+    assert "1 to 4 and 8 to 10 hold on 2 ledgers, 3 turns" in said("verify", path)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31m[/red]\x9b31m\r\x7f"
+
+
+def expect_no_control(shown: str) -> None:
+    assert not {character for character in shown if ord(character) in VISIBLE} - {"\n", "\t"}
+
+
+@pytest.mark.parametrize("more", [(), ("--rollout", "1"), ("--rollout", "1", "--tokens")], ids=len)
+def test_control_characters_of_a_file_are_shown_and_not_sent_to_the_terminal(tmp_path: Path, more: tuple[str]) -> None:
+    path = tmp_path / "hostile.tito"
+    ledger = forked(task_id=HOSTILE, tokenizer=HOSTILE)
+    ledger.commit(make_draft(0, 3, [104], [205], calls=(CallRecord(HOSTILE, "ok", 0, 1),)))
+    ledger.annotate("termination", HOSTILE)
+    store.append(path, [ledger])
+    shown = said("inspect", path, *more)
+    expect_no_control(shown)
+    assert more or "␛[31m[/red]" in shown
+
+
+def test_control_characters_of_an_error_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "hostile \x1b[31m.tito"
+    path.write_text("none")
+    monkeypatch.setattr("sys.argv", ["tito", "inspect", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    shown = capsys.readouterr().err
+    expect_no_control(shown)
+    assert "hostile ␛[31m.tito" in shown
+
+
+@given(text=st.text(), width=st.integers(1, 30))
+def test_a_console_prints_no_control_character_of_a_text(text: str, width: int) -> None:
+    console = VisibleConsole(file=StringIO(), width=width, force_terminal=False)
+    for shown in (text, Text(text, "bold red")):
+        console.print(shown, markup=False)
+    table = Table(text)
+    table.add_row(Text(text))
+    console.print(table)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not {character for character in printed if ord(character) in VISIBLE} - {"\n"}
+    assert visible(visible(text)) == visible(text)
+
+
+def test_a_console_keeps_its_own_colours() -> None:
+    console = VisibleConsole(file=StringIO(), width=30, force_terminal=True, color_system="standard")
+    console.print(Text("\x1b[31m", "green"), end="")
+    assert console.file.getvalue() == "\x1b[32m␛[31m\x1b[0m"  # type: ignore[attr-defined]

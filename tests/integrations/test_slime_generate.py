@@ -1,0 +1,220 @@
+"""slime's `generate`, over a scripted SGLang; slime's own loop runs it where SLIME_SRC points to its source."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from argparse import Namespace
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from strands import Agent
+from strands.tools import ToolProvider
+
+from strands_tito.export import BranchedRolloutError, LogprobMismatchError
+from strands_tito.integrations.slime_generate import _server, generate, generate_with
+from strands_tito.testing import Fault
+from support.multiplying import QUESTION, make_agent, make_editing_agent, multiply, says
+from support.scripted import backend_of, engine_of, policy_of, tokenizer
+from support.slime_facts import PARAMETERS, Recorded, arguments
+from tito_core import Policy
+
+
+@pytest.mark.parametrize("sampled_at", [{"temperature": 0.0}, {"temperature": 0.6, "top_p": 0.7}, {"top_k": 20}])
+async def test_an_evaluation_is_sampled_as_it_likes_and_is_one_sample(sampled_at: dict[str, Any]) -> None:
+    """Nothing of it is trained, so it needs no logprobs; and slime counts the reward of each sample that it gets."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", partial_rollout=True)
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    run = generate_with(make_editing_agent, policy=policy)
+    done = await run(args, own, {**PARAMETERS, **sampled_at}, evaluation=True)
+    assert done is own
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert done.rollout_log_probs is None
+    assert len(done.loss_mask) == done.response_length
+    args.partial_rollout = False
+    again = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    with pytest.raises(LogprobMismatchError):
+        await run(args, again, {**PARAMETERS, "temperature": 0.0})
+    strict = generate_with(make_editing_agent, branches="error", policy=policy)
+    with pytest.raises(BranchedRolloutError):
+        await strict(args, again, {**PARAMETERS}, evaluation=True)
+    assert "evaluation" in inspect.signature(generate).parameters, "slime looks for it there"
+
+
+async def test_logprobs_that_slime_would_not_take_are_left_out_on_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the refusal's sentence says; with the function, and by slime's configuration."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    cold = {**PARAMETERS, "temperature": 0.0}
+    args = arguments("http://nowhere:1", "unused", tito_agent="support.multiplying:make_agent")
+
+    def sample() -> Any:
+        return Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+
+    with pytest.raises(LogprobMismatchError, match="logprobs='omit'"):
+        await generate_with(make_agent, policy=policy)(args, sample(), cold)
+    (done,) = await generate_with(make_agent, policy=policy, logprobs="omit")(args, sample(), cold)
+    assert done.rollout_log_probs is None
+    assert sum(done.loss_mask) > 0
+
+    async def connected(_: Any) -> Any:
+        return policy
+
+    monkeypatch.setattr("strands_tito.integrations.slime_generate._connected", connected)
+    args.tito_logprobs = "as-recorded"
+    (done,) = await generate(args, sample(), cold)
+    assert any(done.rollout_log_probs)
+
+
+async def test_a_prompt_that_slime_has_rendered_is_refused() -> None:
+    """Else its markup would be words of the user's, inside the template once more, and nobody would see it."""
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    args = arguments("http://nowhere:1", "unused", apply_chat_template=True)
+    run = generate_with(make_agent, policy=policy)
+    rendered = Recorded(index=3, prompt=f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="slime's --apply-chat-template has rendered the prompt"):
+        await run(args, rendered, {**PARAMETERS})
+    chat = Recorded(index=3, prompt=[{"role": "user", "content": QUESTION}])  # type: ignore[call-arg]
+    (done,) = await run(args, chat, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("branches", "partial"), [("list", False), ("last", False), ("last", True)])
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_rollout_that_the_engine_loses_leaves_nothing_that_ends_slimes_training(
+    turns: int, evaluation: bool, branches: Any, partial: bool
+) -> None:
+    """Of an aborted sample slime asks no reward, and makes a tensor of all rewards; each response has a token."""
+    aborted = [None] * turns + [Fault(edit=ended_by_the_server)]
+    engine = engine_of("sglang", says, fault=lambda number, request: aborted[min(number, turns)])
+    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    args = arguments("http://nowhere:1", "unused", partial_rollout=partial)
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    run = generate_with(unrewarded, branches=branches, policy=policy)
+    done = await run(args, own, {**PARAMETERS}, evaluation=evaluation)
+    (one,) = done if isinstance(done, list) else [done]
+    assert one.status is Recorded.Status["ABORTED"]  # type: ignore[attr-defined]
+    assert (one.reward, one.remove_sample) == (0.0, True)
+    assert len(one.tokens) > one.response_length == len(one.loss_mask) >= 1
+    assert (one.rollout_log_probs is None) is evaluation
+    assert evaluation or len(one.rollout_log_probs) == one.response_length
+    assert (sum(one.loss_mask) > 0) is (turns == 1), "slime leaves out what is removed by itself"
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+async def test_a_lost_rollout_has_its_reward_under_slimes_key_and_experts_where_they_are_replayed(
+    evaluation: bool,
+) -> None:
+    """slime reads `reward[key]` of each, and makes a tensor of all experts, of which no MoE layer may be all zeros."""
+    more = {"reward_key": "score", "use_rollout_routing_replay": True, "num_layers": 3, "moe_router_topk": 2}
+    args = arguments("http://nowhere:1", "unused", eval_reward_key="points", **more)
+    faults: list[Fault] = []
+    engine = engine_of("sglang", says, experts=(3, 2), fault=lambda number, request: next(iter(faults), None))
+    policy = await Policy.connect_async(backend=backend_of(engine, "sglang"), tokenizer=tokenizer())
+    faults.append(Fault(edit=ended_by_the_server))
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    done = await generate_with(unrewarded, branches="last", policy=policy)(
+        args, own, {**PARAMETERS}, evaluation=evaluation
+    )
+    assert done.reward == {"points" if evaluation else "score": 0.0}
+    experts = np.array(done.rollout_routed_experts)
+    assert experts.shape == (len(done.tokens) - 1, 3, 2)
+    assert experts.any(axis=(0, 2)).all()
+
+
+@pytest.mark.parametrize("branches", ["list", "last"])
+async def test_a_lost_rollout_that_slime_runs_again_is_asked_its_reward(branches: Any) -> None:
+    """slime's fully-async rollouts put an aborted group back, and ask no reward of a sample that has one."""
+    faults = iter([Fault(edit=ended_by_the_server)])
+    engine = engine_of("sglang", says, fault=lambda number, request: next(faults, None))
+    policy = replace(policy_of("sglang"), backend=backend_of(engine, "sglang"))
+    run = generate_with(unrewarded, branches=branches, policy=policy)
+    args, own = arguments("http://nowhere:1", "unused"), Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    for status, reward, removed in (("ABORTED", 0.0, True), ("COMPLETED", None, False)):
+        done = await run(args, own, {**PARAMETERS})
+        (own,) = done if isinstance(done, list) else [done]
+        assert own.status is Recorded.Status[status]  # type: ignore[attr-defined]
+        assert (own.reward, own.remove_sample) == (reward, removed)
+
+
+async def test_tools_whose_server_does_not_stop_end_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(ToolProvider):
+        async def load_tools(self, **_: Any) -> list[Any]:
+            return []
+
+        def add_consumer(self, consumer_id: Any, **_: Any) -> None:
+            self.used = True
+
+        def remove_consumer(self, consumer_id: Any, **_: Any) -> None:
+            if self.used:  # the agent itself asks again in the end
+                self.used = False
+                raise OSError("It does not stop.")
+
+    def make(model: Any, row: Any) -> Agent:
+        return Agent(model=model, tools=[multiply, Stubborn()], callback_handler=None)
+
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    own = Recorded(index=3, prompt=QUESTION)  # type: ignore[call-arg]
+    (done,) = await generate_with(make, policy=policy)(arguments("http://nowhere:1", "unused"), own, {**PARAMETERS})
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+    assert "was not cleaned up: OSError: It does not stop." in caplog.text
+
+
+def unrewarded(model: Any, row: Any) -> Agent:
+    return Agent(model=model, tools=[multiply], callback_handler=None)
+
+
+def ended_by_the_server(answer: Any) -> None:
+    """All but the last token was sampled by then."""
+    meta = answer["meta_info"]
+    meta["finish_reason"] = {"type": "abort", "message": "gone"}
+    meta["completion_tokens"] -= 1
+    for said in (answer["output_ids"], meta["output_token_logprobs"]):
+        said.pop()
+    meta["weight_versions"][-1]["end"] -= 1
+
+
+@pytest.mark.parametrize("way", ["fails", "is cancelled"])
+async def test_a_connection_that_was_not_made_is_tried_again_with_the_next_rollout(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = replace(policy_of("sglang"), backend=backend_of(engine_of("sglang", says), "sglang"))
+    tries = iter([OSError("not up yet") if way == "fails" else asyncio.CancelledError(), None])
+
+    async def connect(**_: Any) -> Any:
+        error = next(tries)
+        if error is not None:
+            raise error
+        return policy
+
+    monkeypatch.setattr(Policy, "connect_async", connect)
+    args = arguments("http://not-up:1", way)
+    run = generate_with(make_agent)
+    with pytest.raises((OSError, asyncio.CancelledError)):
+        await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+    (done,) = await run(args, Recorded(index=3, prompt=QUESTION), {**PARAMETERS})  # type: ignore[call-arg]
+    assert done.status is Recorded.Status["COMPLETED"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("more", "server"),
+    [
+        ({}, ("sglang", "http://router:1")),
+        ({"tito_backend": "vllm"}, ("vllm", "http://router:1")),
+        ({"tito_base_url": "http://other:2"}, ("sglang", "http://other:2")),
+    ],
+)
+def test_the_server_is_slimes_router_unless_the_configuration_names_another(
+    more: dict[str, str], server: tuple[str, str]
+) -> None:
+    assert _server(arguments("http://router:1", "unused", **more)) == server
+
+
+def test_without_a_router_the_configuration_names_backend_and_address() -> None:
+    with pytest.raises(ValueError, match="tito_backend and tito_base_url"):
+        _server(Namespace(tito_base_url="http://other:2"))
+    named = Namespace(tito_backend="vllm", tito_base_url="http://other:2")
+    assert _server(named) == ("vllm", "http://other:2")

@@ -1,0 +1,378 @@
+"""Ledgers in files: nothing whole is lost, nothing torn is read, nothing newer is guessed at."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.drafts import engine_record, make_draft
+from tito_core import store
+from tito_core.ledger import CallRecord, Ledger, Sampling, VersionSpan
+from tito_core.store import SchemaError, from_record, to_record
+from tito_core.store.frames import PREAMBLE
+
+
+def ledger(number: int) -> Ledger:
+    made = Ledger(f"{number:08d}-0000-4000-8000-000000000000")
+    made.commit(make_draft(None, 0, [100, 101], [200 + number]))
+    made.commit(make_draft(0, 3, [102], [203, 204]))
+    return made
+
+
+def test_what_is_appended_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    store.append(path, [ledger(3)])
+    assert [store.encode(found) for found in store.read(path)] == [store.encode(ledger(n)) for n in (1, 2, 3)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_cut_at_any_byte_keeps_what_is_whole_and_takes_more(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "rollouts.tito"
+    path.unlink(missing_ok=True)
+    whole_at: list[tuple[int, str, int]] = []  # after how many bytes a ledger has how many turns
+    with store.LedgerFile(path, "a") as file:
+        for number in range(3):
+            made = file.attach(Ledger(ledger(number).uuid))
+            for turn in ledger(number):
+                made.commit(turn.draft)
+                whole_at.append((path.stat().st_size, made.uuid, len(made)))
+    cut = data.draw(st.integers(0, path.stat().st_size))
+    path.write_bytes(path.read_bytes()[:cut])
+    expected = {uuid: turns for end, uuid, turns in whole_at if end <= cut}
+    if cut >= len(PREAMBLE):
+        found = {made.uuid: len(made) for made in store.read(path)}
+        assert {uuid: turns for uuid, turns in found.items() if turns} == expected
+        assert set(found) >= set(expected)
+    store.append(path, [ledger(0), ledger(9)])
+    assert {made.uuid: len(made) for made in store.read(path) if len(made)} == {
+        **expected,
+        ledger(0).uuid: 2,
+        ledger(9).uuid: 2,
+    }
+
+
+def test_a_tail_torn_at_each_byte_is_dropped_alone(tmp_path: Path) -> None:
+    """In the preamble, in a head, between head and payload, in a payload and between records, and zeros after it."""
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    synced = path.stat().st_size
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(ledger(2))
+        made.annotate("reward", 1.0)
+    whole = path.read_bytes()
+    for cut in range(synced, len(whole)):
+        path.write_bytes(whole[:cut] + bytes([0, 3, 5000][cut % 3]))
+        assert store.encode(store.read(path)[0]) == store.encode(ledger(1))
+        with store.LedgerFile(path, "a") as file:
+            file.attach(made)
+        assert path.read_bytes() == whole
+
+
+def test_forked_processes_write_each_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    script = f"""
+import os
+from support import crash_writer
+from tito_core.ledger import Ledger
+from tito_core.store import LedgerFile
+with LedgerFile({str(path)!r}, "a") as file:
+    children = []
+    for number in range(4):
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                made = file.attach(Ledger(f"{{number:08d}}-0000-4000-8000-000000000000"))
+                for _ in range(40):
+                    crash_writer.go_on(made)
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+    places = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": places})
+    assert [len(found) for found in store.read(path)] == [40] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("prompt_ids", [100.7, 101]),
+        ("prompt_ids", [True, False]),
+        ("prompt_ids", [2**31, 1]),
+        ("prompt_ids", [2**70, 1]),
+        ("prompt_ids", "ab"),
+        ("prompt_ids", [[1], [2]]),
+        ("prompt_provenance", [0, 256]),
+        ("output_ids", [None]),
+        ("output_ids", {"a": 1}),
+        ("logprobs", ["-1.0"]),
+        ("logprobs", [None]),
+        ("logprobs", [True]),
+        ("logprobs", None),
+    ],
+)
+def test_numbers_of_json_that_a_column_does_not_hold_are_refused(name: str, values: object) -> None:
+    record = store.to_json(ledger(1))
+    record["turns"][0]["columns"][name] = values
+    with pytest.raises(SchemaError, match="cannot be read"):
+        store.from_json(record)
+
+
+def test_a_logprob_that_another_language_wrote_as_a_whole_number_is_one() -> None:
+    record = json.loads(json.dumps(store.to_json(ledger(1))))
+    record["turns"][0]["columns"]["logprobs"] = [-1]
+    assert store.encode(store.from_json(record)) == store.encode(ledger(1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": replace(engine_record(1), request_id=None)},
+        {"engine": replace(engine_record(1), cached_tokens=1.0)},
+        {"engine": replace(engine_record(1), versions=(VersionSpan(0, 1, 7),))},  # type: ignore[arg-type]
+        {"max_new_tokens": None},
+        {"stop": 1.5},
+        {"fingerprint": "ab"},
+        {"sampling": Sampling({1: 2})},  # type: ignore[dict-item]
+        {"calls": (CallRecord("look", None, 0, 1),)},  # type: ignore[arg-type]
+    ],
+    ids=["request", "cached", "version", "max_new_tokens", "stop", "fingerprint", "sampling", "call"],
+)
+def test_a_turn_that_could_not_be_read_back_is_refused_before_it_is_written(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = tmp_path / "rollouts.tito"
+    with store.LedgerFile(path, "a") as file:
+        made = file.attach(ledger(1))
+        before = path.read_bytes()
+        with pytest.raises(SchemaError, match="Turn 2 could not be read back"):
+            made.commit(make_draft(1, 6, [104], [205], **change))
+        assert (len(made), path.read_bytes()) == (2, before)
+        made.commit(make_draft(1, 6, [104], [205]))
+    assert len(store.read(path)[0]) == 3
+
+
+@pytest.mark.parametrize("uuid", ["", "garbage", ledger(1).uuid.upper() + "x", "{" + ledger(1).uuid + "}", "0" * 32])
+def test_what_is_no_identity_is_in_no_file(tmp_path: Path, uuid: str) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(0)])
+    with store.LedgerFile(path) as file:
+        assert ledger(1).uuid in file
+        assert uuid not in file
+        with pytest.raises(KeyError, match="has no ledger"):
+            file.load(uuid)
+
+
+def test_a_flipped_bit_in_the_last_record_is_damage_and_nothing_is_cut_away(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    damaged = bytearray(path.read_bytes())
+    damaged[-30] ^= 1
+    path.write_bytes(damaged)
+    for use in (lambda: store.read(path), lambda: store.LedgerFile(path, "a")):
+        with pytest.raises(SchemaError, match="does not match its checksum"):
+            use()
+    assert path.read_bytes() == bytes(damaged)
+
+
+def test_a_record_whose_end_was_never_written_is_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1), ledger(2)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40] + bytes(40))
+    assert [(found.uuid, len(found)) for found in store.read(path)] == [(ledger(1).uuid, 2), (ledger(2).uuid, 1)]
+
+
+def test_copies_of_a_ledger_that_went_on_apart_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    one, other = store.read(path)[0], store.read(path)[0]
+    one.commit(make_draft(1, 6, [104], [205]))
+    other.commit(make_draft(1, 6, [104], [206]))
+    other.commit(make_draft(2, 8, [107], [208]))
+    store.append(path, [one])
+    with pytest.raises(SchemaError, match="another copy of it went on: its turn 2 differs"):
+        store.append(path, [other])
+    stranger = Ledger(ledger(1).uuid, task_id="another")
+    with pytest.raises(SchemaError, match="another ledger under the name"):
+        store.append(path, [stranger])
+    assert [store.encode(found) for found in store.read(path)] == [store.encode(one)]
+    store.append(path, [one])
+
+
+def test_a_ledger_that_came_back_by_json_goes_on_in_the_file_that_has_it(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200], sampling=Sampling({"top_p": 1.0, "seed": None, "min_p": 0.0})))
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger])
+    back = store.from_json(store.to_json(ledger))  # whose keys are sorted
+    with store.LedgerFile(path, "a") as file:
+        file.attach(back).commit(make_draft(0, 2, [101], [201], sampling=Sampling({"temperature": 1.0})))
+    with store.LedgerFile(path) as file:
+        assert len(file.load(ledger.uuid)) == 2
+
+
+def test_a_ledger_that_streams_is_resumed_and_not_read_again(tmp_path: Path) -> None:
+    with store.LedgerFile(tmp_path / "rollouts.tito", "a") as file:
+        made = file.attach(ledger(1))
+        assert file.resume(made.uuid) is made
+        uuid = made.uuid
+        del made
+        again = file.resume(uuid)
+        again.commit(make_draft(1, 6, [104], [205]))
+        assert file.resume(uuid) is again
+        stale = file.load(uuid)
+        stale.sink = file
+        again.commit(make_draft(2, 8, [105], [206]))
+        with pytest.raises(SchemaError, match="A ledger has one writer; share the one that streams"):
+            stale.commit(make_draft(2, 8, [105], [207]))
+
+
+def test_a_mode_is_one_of_two(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mode must be 'r' to read or 'a' to append, not 'w'"):
+        store.LedgerFile(tmp_path / "rollouts.tito", "w")  # type: ignore[arg-type]
+
+
+def test_a_flipped_bit_in_the_middle_is_an_error_and_nothing_is_cut_away(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    first = path.stat().st_size
+    store.append(path, [ledger(2), ledger(3)])
+    damaged = bytearray(path.read_bytes())
+    damaged[first + 30] ^= 1
+    path.write_bytes(damaged)
+    for use in (lambda: store.read(path), lambda: store.append(path, [ledger(4)])):
+        with pytest.raises(SchemaError, match=f"record at byte {first} does not match its checksum"):
+            use()
+    assert path.read_bytes() == bytes(damaged)
+
+
+def test_zeros_at_the_end_as_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+    store.append(path, [ledger(1)])
+    with path.open("ab") as file:
+        file.write(bytes(64))
+    assert len(store.read(path)) == 1
+    store.append(path, [ledger(2)])
+    assert [found.uuid for found in store.read(path)] == [ledger(1).uuid, ledger(2).uuid]
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.tito"
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            store.append(path, [ledger(number)])
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert Counter({found.uuid: len(found) for found in store.read(path)}) == {ledger(n).uuid: 2 for n in range(4)}
+
+
+def test_tool_call_ids_go_on_after_loading() -> None:
+    made = ledger(1)
+    ids = [made.call_ids.next() for _ in range(3)]
+    made.commit(make_draft(1, 6, [104], [205]))
+    again = from_record(to_record(made))
+    assert again.call_ids.next() not in ids
+
+
+def test_another_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"dear diary, today")
+    with pytest.raises(SchemaError, match="holds no rollouts"):
+        store.read(path)
+    with pytest.raises(SchemaError, match="holds no rollouts"):
+        store.append(path, [ledger(1)])
+    assert path.read_bytes() == b"dear diary, today"
+
+
+@pytest.mark.parametrize("part", ["header", "turn", "columns", "engine", "annotation"])
+def test_a_field_that_no_version_knew_is_not_dropped(part: str) -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [100], [200]))
+    ledger.annotate("reward", 1.0)
+    record = store.to_record(ledger)
+    turn = record["turns"][0]
+    parts = {
+        "header": record["header"],
+        "turn": turn,
+        "columns": turn["columns"],
+        "engine": turn["engine"],
+        "annotation": record["annotations"][0],
+    }
+    parts[part]["of_tomorrow"] = 1
+    with pytest.raises(store.SchemaError, match="of_tomorrow"):
+        store.from_record(record)
+
+
+def test_a_newer_schema_is_refused() -> None:
+    record = to_record(ledger(1))
+    with pytest.raises(SchemaError, match="schema 2, this version of strands-tito reads 1"):
+        from_record({**record, "schema": 2})
+    with pytest.raises(SchemaError, match="format is 'other'"):
+        from_record({**record, "format": "other"})
+
+
+def test_a_file_that_cannot_be_read_after_a_write_has_the_turn_with_the_ledger_or_not_at_all(tmp_path: Path) -> None:
+    class NoRead:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("seek", "read", "readinto"):
+                raise OSError(errno.EIO, "Input/output error")
+            return getattr(self.file, name)
+
+    with store.LedgerFile(tmp_path / "r", "a") as file:
+        made = file.attach(Ledger(ledger(1).uuid))
+        made.commit(make_draft(None, 0, [100], [200]))
+        real, file._file = file._file, NoRead(file._file)
+        with pytest.raises(OSError, match="Input/output error"):
+            file.load(ledger(1).uuid)
+        with suppress(OSError):
+            made.commit(make_draft(0, 2, [101], [201]))
+        file._file = real
+        for turn in range(len(made), 3):
+            made.commit(make_draft(turn - 1, 2 * turn, [100 + turn], [200 + turn]))
+        assert [store.encode(found) for found in store.read(file.path)] == [store.encode(made)]
+
+
+def test_an_unwritable_annotation_names_the_file(tmp_path: Path) -> None:
+    with store.LedgerFile(tmp_path / "rollouts", "a") as file:
+        made = file.attach(Ledger(ledger(1).uuid))
+        made.commit(make_draft(None, 0, [100], [200]))
+
+        class Full:
+            def __init__(self, inner: Any) -> None:
+                self.inner = inner
+
+            def write(self, data: bytes) -> int:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self.inner, name)
+
+        real, file._file = file._file, Full(file._file)
+        with pytest.raises(OSError, match="rollouts"):
+            made.annotate("reward", 1.0)
+        file._file = real
