@@ -166,7 +166,7 @@ _MODEL_TESTS = tuple(
 PACKAGES = {
     package.name: package
     for package in (
-        Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/store/test_store.py", "tests/store/test_json.py")),
+        Package("ledger", ("src/tito_core/ledger/*",), ("tests/ledger", "tests/store")),
         Package(
             "chat",
             ("src/tito_core/chat/*",),

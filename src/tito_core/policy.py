@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from tito_core.backend.checked import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
+from tito_core.backend.measurement import measure, of_all
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
     BackendOptions,
     check_backend,
     create_backend,
     option_names,
-    refuse_unknown_option,
 )
 from tito_core.backend.replicas import agreed
-from tito_core.backend.semantics import measure, of_all
+from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import ContentTokens
 from tito_core.chat.probes import asked

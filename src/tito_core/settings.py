@@ -10,11 +10,10 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from strands.models.model import BaseModelConfig
 
+from tito_core.backend.aborts import MAX_RESUMES, Aborts, OnAbort
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS, OptionalOutputs
-from tito_core.backend.registry import refuse_unknown_option
-from tito_core.backend.resume import MAX_RESUMES, Aborts, OnAbort
-from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
@@ -209,5 +208,5 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    refuse_unknown_option("setting of a rollout named", options, _CHECKS, allowed=())
+    refuse_unknown_option("setting of a rollout named", options, _CHECKS)
     return {name: _CHECKS[name](name, value) for name, value in options.items()}

@@ -26,8 +26,8 @@ from tito_core.backend import (
     UnsupportedByServerError,
 )
 from tito_core.backend.checked import generate
+from tito_core.backend.measurement import measure
 from tito_core.backend.optional_outputs import MOST_TOP_LOGPROBS
-from tito_core.backend.semantics import measure
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.settings import Settings
 

@@ -22,9 +22,10 @@ from tito_core.backend import (
     SamplingParams,
     semantics,
 )
+from tito_core.backend.measurement import measure, of_all
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import TokenRequest, TokenResponse
-from tito_core.backend.semantics import measure, of_all, semantics_of
+from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, VersionSpan
 

@@ -27,7 +27,8 @@ from support.backends import (
 )
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
 from tito_core.backend.checked import generate, score
-from tito_core.backend.semantics import LEAST_TOKENS, measure, semantics_of
+from tito_core.backend.measurement import LEAST_TOKENS, measure
+from tito_core.backend.semantics import semantics_of
 from tito_core.ledger.turn import Semantics
 
 Edit = Callable[[Any], Any]

@@ -17,9 +17,9 @@ from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import OUT_OF_VOCABULARY, BadRequestError, ContextLengthError, ProtocolViolationError
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import Backend, OnChunk, RawScores, TokenChunk, TokenRequest, TokenResponse
-from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers, text
+from tito_core.backend.raw_values import INT32_MAX, RawReader, integer, integers
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import shown, text
 from tito_core.backend.validation import validated
 from tito_core.ledger.columns import Logprobs, TokenIds
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from tito_core.backend.errors import ProtocolViolationError
 from tito_core.backend.optional_outputs import Capabilities
-from tito_core.backend.raw_values import is_text
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import is_text, shown
 
 MAY_BE_UNREPORTED = frozenset({"echoed", "prompt_tokens", "completion_tokens"})
 """Fields of `RawResponse` that some servers cannot report; see `EngineInfo.unreported`."""

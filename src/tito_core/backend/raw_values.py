@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from tito_core.backend.errors import BackendError, ProtocolViolationError
-from tito_core.backend.typed_values import shown
+from tito_core.backend.typed_values import shown, text
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import check_logprobs
@@ -42,22 +42,6 @@ def floats(value: object) -> list[float | None] | None:
         return found
     known = all(one is None or isinstance(one, float | np.floating) or _is_integer(one) for one in found)
     return [None if one is None else float(one) for one in found] if known else None
-
-
-def text(value: object) -> str | None:
-    """Return a string that UTF-8 can write; None for anything else, as a file could not keep it."""
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return str.__str__(value)
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is a string that UTF-8 can write."""
-    return text(value) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from typing import Any, TypedDict
 
 from tito_core.backend.errors import UnknownBackendError
 from tito_core.backend.protocol import Backend
-from tito_core.backend.raw_values import is_text
 from tito_core.backend.replicas import replicas_of
 from tito_core.backend.retries import Retries
-from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, nearest, refuse_unknown, shown
+from tito_core.backend.sampling import refuse_unknown_option
+from tito_core.backend.typed_values import InvalidValueError, is_text, shown
 
 ENTRY_POINT_GROUP = "tito.backends"
 
@@ -105,33 +104,12 @@ def _check_options(backend: str, factory: Callable[..., Backend], options: Mappi
     """
     known = _names(factory)
     if known is not None:
-        refuse_unknown_option(f"option of the backend {backend} named", options, known)
+        refuse_unknown_option(f"option of the backend {backend} named", options, known, allowed=_SEAMS)
     for name, value in options.items():
         kinds, allowed = _KINDS.get(name, (object, ""))
         if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not object):
             found = "a value of another type" if name == "api_key" else shown(value)
             raise InvalidValueError(f"{name} must be {allowed}, not {found}.")
-
-
-def refuse_unknown_option(
-    what: str, given: Mapping[str, Any], known: Collection[str], *, allowed: Collection[str] = _SEAMS
-) -> None:
-    """Check the names of options.
-
-    Raises:
-        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
-    """
-    for name in given:
-        if name in known or name in allowed:
-            continue
-        if name in SamplingParams.model_fields:
-            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
-        if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
-            raise InvalidValueError(
-                f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
-                f"sampling={{{sampling!r}: ...}}?"
-            )
-    refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)
 
 
 def option_names(backend: Any) -> Collection[str] | None:

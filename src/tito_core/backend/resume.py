@@ -8,50 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Literal, get_args
 
 import numpy as np
 
+from tito_core.backend.aborts import RESUMED, Aborts
 from tito_core.backend.checked import generate
 from tito_core.backend.errors import GenerationAbortedError
 from tito_core.backend.protocol import NO_COLUMNS, Backend, OnChunk, TokenRequest, TokenResponse
 from tito_core.backend.sampling import SamplingParams
-from tito_core.backend.typed_values import InvalidValueError, at_least, shown
 from tito_core.ledger.columns import Column
 from tito_core.ledger.turn import Finish, ResponseSpan, VersionSpan
 
-OnAbort = Literal["resume", "discard", "commit"]
-"""It goes on from its tokens, is an error, or is kept as it is."""
-MAX_RESUMES = 16
-"""How often one answer is asked for again by default."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 """Waits after aborts that brought no token, which a server that aborts everything would answer at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aborts:
-    """What to do about aborts.
-
-    Attributes:
-        on_abort: See `OnAbort`.
-        max_resumes: How often one answer is asked for again at most.
-
-    Raises:
-        InvalidValueError: No such choice, or a negative number.
-    """
-
-    on_abort: OnAbort = "resume"
-    max_resumes: int = MAX_RESUMES
-
-    def __post_init__(self) -> None:
-        if self.on_abort not in get_args(OnAbort):
-            raise InvalidValueError(f"on_abort must be 'resume', 'discard' or 'commit', not {shown(self.on_abort)}.")
-        at_least("max_resumes", self.max_resumes, 0)
-
-
-RESUMED = Aborts()
 
 
 async def generate_whole(

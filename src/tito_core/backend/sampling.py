@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tito_core.backend.typed_values import TypedValues, refuse_unknown, shown
+from tito_core.backend.typed_values import InvalidValueError, TypedValues, nearest, refuse_unknown, shown
 
 _ANSWER_SHAPE = (
     *("n", "best_of", "use_beam_search", "beam_width", "stream", "stream_options", "echo", "suffix", "detokenize"),
@@ -185,3 +186,24 @@ class SamplingParams(TypedValues):
             "spaces_between_special_tokens": False,
             **extra,
         }
+
+
+def refuse_unknown_option(
+    what: str, given: Mapping[str, Any], known: Collection[str], *, allowed: Collection[str] = ()
+) -> None:
+    """Check the names of options.
+
+    Raises:
+        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
+    """
+    for name in given:
+        if name in known or name in allowed:
+            continue
+        if name in SamplingParams.model_fields:
+            raise InvalidValueError(f"{name} is a sampling parameter: give it as sampling={{{name!r}: ...}}.")
+        if not nearest(name, known) and (sampling := nearest(name, SamplingParams.model_fields)):
+            raise InvalidValueError(
+                f"There is no {what} {shown(name)}; did you mean the sampling parameter in "
+                f"sampling={{{sampling!r}: ...}}?"
+            )
+    refuse_unknown(what, {name: value for name, value in given.items() if name not in allowed}, known)

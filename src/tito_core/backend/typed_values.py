@@ -129,3 +129,19 @@ def checked_names(what: str, given: Mapping[Any, Any], known: Collection[str]) -
     names = dict(given)
     refuse_unknown(what, names, known)
     return names
+
+
+def text(value: object) -> str | None:
+    """Return a string that UTF-8 can write; None for anything else, as a file could not keep it."""
+    if not isinstance(value, str):
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return str.__str__(value)
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is a string that UTF-8 can write."""
+    return text(value) is not None

@@ -17,8 +17,8 @@ from tito_core.backend.errors import (
 from tito_core.backend.id_text import SAME
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import NO_COLUMNS, NOTHING, RawResponse, TokenRequest, TokenResponse
-from tito_core.backend.raw_values import RawReader, floats, integer, text
-from tito_core.backend.typed_values import shown
+from tito_core.backend.raw_values import RawReader, floats, integer
+from tito_core.backend.typed_values import shown, text
 from tito_core.ledger.columns import Logprobs, TokenIds
 from tito_core.ledger.errors import LawViolationError
 from tito_core.ledger.invariants import MAX_COUNT, check_versions

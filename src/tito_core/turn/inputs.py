@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 from strands.types.content import Messages, SystemContentBlock
@@ -18,8 +18,10 @@ from tito_core.chat.message_check import check_opening, check_system_blocks, sho
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.grammar import CallGrammar, NoCallGrammarError
-from tito_core.parsing.registry import ToolParser
 from tito_core.parsing.turn import TurnParser
+
+if TYPE_CHECKING:
+    from tito_core.parsing.registry import ToolParser
 
 
 class UnsupportedToolChoiceError(ValueError):

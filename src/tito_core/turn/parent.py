@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strands.types.content import Message, Messages
 from strands.types.tools import ToolSpec
@@ -19,7 +19,9 @@ from tito_core.ledger.turn import Draft, Finish
 from tito_core.settings import Settings
 from tito_core.turn.branches import HistoryContext, branch_of, lineage, refuse, rewritten_branch
 from tito_core.turn.inputs import TurnInput
-from tito_core.turn.policy_parts import PolicyParts
+
+if TYPE_CHECKING:
+    from tito_core.turn.policy_parts import PolicyParts
 
 STATE_KEY = "tito"
 """Our key in Strands' `model_state`, the agent's own channel: {"ledger": uuid, "turn": index}."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 from strands.types.content import ContentBlock, Message
@@ -22,7 +23,9 @@ from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import MalformedCalls, Settings
 from tito_core.turn.parent import as_shown
 from tito_core.turn.policy_parts import PolicyParts
-from tito_core.turn.request import Prepared
+
+if TYPE_CHECKING:
+    from tito_core.turn.request import Prepared
 
 _SHOWN = 120
 """Characters of a call's raw text that an error shows."""
