@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import Aborts, GenerationAbortedError, OptionalOutputs, aborts, generate_whole
+from tito_core.backend import Aborts, GenerationAbortedError, OptionalOutputs, generate_whole, resume
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -152,7 +152,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return response
 
-    monkeypatch.setattr(aborts, "generate", generate)
+    monkeypatch.setattr(resume, "generate", generate)
 
 
 class Parts:
@@ -180,7 +180,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(given: float) -> None:
         seconds.append(given)
 
-    monkeypatch.setattr(aborts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(resume.asyncio, "sleep", sleep)
     return seconds
 
 
