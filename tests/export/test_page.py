@@ -47,7 +47,8 @@ def test_no_trainer_is_imported_before_a_function_that_needs_it_is_called() -> N
     code = (
         "import importlib, pkgutil, sys, strands_tito.export, strands_tito.integrations\n"
         "folders = strands_tito.export, strands_tito.integrations\n"
-        "names = [f'{folder.__name__}.{each.name}' for folder in folders for each in pkgutil.iter_modules(folder.__path__)]\n"
+        "names = [f'{package.__name__}.{each.name}' for package in folders\n"
+        "    for each in pkgutil.iter_modules(package.__path__)]\n"
         "names = [name for name in names if not name.endswith('.verl_loop')]\n"
         "for name in names: importlib.import_module(name)\n"
         "print(len(names), {name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:]))"
