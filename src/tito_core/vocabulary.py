@@ -17,7 +17,7 @@ from tito_core.backend.checked import tokenize
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.protocol import Backend
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.probes import asked, cases
+from tito_core.chat.probes import cases, user_message
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger.columns import TokenIds
@@ -127,7 +127,7 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
             messages = [*case.before, case.answered, *case.new]
             renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
             break
-    renderings.append(template.rendering.of_messages([asked(QUESTION)]))
+    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
     for text in renderings:
         plain = str.__str__(text)
         yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)

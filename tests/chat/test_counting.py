@@ -80,7 +80,7 @@ def test_a_role_that_the_template_refuses_is_rendered_to_hear_why() -> None:
 def test_content_in_parts_counts_by_its_texts() -> None:
     parts = CHATML_TOOLS.replace("message.content", "message.content[0].text")
     template = ChatTemplate.of(byte_level(template=parts))
-    assert template.rendering.form.parts
+    assert template.rendering.message_format.parts
     assert template.added_tokens([asked("two words")]) == template_of("byte level").added_tokens([asked("two words")])
 
 

@@ -8,7 +8,7 @@ from support.byte_level import CHATML_TOOLS, byte_level
 from tito_core.chat.certify import Trial, attempt, choose, judge_of
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.probes import Case, asked, called, cases, returned
+from tito_core.chat.probes import Case, call_message, cases, result_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.verdict import AROUND, Difference
@@ -151,5 +151,5 @@ def test_a_turn_that_was_cut_off_must_be_closed_as_the_template_closes_it() -> N
 
 
 def test_one_who_says_nothing_is_still_told_apart() -> None:
-    trial = tried(CHATML_TOOLS, Case("calls", [asked("a")], called(("look", {})), [returned([])]))
+    trial = tried(CHATML_TOOLS, Case("calls", [user_message("a")], call_message(("look", {})), [result_message([])]))
     assert [case.name for case in trial.passed] == ["calls"]

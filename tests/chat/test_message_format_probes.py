@@ -10,8 +10,8 @@ import pytest
 from support.byte_level import CHATML_TOOLS
 from support.conversations import translated
 from tito_core.chat.environment import compile_template, render
-from tito_core.chat.messages import REASONING_KEYS, Form, TemplateMessage
-from tito_core.chat.rendering import find_form
+from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage
+from tito_core.chat.rendering import find_message_format
 from tito_core.chat.traced import Traced, sources
 
 TEXT = "{{- header(message.role) + message.content -}}"
@@ -22,7 +22,7 @@ PARTS = (
 THINKING = "{{- message.thinking or '' -}}"
 
 
-def tried(source: str) -> tuple[Form, list[list[Any]]]:
+def tried(source: str) -> tuple[MessageFormat, list[list[Any]]]:
     """Find a template's form, and give each conversation that it was asked to render."""
     compiled, asked = compile_template(source), []
 
@@ -31,7 +31,7 @@ def tried(source: str) -> tuple[Form, list[list[Any]]]:
         asked.append(translated(list(messages)))
         return render(compiled, {"messages": messages, "tools": None})
 
-    return find_form(shows), asked
+    return find_message_format(shows), asked
 
 
 def call(arguments: Any, content: Any = "", **more: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ AT = {"at": "it"}
 
 def test_the_usual_form_is_tried_first() -> None:
     found, asked = tried(CHATML_TOOLS.replace(TEXT, THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
     assert asked == [
         [ASKED],
         taken(AT),
@@ -68,7 +68,7 @@ def test_the_usual_form_is_tried_first() -> None:
 
 def test_arguments_as_text_are_json() -> None:
     found, asked = tried(CHATML_TOOLS.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}"))
-    assert found == Form("string", None, both=True, parts=False)
+    assert found == MessageFormat("string", None, both=True, parts=False)
     assert asked[1:7] == [
         taken(AT),
         taken('{"at": "it"}'),
@@ -88,7 +88,7 @@ def test_parts_are_parts_whatever_else_a_template_reads(arguments: Any, reasonin
     if arguments == "string":
         source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
     found, asked = tried(source)
-    assert found == Form(arguments, reasoning, both=True, parts=True)
+    assert found == MessageFormat(arguments, reasoning, both=True, parts=True)
     assert asked[:2] == [[ASKED], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
     assert all(type(message["content"]) is list for messages in asked[1:] for message in messages)
 
@@ -102,17 +102,17 @@ def test_a_template_that_shows_no_question_at_all_reads_the_usual_form() -> None
 def test_text_that_no_call_may_have_beside_it_says_nothing_of_reasoning() -> None:
     alone = "{{- raise_exception('alone') if message.tool_calls and message.content -}}"
     found, _ = tried(CHATML_TOOLS.replace(TEXT, alone + THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
     unthought = "{{- raise_exception('unthought') if message.tool_calls and message.thinking -}}"
     found, _ = tried(CHATML_TOOLS.replace(TEXT, unthought + THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
 
 
 def test_reasoning_that_only_calls_show_is_found_with_arguments_as_text() -> None:
     shown = "{{- message.reasoning if message.tool_calls else '' -}}"
     source = CHATML_TOOLS.replace(TEXT, shown + TEXT)
     source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
-    assert tried(source)[0] == Form("string", "reasoning", both=True, parts=False)
+    assert tried(source)[0] == MessageFormat("string", "reasoning", both=True, parts=False)
 
 
 @pytest.mark.parametrize(

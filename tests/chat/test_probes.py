@@ -9,7 +9,19 @@ from itertools import pairwise
 from typing import Any
 
 from tito_core.chat.ending import Opened
-from tito_core.chat.probes import ANSWERS, BEFORE, DEEPER, SYSTEM, TOOLS, USUAL, asked, called, cases, returned, said
+from tito_core.chat.probes import (
+    ANSWERS,
+    BEFORE,
+    DEEPER,
+    SYSTEM,
+    TOOLS,
+    USUAL,
+    assistant_message,
+    call_message,
+    cases,
+    result_message,
+    user_message,
+)
 
 CASES = {case.name: case for case in cases()}
 TEXT: dict[str, Any] = {"text": "t"}
@@ -25,23 +37,23 @@ def shown(index: int, status: str, blocks: Any) -> dict[str, Any]:
 
 
 def test_messages_are_as_strands_stores_them() -> None:
-    assert asked("a", "b") == {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
-    assert said("t", "h") == {"role": "assistant", "content": [THOUGHT, TEXT]}
-    assert said("t") == {"role": "assistant", "content": [TEXT]}
-    assert said("", "h") == {"role": "assistant", "content": [THOUGHT]}
-    assert said() == {"role": "assistant", "content": [{"text": "Seen it."}]}
-    assert called(("f", {"k": 1}), ("g", {}), text="t", thought="h") == {
+    assert user_message("a", "b") == {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
+    assert assistant_message("t", "h") == {"role": "assistant", "content": [THOUGHT, TEXT]}
+    assert assistant_message("t") == {"role": "assistant", "content": [TEXT]}
+    assert assistant_message("", "h") == {"role": "assistant", "content": [THOUGHT]}
+    assert assistant_message() == {"role": "assistant", "content": [{"text": "Seen it."}]}
+    assert call_message(("f", {"k": 1}), ("g", {}), text="t", thought="h") == {
         "role": "assistant",
         "content": [THOUGHT, TEXT, use(0, "f", {"k": 1}), use(1, "g", {})],
     }
-    assert called(("f", {})) == {"role": "assistant", "content": [use(0, "f", {})]}
-    assert returned([TEXT], [], status="error", text="t") == {
+    assert call_message(("f", {})) == {"role": "assistant", "content": [use(0, "f", {})]}
+    assert result_message([TEXT], [], status="error", text="t") == {
         "role": "user",
         "content": [shown(0, "error", [TEXT]), shown(1, "error", []), TEXT],
     }
-    assert returned([]) == {"role": "user", "content": [shown(0, "success", [])]}
-    assert called(("f", {}), ("g", {}), first=3)["content"] == [use(3, "f", {}), use(4, "g", {})]
-    assert returned([TEXT], [], first=3)["content"] == [shown(3, "success", [TEXT]), shown(4, "success", [])]
+    assert result_message([]) == {"role": "user", "content": [shown(0, "success", [])]}
+    assert call_message(("f", {}), ("g", {}), first=3)["content"] == [use(3, "f", {}), use(4, "g", {})]
+    assert result_message([TEXT], [], first=3)["content"] == [shown(3, "success", [TEXT]), shown(4, "success", [])]
 
 
 def numbers(value: Any) -> list[str]:

@@ -141,12 +141,12 @@ def test_text_comes_after_the_results_and_in_one_message() -> None:
 
 @given(st.text(max_size=12), st.from_regex(r"\A[a-zA-Z0-9]{9}\Z"))
 def test_ids_are_nine_letters_or_digits_where_they_must_be(identity: str, short: str) -> None:
-    form = Conversion(short_ids=True)
-    [made] = tool_messages(result(identity, ""), calls=(identity,), conversion=form)
-    [call] = form.messages([{"role": "assistant", "content": [use(identity)]}], None)[0]["tool_calls"]
+    conversion = Conversion(short_ids=True)
+    [made] = tool_messages(result(identity, ""), calls=(identity,), conversion=conversion)
+    [call] = conversion.messages([{"role": "assistant", "content": [use(identity)]}], None)[0]["tool_calls"]
     assert re.fullmatch(r"[a-zA-Z0-9]{9}", made["tool_call_id"])
     assert made["tool_call_id"] == call["id"]
-    assert tool_messages(result(short, ""), calls=(short,), conversion=form)[0]["tool_call_id"] == short
+    assert tool_messages(result(short, ""), calls=(short,), conversion=conversion)[0]["tool_call_id"] == short
     assert tool_messages(result(identity, ""), calls=(identity,))[0]["tool_call_id"] == identity
 
 
@@ -159,10 +159,10 @@ def test_an_id_that_the_policy_wrote_is_shown_without_ours() -> None:
 
 def test_text_or_reasoning_stands_besides_calls_where_not_both_may() -> None:
     thought = {"reasoningContent": {"reasoningText": {"text": "h"}}}
-    form = Conversion(either=True)
+    conversion = Conversion(either=True)
 
     def keys(*blocks: Any) -> set[str]:
-        [answer] = form.messages([{"role": "assistant", "content": list(blocks)}], None)
+        [answer] = conversion.messages([{"role": "assistant", "content": list(blocks)}], None)
         return {key for key in ("reasoning_content", "thinking", "reasoning") if key in answer}
 
     everywhere = {"reasoning_content", "thinking", "reasoning"}

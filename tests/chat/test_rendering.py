@@ -39,8 +39,8 @@ def test_an_argument_gives_way_to_what_the_rollout_has() -> None:
 def test_the_form_is_found_with_the_arguments_and_without_a_prompt() -> None:
     thought = "{% if show and not add_generation_prompt %}{{ m.thinking }}{% endif %}{{ m.content }}"
     source = "{% for m in messages %}" + thought + "{% endfor %}"
-    assert Rendering.of(source, {"show": True}).form.reasoning == "thinking"
-    assert Rendering.of(source, {"show": False}).form.reasoning is None
+    assert Rendering.of(source, {"show": True}).message_format.reasoning == "thinking"
+    assert Rendering.of(source, {"show": False}).message_format.reasoning is None
 
 
 def test_the_time_is_the_one_that_was_told() -> None:

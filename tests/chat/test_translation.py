@@ -12,7 +12,7 @@ from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,
     TOOLS_SOURCE,
-    Form,
+    MessageFormat,
     UnsupportedContentError,
     sampled_id,
     template_messages,
@@ -21,7 +21,7 @@ from tito_core.chat.messages import (
 )
 from tito_core.chat.traced import Traced, sources
 
-PARTS = Form("string", "thinking", both=True, parts=True)
+PARTS = MessageFormat("string", "thinking", both=True, parts=True)
 CONVERSATION = [
     asked("Why?", "Say."),
     *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
@@ -61,7 +61,7 @@ def test_a_conversation_in_another_form() -> None:
     def part(text: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text}]
 
-    assert translated(template_messages(CONVERSATION, "Be brief.", form=PARTS)) == [
+    assert translated(template_messages(CONVERSATION, "Be brief.", message_format=PARTS)) == [
         {"role": "system", "content": part("Be brief.")},
         {"role": "user", "content": part("Why?\nSay.")},
         {
@@ -89,8 +89,8 @@ def test_every_string_that_came_from_a_message_is_its_content() -> None:
             assert isinstance(value, Traced), (key, value)
             assert sum(stop - start for start, stop, _ in value.spans) == len(value)
 
-    for form in (Form(), PARTS):
-        found = template_messages(CONVERSATION, "Be brief.", first=7, form=form)
+    for message_format in (MessageFormat(), PARTS):
+        found = template_messages(CONVERSATION, "Be brief.", first=7, message_format=message_format)
         check(found)
         assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {7}, {8}, {9}, {9}, {10}, {11}]
     tools = template_tools([{"name": "f", "description": "d", "inputSchema": {"json": {"k": ["v"]}}}])
@@ -99,8 +99,8 @@ def test_every_string_that_came_from_a_message_is_its_content() -> None:
 
 
 def test_text_and_reasoning_that_exclude_each_other_stay_apart_beside_calls_only() -> None:
-    alone = Form(both=False)
-    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], form=alone)
+    alone = MessageFormat(both=False)
+    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], message_format=alone)
     assert [message.get("reasoning_content") for message in translated(found)] == [
         None, None, None, None, "Ah.", None, "Oh."
     ]  # fmt: skip

@@ -234,7 +234,8 @@ def test_what_becomes_of_reasoning(name: str, thinking: Thinking, by_question: b
 
 def test_arguments_have_the_type_that_the_family_reads() -> None:
     forms = {
-        name: pair(name)[0].rendering.form.arguments for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
+        name: pair(name)[0].rendering.message_format.arguments
+        for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
     }
     assert forms == {"deepseekv3": "string", "qwen3": "mapping", "granite-like": "string", "lfm2_v2": "mapping"}
     template, tokenizer = pair("deepseekv3")

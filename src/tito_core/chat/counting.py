@@ -12,18 +12,18 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.messages import Form, TemplateMessage, template_messages
-from tito_core.chat.probes import LOOK, asked, called, returned, said
+from tito_core.chat.messages import MessageFormat, TemplateMessage, template_messages
+from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
 
 _AGAIN = "tool, again"
 """The role of a result right after another, which templates write together."""
-_ASKED, _LOOK, _SEEN = asked("."), ("look", {"at": "it"}), [{"text": "."}]
+_ASKED, _LOOK, _SEEN = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
 _ROUNDS: Mapping[str, tuple[Message, Messages]] = {
-    "user": (said("."), [_ASKED]),
-    "tool": (called(_LOOK), [returned(_SEEN)]),
-    _AGAIN: (called(_LOOK, _LOOK), [returned(_SEEN, _SEEN)]),
+    "user": (assistant_message("."), [_ASKED]),
+    "tool": (call_message(_LOOK), [result_message(_SEEN)]),
+    _AGAIN: (call_message(_LOOK, _LOOK), [result_message(_SEEN, _SEEN)]),
 }
 """By role of a template's message: an answer, and what comes after it, with one more message of that role."""
 
@@ -37,14 +37,14 @@ class Counting:
     """
 
     encoder: ContentSafeEncoder
-    form: Form
+    message_format: MessageFormat
     around: Mapping[str, int]
 
     @classmethod
     def of(cls, source: DeltaSource) -> Counting:
         """Learn from a template's own deltas what it writes around a question and around a tool's result."""
         around: dict[str, int] = {}
-        learned = cls(source.encoder, source.rendering.form, around)
+        learned = cls(source.encoder, source.rendering.message_format, around)
         without, begun = (
             len(source.encoder.encode(_rendered(source.rendering, prompt)).ids) for prompt in (False, True)
         )
@@ -71,7 +71,7 @@ class Counting:
             UnsupportedContentError: A block that cannot become text.
         """
         count, before = 0, ""
-        for message in template_messages(messages, form=self.form):
+        for message in template_messages(messages, message_format=self.message_format):
             role = message["role"]
             around = self.around.get(_AGAIN if role == before == "tool" else role)
             if around is None:

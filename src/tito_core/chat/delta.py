@@ -22,16 +22,16 @@ from tito_core.chat.learning import (
     stops_of,
 )
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
-from tito_core.chat.probes import LOOK, asked, called, returned, said
+from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
 
-_ASKED = asked(".")
-_SAID = said(".")
+_ASKED = user_message(".")
+_SAID = assistant_message(".")
 _LOOKED = ("look", {"at": "it"})
-_CALLED = called(_LOOKED)
-_RETURNED = returned([{"text": "seen"}])
+_CALLED = call_message(_LOOKED)
+_RETURNED = result_message([{"text": "seen"}])
 _ROUND: Messages = [_ASKED, _CALLED, _RETURNED, _SAID, _ASKED]
 
 
@@ -135,10 +135,13 @@ class DeltaSource:
             return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
 
         source = len(candidate.before)
-        mused = said("", THOUGHT)
-        alone_or_not = ([mused, _ASKED], [mused], [called(_LOOKED, thought=THOUGHT)])
+        mused = assistant_message("", THOUGHT)
+        alone_or_not = ([mused, _ASKED], [mused], [call_message(_LOOKED, thought=THOUGHT)])
         thoughts = [_or_none(shown, *messages) for messages in alone_or_not]
-        several = [_or_none(shown, said(".", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
+        several = [
+            _or_none(shown, assistant_message(".", THOUGHT)),
+            _or_none(shown, call_message(_LOOKED, thought=THOUGHT)),
+        ]
         inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
         answers = learn_answers(
             Sample(encoder, shown(_SAID), shown(_SAID, _ASKED), source),
@@ -164,7 +167,7 @@ class DeltaSource:
                 )
             answers = replace(answers, finals=frozenset({encoder.eos_id}))
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
-        opening = template_messages(candidate.before, candidate.system, form=rendering.form)
+        opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
         return cls(rendering, encoder, candidate, answers, calls, stops, opening)
 
     def delta(
@@ -229,13 +232,13 @@ class DeltaSource:
         if candidate.alike:
             before = [_like(message) for message in history or ()]
         if before is not candidate.before:
-            opening = template_messages(before, candidate.system, form=self.rendering.form)
+            opening = template_messages(before, candidate.system, message_format=self.rendering.message_format)
         stand_in = _SAID
         if uses:
             remark: list[ContentBlock] = [{"text": candidate.remark}] if candidate.remark else []
             stand_in = {"role": "assistant", "content": [*remark, *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
-        turn = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
+        turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
         ending = self.calls if uses and self.calls is not None else self.answers
         return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
 

@@ -39,7 +39,7 @@ class UnsupportedContentError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MessageFormat:
     """How Strands content is written into template messages.
 
     Attributes:
@@ -67,11 +67,11 @@ class Form:
         return [{"type": "text", "text": text}] if self.parts else text
 
 
-_USUAL = Form()
+_USUAL = MessageFormat()
 
 
 def template_messages(
-    messages: Messages, system_prompt: str | None = None, *, first: int = 0, form: Form = _USUAL
+    messages: Messages, system_prompt: str | None = None, *, first: int = 0, message_format: MessageFormat = _USUAL
 ) -> list[TemplateMessage]:
     """Translate a history.
 
@@ -82,22 +82,24 @@ def template_messages(
         messages: Strands messages.
         system_prompt: The system prompt, or None.
         first: The trace source of `messages[0]`; the others count up from it.
-        form: What the template's family reads.
+        message_format: What the template's family reads.
 
     Raises:
         UnsupportedContentError: A block (image, document, ...) that is not text, a call or a result.
     """
     result: list[TemplateMessage] = []
     if system_prompt:
-        result.append({"role": "system", "content": form.content(Traced.content(system_prompt, SYSTEM_SOURCE))})
+        result.append(
+            {"role": "system", "content": message_format.content(Traced.content(system_prompt, SYSTEM_SOURCE))}
+        )
     calls: list[Mapping[str, Any]] = []
     for index, message in enumerate(messages):
         source = first + index
         if message["role"] == "assistant":
             calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-            result.append(_assistant(message, calls, source, form))
+            result.append(_assistant(message, calls, source, message_format))
         else:
-            result += _user(message, calls, source, form)
+            result += _user(message, calls, source, message_format)
     return result
 
 
@@ -137,36 +139,43 @@ def _schema(spec: ToolSpec) -> Any:
     return schema["json"] if isinstance(schema, Mapping) and "json" in schema else schema
 
 
-def _assistant(message: Message, calls: Sequence[Mapping[str, Any]], source: int, form: Form) -> TemplateMessage:
-    content = form.content(_joined(_texts(message["content"]), source))
+def _assistant(
+    message: Message, calls: Sequence[Mapping[str, Any]], source: int, message_format: MessageFormat
+) -> TemplateMessage:
+    content = message_format.content(_joined(_texts(message["content"]), source))
     translated: TemplateMessage = {"role": "assistant", "content": content}
     reasoning = [
         block["reasoningContent"]["reasoningText"]["text"]
         for block in message["content"]
         if "reasoningText" in block.get("reasoningContent", {})
     ]
-    if reasoning and form.reasoning and (form.both or not calls or not translated["content"]):
-        translated[form.reasoning] = _joined(reasoning, source)
+    if reasoning and message_format.reasoning and (message_format.both or not calls or not translated["content"]):
+        translated[message_format.reasoning] = _joined(reasoning, source)
     if calls:
         translated["tool_calls"] = [
             {
-                "id": trace(form.call_id(sampled_id(call["toolUseId"])), source),
+                "id": trace(message_format.call_id(sampled_id(call["toolUseId"])), source),
                 "type": "function",
-                "function": {"name": trace(_called(call), source), "arguments": _arguments(call, source, form)},
+                "function": {
+                    "name": trace(_called(call), source),
+                    "arguments": _arguments(call, source, message_format),
+                },
             }
             for call in calls
         ]
     return translated
 
 
-def _arguments(call: Mapping[str, Any], source: int, form: Form) -> Any:
+def _arguments(call: Mapping[str, Any], source: int, message_format: MessageFormat) -> Any:
     given = call["input"]
     if call["name"] == MALFORMED_CALL and isinstance(given, Mapping):
         given = {"raw": given.get("raw", "")}  # what was wrong with it stands in the result
-    return trace(given if form.arguments == "mapping" else json.dumps(given, ensure_ascii=False), source)
+    return trace(given if message_format.arguments == "mapping" else json.dumps(given, ensure_ascii=False), source)
 
 
-def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, form: Form) -> list[TemplateMessage]:
+def _user(
+    message: Message, calls: Sequence[Mapping[str, Any]], source: int, message_format: MessageFormat
+) -> list[TemplateMessage]:
     order = {call["toolUseId"]: position for position, call in enumerate(calls)}
     feedback = _feedback(calls)
     by_id = {call["toolUseId"]: call for call in calls}
@@ -175,15 +184,15 @@ def _user(message: Message, calls: Sequence[Mapping[str, Any]], source: int, for
     translated: list[TemplateMessage] = [
         {
             "role": "tool",
-            "tool_call_id": trace(form.call_id(sampled_id(result["toolUseId"])), source),
+            "tool_call_id": trace(message_format.call_id(sampled_id(result["toolUseId"])), source),
             "name": trace(_called(by_id.get(result["toolUseId"], {"name": ""})), source),
-            "content": form.content(_joined(_shown(result, feedback.get(result["toolUseId"])), source)),
+            "content": message_format.content(_joined(_shown(result, feedback.get(result["toolUseId"])), source)),
         }
         for result in results
     ]
     texts = _texts(message["content"])
     if texts or not results:
-        translated.append({"role": "user", "content": form.content(_joined(texts, source))})
+        translated.append({"role": "user", "content": message_format.content(_joined(texts, source))})
     return translated
 
 

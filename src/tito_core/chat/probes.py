@@ -35,17 +35,17 @@ FIND: ToolSpec = {
 TOOLS = [LOOK, FIND]
 
 
-def asked(*texts: str) -> Message:
+def user_message(*texts: str) -> Message:
     """Return a user's message."""
     return {"role": "user", "content": [{"text": text} for text in texts]}
 
 
-def said(text: str = "Seen it.", thought: str = "") -> Message:
+def assistant_message(text: str = "Seen it.", thought: str = "") -> Message:
     """Return an answer."""
     return {"role": "assistant", "content": _spoken(text, thought)}
 
 
-def called(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = "", first: int = 0) -> Message:
+def call_message(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = "", first: int = 0) -> Message:
     """Return calls, with ids `call_{first}` and up."""
     content = _spoken(text, thought)
     for i, (name, arguments) in enumerate(calls, first):
@@ -53,7 +53,7 @@ def called(*calls: tuple[str, dict[str, Any]], text: str = "", thought: str = ""
     return {"role": "assistant", "content": content}
 
 
-def returned(*results: list[Any], status: Any = "success", text: str = "", first: int = 0) -> Message:
+def result_message(*results: list[Any], status: Any = "success", text: str = "", first: int = 0) -> Message:
     """Return the results of the calls `call_{first}` and up, each a list of blocks, and a text after them."""
     content: list[ContentBlock] = [
         {"toolResult": {"toolUseId": f"call_{i}", "status": status, "content": blocks}}
@@ -112,13 +112,13 @@ class _Talk:
         return f"{words} n{self._texts:03}."
 
     def question(self) -> Message:
-        return asked(self.text("Why"))
+        return user_message(self.text("Why"))
 
     def answer(self, thought: bool = False) -> Message:
-        return said(thought=self.text("Hm") if thought else "", text=self.text("Seen"))
+        return assistant_message(thought=self.text("Hm") if thought else "", text=self.text("Seen"))
 
     def thought(self) -> Message:
-        return said("", thought=self.text("Hm"))
+        return assistant_message("", thought=self.text("Hm"))
 
     def call(self, count: int = 1, *, odd: bool = False, remark: bool = False, thought: bool = False) -> Message:
         mused = self.text("Hm") if thought else ""
@@ -133,14 +133,14 @@ class _Talk:
 
     def _called(self, *calls: Any, text: str = "", thought: str = "") -> Message:
         self._calls += len(calls)
-        return called(*calls, text=text, thought=thought, first=self._calls - len(calls))
+        return call_message(*calls, text=text, thought=thought, first=self._calls - len(calls))
 
     def result(self, count: int = 1, *, question: bool = False, status: str = "success") -> Message:
         blocks: list[list[Any]] = [[{"text": self.text("It is open")}] for _ in range(count)]
         return self.results(*blocks, text=self.text("Go on") if question else "", status=status)
 
     def results(self, *blocks: list[Any], text: str = "", status: str = "success") -> Message:
-        return returned(*blocks, text=text, status=status, first=self._calls - len(blocks))
+        return result_message(*blocks, text=text, status=status, first=self._calls - len(blocks))
 
     def round(self, count: int = 1) -> Messages:
         return [self.call(count), self.result(count)]
@@ -176,8 +176,8 @@ CUT: dict[str, Opened] = {
 }
 ANSWERS: dict[str, _Turn] = {
     "question": lambda t: (t.answer(), [t.question()]),
-    "question of two blocks": lambda t: (t.answer(), [asked(t.text("And"), t.text("then"))]),
-    "empty question": lambda t: (t.answer(), [asked("")]),
+    "question of two blocks": lambda t: (t.answer(), [user_message(t.text("And"), t.text("then"))]),
+    "empty question": lambda t: (t.answer(), [user_message("")]),
     "question after a thought": lambda t: (t.answer(thought=True), [t.question()]),
     "question after a cut answer": lambda t: (t.answer(), [t.question()]),
     "question after a cut thought": lambda t: (t.thought(), [t.question()]),

@@ -16,8 +16,8 @@ from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.environment import compile_template, render
-from tito_core.chat.messages import REASONING_KEYS, Form, TemplateMessage, template_messages, template_tools
-from tito_core.chat.probes import LOOK, asked
+from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage, template_messages, template_tools
+from tito_core.chat.probes import LOOK, user_message
 from tito_core.chat.traced import UNKNOWN, Traced, sources
 
 
@@ -31,14 +31,14 @@ class Rendering:
 
     Attributes:
         variables: The tokenizer's special tokens and the template arguments, fixed for a rollout.
-        form: How the template's family reads messages.
+        message_format: How the template's family reads messages.
         usual_tools: Tools for renderings of our own that need none: empty, but for a template that demands some.
         now: What the template is told of the time.
     """
 
     compiled: Any
     variables: Mapping[str, Any]
-    form: Form
+    message_format: MessageFormat
     usual_tools: tuple[ToolSpec, ...]
     now: datetime
 
@@ -56,7 +56,7 @@ class Rendering:
             raise TemplateError(f"The chat template is not valid Jinja: {error} (line {error.lineno}).") from error
         usual: tuple[ToolSpec, ...] = () if _takes(compiled, variables, ()) else (LOOK,)
         render = partial(_run, compiled, variables, template_tools(usual), False)
-        return cls(compiled, variables, find_form(render), usual, now)
+        return cls(compiled, variables, find_message_format(render), usual, now)
 
     def of_messages(
         self,
@@ -72,7 +72,7 @@ class Rendering:
             TemplateError: The template refuses the messages, or shows nothing of one of them.
             UnsupportedContentError: A block that cannot become text.
         """
-        translated = template_messages(messages, system_prompt, form=self.form)
+        translated = template_messages(messages, system_prompt, message_format=self.message_format)
         return self.of_translated(translated, template_tools(tool_specs), generation_prompt=generation_prompt)
 
     def of_translated(
@@ -114,7 +114,7 @@ def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
 
 def _takes(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
     """Return whether the template renders a question with these tools, or with none that we could give it."""
-    question = template_messages([asked("Why?")])
+    question = template_messages([user_message("Why?")])
     for given in (tools, (LOOK,)):
         try:
             _run(compiled, variables, template_tools(given), False, question)
@@ -153,59 +153,67 @@ Render = Callable[[Sequence[TemplateMessage]], Traced]
 _ASKED, _CALLED, _THOUGHT = 0, 1, 2
 
 
-def find_form(render: Render) -> Form:
+def find_message_format(render: Render) -> MessageFormat:
     """Try what a template takes, each time the usual first; what nothing changes stays as usual."""
-    parts = not _shows(render, [_asked(Form())]) and _shows(render, [_asked(Form(parts=True))])
-    form = Form(parts=parts)
-    if not any(_takes_calls(render, each) for each in (form, replace(form, arguments="string"))):
-        short = replace(form, short_ids=True)
-        form = (
-            short if any(_takes_calls(render, each) for each in (short, replace(short, arguments="string"))) else form
+    parts = not _shows(render, [_asked(MessageFormat())]) and _shows(render, [_asked(MessageFormat(parts=True))])
+    message_format = MessageFormat(parts=parts)
+    if not any(_takes_calls(render, each) for each in (message_format, replace(message_format, arguments="string"))):
+        short = replace(message_format, short_ids=True)
+        message_format = (
+            short
+            if any(_takes_calls(render, each) for each in (short, replace(short, arguments="string")))
+            else message_format
         )
-    if not _reads_mapping(render, form) and _reads_string(render, form):
-        form = replace(form, arguments="string")
+    if not _reads_mapping(render, message_format) and _reads_string(render, message_format):
+        message_format = replace(message_format, arguments="string")
     for key in REASONING_KEYS:
         thought = {key: Traced.content("hm", _THOUGHT)}
-        answer = {"role": "assistant", "content": form.content(Traced.content("so", _CALLED))}
-        asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
+        answer = {"role": "assistant", "content": message_format.content(Traced.content("so", _CALLED))}
+        asked, called = _called(
+            message_format, '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"}
+        )
         if any(_shows(render, [asked, turn | thought], _THOUGHT) for turn in (answer, called)):
             with_text = called | {"content": answer["content"]}
             either = (
                 _try(render, [asked, with_text]) is not None and _try(render, [asked, called | thought]) is not None
             )
             both = not either or _try(render, [asked, with_text | thought]) is not None
-            return replace(form, reasoning=key, both=both)
-    return replace(form, reasoning=None)
+            return replace(message_format, reasoning=key, both=both)
+    return replace(message_format, reasoning=None)
 
 
-def _takes_calls(render: Render, form: Form) -> bool:
+def _takes_calls(render: Render, message_format: MessageFormat) -> bool:
     """Return whether a call and its result are rendered at all."""
-    asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
-    content = form.content(Traced.content("seen", _CALLED))
+    asked, called = _called(message_format, '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"})
+    content = message_format.content(Traced.content("seen", _CALLED))
     result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "name": "look", "content": content}
     return _try(render, [asked, called, result]) is not None
 
 
-def _asked(form: Form) -> TemplateMessage:
-    return {"role": "user", "content": form.content(Traced.content("why", _ASKED))}
+def _asked(message_format: MessageFormat) -> TemplateMessage:
+    return {"role": "user", "content": message_format.content(Traced.content("why", _ASKED))}
 
 
-def _called(form: Form, arguments: Any) -> list[TemplateMessage]:
+def _called(message_format: MessageFormat, arguments: Any) -> list[TemplateMessage]:
     function = {"name": Traced.content("look", _CALLED), "arguments": arguments}
-    calls = [{"id": Traced.content(form.call_id("call_1"), _CALLED), "type": "function", "function": function}]
-    empty = {"role": "assistant", "content": form.content(Traced.content("", _CALLED)), "tool_calls": calls}
-    return [_asked(form), empty]
+    calls = [
+        {"id": Traced.content(message_format.call_id("call_1"), _CALLED), "type": "function", "function": function}
+    ]
+    empty = {"role": "assistant", "content": message_format.content(Traced.content("", _CALLED)), "tool_calls": calls}
+    return [_asked(message_format), empty]
 
 
-def _reads_mapping(render: Render, form: Form) -> bool:
+def _reads_mapping(render: Render, message_format: MessageFormat) -> bool:
     """Return whether a mapping of arguments is written as anything but Python's own notation for it."""
     content = Traced.content
-    text = _try(render, _called(form, {content("at", _CALLED): content("it's", _CALLED), content("n", _CALLED): True}))
+    text = _try(
+        render, _called(message_format, {content("at", _CALLED): content("it's", _CALLED), content("n", _CALLED): True})
+    )
     return text is not None and "'at'" not in text and "\"it's\", 'n" not in text
 
 
-def _reads_string(render: Render, form: Form) -> bool:
-    text = _try(render, _called(form, Traced.content('{"at": "it"}', _CALLED)))
+def _reads_string(render: Render, message_format: MessageFormat) -> bool:
+    text = _try(render, _called(message_format, Traced.content('{"at": "it"}', _CALLED)))
     return text is not None and '{"at": "it"}' in text
 
 

@@ -10,17 +10,17 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.ending import content_spans
-from tito_core.chat.probes import TOOLS, asked, called, returned, said
+from tito_core.chat.probes import TOOLS, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 
 _THOUGHT = "Hmmm"
 _DATES = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 10, 9, 8))
 _SECOND = "the second"
 _AT = ("look", {"at": "the door"})
-_WHY, _AND, _SAID = asked("Why?"), asked("And?"), said()
-_THOUGHT_OF, _CALLED = said(thought=_THOUGHT), called(_AT, thought=_THOUGHT)
-_RETURNED = returned([{"text": "Open."}])
-_TWICE = called(_AT, ("find", {"it": _SECOND}))
+_WHY, _AND, _SAID = user_message("Why?"), user_message("And?"), assistant_message()
+_THOUGHT_OF, _CALLED = assistant_message(thought=_THOUGHT), call_message(_AT, thought=_THOUGHT)
+_RETURNED = result_message([{"text": "Open."}])
+_TWICE = call_message(_AT, ("find", {"it": _SECOND}))
 
 
 def thinking(rendering: Rendering) -> Thinking:
@@ -45,7 +45,7 @@ def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *,
     """
     if tools:
         yield "calls: a call in the history is written anew from its parsed arguments"
-        if rendering.form.arguments == "mapping" and _collapses_calls(rendering):
+        if rendering.message_format.arguments == "mapping" and _collapses_calls(rendering):
             yield "calls: of several calls in one message only the first is shown"
     if not _begins_with_prompt(rendering):
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"

@@ -19,7 +19,7 @@ from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
 from tito_core.chat.message_check import shown
-from tito_core.chat.probes import asked, said
+from tito_core.chat.probes import assistant_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
@@ -91,7 +91,9 @@ class ChatTemplate:
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
         text = rendering.of_messages(
-            [asked("."), said("."), asked(".")], tool_specs=rendering.usual_tools, generation_prompt=False
+            [user_message("."), assistant_message("."), user_message(".")],
+            tool_specs=rendering.usual_tools,
+            generation_prompt=False,
         )
         _check_encoding(encoder, tokenizer, text)
         store = CertificateStore(certificates)
