@@ -111,7 +111,7 @@ async def connect(
         content_tokens=content_tokens,
     )
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-    probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.usual_tools)
+    probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
     logger.info("backend=<%s> | asking the server what it is", engine.name)
     info = await connected(engine)
     logger.info(

@@ -124,7 +124,7 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
     renderings = [Traced(" ".join(sorted(control)), ())] if control else []
     for case in cases():
         if case.calls and case.tools and case.name in template.certificate.passed:
-            messages = [*case.before, case.answered, *case.new]
+            messages = [*case.before, case.answer, *case.new]
             renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
             break
     renderings.append(template.rendering.of_messages([user_message(QUESTION)]))

@@ -10,11 +10,11 @@ from typing import Any
 
 from tito_core.chat.ending import Opened
 from tito_core.chat.probes import (
-    ANSWERS,
     BEFORE,
     DEEPER,
     SYSTEM,
     TOOLS,
+    TURNS,
     USUAL,
     assistant_message,
     call_message,
@@ -70,8 +70,8 @@ def shown_results(message: Any) -> list[Any]:
 
 def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_first() -> None:
     deeper = len(USUAL) * len(DEEPER) * 2
-    assert len(CASES) == len(list(cases())) == len(ANSWERS) * (len(BEFORE) + 3) + deeper
-    for answer in ANSWERS:
+    assert len(CASES) == len(list(cases())) == len(TURNS) * (len(BEFORE) + 3) + deeper
+    for answer in TURNS:
         openings = [
             f"{answer}, first{system}{tools}"
             for system in ("", ", with a system prompt")
@@ -146,9 +146,9 @@ def test_a_name_says_what_the_prompt_opens_with() -> None:
 
 def test_tools_are_shown_wherever_one_is_called_but_in_the_first_place() -> None:
     for name, case in CASES.items():
-        assert case.calls == bool(uses(case.answered))
+        assert case.calls == bool(uses(case.answer))
         if ", first" not in name:
-            assert name.endswith("with tools") == any(map(uses, [*case.before, case.answered]))
+            assert name.endswith("with tools") == any(map(uses, [*case.before, case.answer]))
 
 
 def test_turns_that_were_cut_off_say_what_they_left_open() -> None:
@@ -161,7 +161,7 @@ def test_turns_that_were_cut_off_say_what_they_left_open() -> None:
 
 def test_a_remark_is_the_text_besides_calls() -> None:
     for case in CASES.values():
-        texts = [block["text"] for block in case.answered["content"] if "text" in block]
+        texts = [block["text"] for block in case.answer["content"] if "text" in block]
         assert case.remark == (texts[0] if texts and case.calls else "")
     assert {case.name.split(",")[0] for case in CASES.values() if case.remark} == {
         "result after a remark",

@@ -159,7 +159,7 @@ def test_an_id_that_the_policy_wrote_is_shown_without_ours() -> None:
 
 def test_text_or_reasoning_stands_besides_calls_where_not_both_may() -> None:
     thought = {"reasoningContent": {"reasoningText": {"text": "h"}}}
-    conversion = Conversion(either=True)
+    conversion = Conversion(text_or_reasoning=True)
 
     def keys(*blocks: Any) -> set[str]:
         [answer] = conversion.messages([{"role": "assistant", "content": list(blocks)}], None)

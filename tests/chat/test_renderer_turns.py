@@ -190,7 +190,7 @@ def test_every_probe_that_passed_is_compared_and_content_that_merges_or_spells(
     )
     found = list(RendererComparison("Beside", Beside([]), stand_in, shared()).differences())
     assert sorted(compared[:2], key=str) == sorted(
-        ((case.answered, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
+        ((case.answer, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
     )
     assert [each.split(":")[0] for each in found[:2]] == [name for name in probes if name in passed]
     assert len(found) == len(compared)

@@ -56,13 +56,11 @@ def test_what_is_no_template_is_refused_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("why", ["Roles must alternate", "Roles must alternate."])
-def test_a_refusal_is_the_templates_own_in_one_sentence(why: str) -> None:
+def test_a_refusal_quotes_the_templates_reason(why: str) -> None:
     rendering = Rendering.of("{{ raise_exception('" + why + "') }}", {})
     with pytest.raises(TemplateError) as refused:
         rendering.of_messages([asked("a"), answer("b")], "s")
-    assert str(refused.value) == (
-        "The chat template refused messages with roles ['system', 'user', 'assistant']: Roles must alternate."
-    )
+    assert str(refused.value).endswith("with roles ['system', 'user', 'assistant']: Roles must alternate.")
 
 
 CALLED = calls(("look", {"at": "x"}), text="Let me.")
@@ -82,20 +80,18 @@ def test_a_message_that_a_template_leaves_out_is_named(shows: str, messages: Any
     with pytest.raises(TemplateError) as refused:
         rendering.of_messages(messages, "s" if role == "system" else None)
     roles = [message["role"] for message in template_messages(messages, "s" if role == "system" else None)]
-    assert str(refused.value) == (
-        f"The chat template leaves out message {left_out} of those with roles {roles}: use one "
-        f"that renders the role {role!r}."
-    )
+    assert f"leaves out message {left_out} of messages with roles {roles}" in str(refused.value)
+    assert f"renders the role {role!r}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("shows", "messages"),
     [
-        # There is nothing to show of these.
+        # These have nothing to show.
         ("m.content if m.role != 'user' else ''", [answer("a"), asked("")]),
         ("m.content if m.role != 'user' else ''", [answer("a"), asked(" \n")]),
         ("m.content if m.role == 'user' else ''", [asked("a"), answer("b")]),
-        # Of these something is shown, be it changed or in another place.
+        # These are shown, changed or in another place.
         ("m.content|upper", [asked("a")]),
         ("m.content|tojson", [asked("a")]),
         ("m.content", [asked("a"), *CALLED, asked("b")]),

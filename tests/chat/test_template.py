@@ -241,34 +241,23 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
         ({"default": CHATML, "tool_use": CHATML}, r"several chat templates \(default, tool_use\)"),
         ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
-        ("{{ messages[0].content.index('?') }}", "refused messages with roles"),
         ("{{ nothing.at.all }}", "refused messages with roles"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "no control token"),
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
-            "no control token|its closer",
+            "no control token",
         ),
         ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out message 0"),
-        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "depends on more than the turn"),
+        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "depending on what precedes it"),
     ],
 )
-def test_refusals_say_why_in_a_sentence(source: Any, words: str) -> None:
-    with pytest.raises(TemplateError, match=words) as refused:
+def test_unsupported_templates_are_refused(source: Any, words: str) -> None:
+    with pytest.raises(TemplateError, match=words):
         ChatTemplate.of(byte_level(template=source))
-    assert str(refused.value).endswith(".")
 
 
-def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
-    class Slow:
-        chat_template = CHATML
-        name_or_path = "slow"
-
-    with pytest.raises(TypeError, match="Slow is not a fast tokenizer"):
-        ChatTemplate.of(Slow())  # type: ignore[arg-type]
-
-
-def test_a_tokenizer_that_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(TemplateError, match="cannot be followed"):
+def test_a_tokenizer_with_single_word_control_tokens_is_refused() -> None:
+    with pytest.raises(TemplateError, match="Unsupported tokenizer"):
         ChatTemplate.of(
             byte_level(single_word=True, template=CHATML.replace("{{ m.role", "x{{ m.role") + "x<|im_end|>x")
         )

@@ -38,13 +38,13 @@ def test_the_text_of_a_delta_is_what_it_encodes() -> None:
 def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
     template = own_tools()
     assert template.certificate.candidate == "after a question, with the rollout's tools"
-    with pytest.raises(TemplateError, match="needs tool_specs="):
+    with pytest.raises(TemplateError, match="pass tool_specs="):
         template.tail(answer("a"), [asked("b")])
     text = template.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert text.startswith("\n<|im_start|>user\nb<|im_end|>\n[{")
     assert '"look"' in text
     marked = replace(template, deltas=replace(template.deltas, candidate=template_candidate()))
-    with pytest.raises(TemplateError, match="needs history="):
+    with pytest.raises(TemplateError, match="pass history="):
         marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK], history=[asked("a")])
 
@@ -52,7 +52,7 @@ def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
 def template_candidate() -> Any:
     from tito_core.chat.delta import Candidate
 
-    return Candidate("where there was one", later=[asked("l")])
+    return Candidate("where there was one", before_after_results=[asked("l")])
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,8 @@ def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, A
     ],
 )
 def test_an_argument_that_is_not_the_templates_is_refused(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=rf"template_arguments has {named}, .*content_tokens="):
         checked_arguments(given)
-    assert str(refused.value) == (
-        f"template_arguments has {named}, which is not an argument of a chat template: give "
-        "content_tokens=... next to template_arguments."
-    )
 
 
 @pytest.mark.parametrize(
@@ -177,17 +173,14 @@ def test_what_closes_a_turn_is_marked_as_inserted(last: int | None) -> None:
     assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
 
 
-def test_a_tokenizer_that_cannot_be_followed_is_refused_with_both_its_ids() -> None:
+def test_a_tokenizer_that_encodes_parts_differently_is_refused_with_both_ids() -> None:
     source = "{% for m in messages %}x<|im_start|>{{ m.role }}{{ m.content }}x<|im_end|>x{% endfor %}"
     tokenizer = byte_level(single_word=True, template=source)
     with pytest.raises(TemplateError) as refused:
         ChatTemplate.of(tokenizer)
-    said = str(refused.value)
     text = "x<|im_start|>user.x<|im_end|>xx<|im_start|>assistant.x<|im_end|>xx<|im_start|>user.x<|im_end|>x"
     own = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    assert said.startswith("The tokenizer '' cannot be followed with its control tokens apart from content: for ")
-    assert f"for {text!r} it gives {own}, and in parts [" in said
-    assert said.endswith("].")
+    assert f"{text!r} it gives {own}, and [" in str(refused.value)
 
 
 def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
@@ -205,16 +198,12 @@ def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
     assert template.delta(answer("a"), [asked("b")], 5).ids.tolist() == whole.ids.tolist()
 
 
-def test_a_tokenizer_without_a_fast_backend_is_refused_in_a_sentence() -> None:
+def test_a_slow_tokenizer_is_refused() -> None:
     class Slow:
         chat_template = CHATML_TOOLS
         name_or_path = "slow"
         backend_tokenizer = None
 
     slow: Any = Slow()
-    with pytest.raises(TypeError) as refused:
+    with pytest.raises(TypeError, match=r"Slow is not a fast tokenizer.*use_fast=True"):
         ChatTemplate.of(slow)
-    assert str(refused.value) == (
-        "Slow is not a fast tokenizer, and token-exact prompts need one: "
-        "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
-    )

@@ -146,7 +146,7 @@ def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("said_of_it", "shown"),
+    ("malformed", "shown"),
     [
         ({"name": "look", "raw": "<c>", "reason": "Bad."}, ("look", {"raw": "<c>"})),
         ({"raw": "<c>"}, (MALFORMED_CALL, {"raw": "<c>"})),
@@ -154,8 +154,8 @@ def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -
         ("edited", (MALFORMED_CALL, "edited")),
     ],
 )
-def test_a_malformed_call_is_shown_as_it_was_said(said_of_it: Any, shown: tuple[str, Any]) -> None:
-    message, answered = translated(template_messages([*calls((MALFORMED_CALL, said_of_it)), results("x")]))
+def test_a_malformed_call_is_rendered_as_it_was_sampled(malformed: Any, shown: tuple[str, Any]) -> None:
+    message, answered = translated(template_messages([*calls((MALFORMED_CALL, malformed)), results("x")]))
     assert message["tool_calls"] == [call(0, *shown)]
     assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
 
@@ -166,14 +166,10 @@ def test_the_input_of_another_tool_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(("block", "kind"), [({"image": {}}, "image"), ({"video": {}, "x": 1}, "video"), ({}, "empty")])
-def test_a_block_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str) -> None:
+def test_an_unsupported_block_is_refused(block: Any, kind: str) -> None:
     message: Message = {"role": "user", "content": [block]}
-    with pytest.raises(UnsupportedContentError) as refused:
+    with pytest.raises(UnsupportedContentError, match=f"'{kind}' block.*Send text"):
         template_messages([message])
-    assert str(refused.value) == (
-        f"A message holds a '{kind}' block, which this provider cannot turn into tokens: "
-        "send text, tool calls, tool results or reasoning."
-    )
 
 
 @pytest.mark.parametrize(
@@ -184,18 +180,14 @@ def test_a_block_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str)
         ({"json": {"a": {1}}}, "json", "Object of type set is not JSON serializable"),
     ],
 )
-def test_a_result_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str, why: str) -> None:
+def test_an_unsupported_result_is_refused(block: Any, kind: str, why: str) -> None:
     shown = results("x")
     shown["content"][0]["toolResult"]["content"] = [block]
-    with pytest.raises(UnsupportedContentError) as refused:
+    with pytest.raises(UnsupportedContentError, match=f"'call_0' holds a '{kind}' block.*{why}.*Return text"):
         template_messages([*calls(("f", {})), shown])
-    assert str(refused.value) == (
-        f"Tool result 'call_0' holds a '{kind}' block, which this provider "
-        f"cannot turn into tokens ({why}): return text or JSON from the tool."
-    )
 
 
-def test_results_of_calls_of_an_earlier_turn_are_nobodys() -> None:
+def test_results_of_calls_of_an_earlier_turn_have_no_tool_name() -> None:
     found = translated(template_messages([*calls(("look", {})), results("x"), answer("So."), results("y")]))
     assert [message["name"] for message in found if message["role"] == "tool"] == ["look", ""]
 
@@ -209,7 +201,7 @@ def test_results_of_calls_of_an_earlier_turn_are_nobodys() -> None:
         ("call_0123abcd_0", "", "call_0123abcd_0"),
     ],
 )
-def test_an_id_that_the_policy_wrote_is_read_again(ours: str, sampled: str | None, shown: str) -> None:
+def test_a_sampled_id_is_rendered_again(ours: str, sampled: str | None, shown: str) -> None:
     whole = with_sampled_id(ours, sampled)
     assert whole.startswith(ours)
     assert sampled_id(whole) == shown

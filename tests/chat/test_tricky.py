@@ -36,7 +36,7 @@ def test_a_closer_that_depends_on_the_tools_name_loses_no_result() -> None:
     assert source != CHATML_TOOLS
     template = ChatTemplate.of(of(source))
     [called] = calls(("python", {"at": "it"}))
-    with pytest.raises(TemplateError, match="does not end an assistant turn as it ended one before"):
+    with pytest.raises(TemplateError, match="did not end this assistant turn"):
         template.delta(called, [results("THE RESULT")], template.closer_id, tool_specs=[LOOK], history=[asked("hi")])
 
 

@@ -36,8 +36,8 @@ class Bench:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def rest(self, turn: Turn) -> str:
-        whole = plain(self.tokenizer, [*turn.before, turn.answered, *turn.new], turn.system, turn.tools)
-        return after(turn.answered, turn.new, whole)
+        whole = plain(self.tokenizer, [*turn.before, turn.answer, *turn.new], turn.system, turn.tools)
+        return after(turn.answer, turn.new, whole)
 
     def best(self, turn: Turn) -> Callable[[int | None], list[int]]:
         """Return the delta that is right whatever the engine stopped at."""

@@ -29,7 +29,7 @@ OF = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gem
 
 
 def plain(name: str) -> Tokenizer:
-    return zoo.template(OF[name]).encoder._plain
+    return zoo.template(OF[name]).encoder._inert_tokenizer
 
 
 def holds_to(tokenizer: Tokenizer) -> None:
@@ -166,11 +166,11 @@ def test_expressions(expression: str, ascii_only: str | None) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "REMEMBERED", 3)
+    monkeypatch.setattr(words, "CACHE_SIZE", 3)
     known = WordCache.of(plain("qwen3"))
     assert known is not None
     for i in range(10):
         assert known.encode(f"word{i} and {'x' * 50}") is not None
         assert len(known._words) <= 3
         assert len(known._texts) <= 3
-        assert all(len(text) <= words.LONGEST for text in (*known._words, *known._texts))
+        assert all(len(text) <= words.MAX_CACHED_CHARS for text in (*known._words, *known._texts))

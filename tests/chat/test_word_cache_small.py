@@ -14,7 +14,7 @@ from support.byte_level import MARKUP, SPECIAL, wrapped
 from tito_core.chat import word_cache as words
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.traced import Traced, concat
-from tito_core.chat.word_cache import LONGEST, WordCache, _ascii
+from tito_core.chat.word_cache import MAX_CACHED_CHARS, WordCache, _ascii
 
 EXPRESSION = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 
@@ -49,9 +49,9 @@ def known() -> WordCache:
 @given(st.text("the in12'<|>\n", min_size=1, max_size=200))
 def test_ids_and_places_are_the_tokenizers_own(text: str) -> None:
     encoding = PLAIN.encode(text, add_special_tokens=False)
-    for few in (0, words.FEW_BYTES, 2**30):
+    for few in (0, words.SMALL_BYTES, 2**30):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(words, "FEW_BYTES", few)
+            patch.setattr(words, "SMALL_BYTES", few)
             found = known().encode(text)
         assert found is not None
         assert np.frombuffer(found.ids, np.int32).tolist() == encoding.ids
@@ -73,13 +73,13 @@ def test_provenance_word_by_word_is_that_of_the_whole(runs: list[tuple[bool, str
 
 def test_what_was_looked_up_is_remembered_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     found = known()
-    longest = "t" * LONGEST
+    longest = "t" * MAX_CACHED_CHARS
     for text in ("a", longest, f"{longest[1:]}1"):
         assert found.encode(text) is found.encode(text)
     assert longest in found._words
     assert found.encode(longest + "t") is not found.encode(longest + "t")
     assert longest + "t" not in found._words
-    monkeypatch.setattr(words, "REMEMBERED", 3)
+    monkeypatch.setattr(words, "CACHE_SIZE", 3)
     found = known()
     for i in range(10):
         text = "abcdefghij"[i]

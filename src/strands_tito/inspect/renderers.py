@@ -131,7 +131,7 @@ class RendererComparison:
         """Yield what differs: on every probe that is certified, and on content that spells control tokens."""
         passed = self.template.certificate.passed
         for case in cases():
-            if case.name in passed and (found := self.difference(case.answered, case.new, case.tools, case.before)):
+            if case.name in passed and (found := self.difference(case.answer, case.new, case.tools, case.before)):
                 yield f"{case.name}: {found}"
         spelled = " ".join(sorted(self.template.encoder.added))
         for text in (*SEAMS, spelled, f"{spelled}\n"):
