@@ -227,7 +227,7 @@ def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
 
 def test_a_result_written_otherwise_after_a_remark_is_refused_and_not_taken_for_a_moved_text() -> None:
     beside = "{%- set said = messages[loop.index0 - 1] -%}{{- 'So:' if said.tool_calls and said.content else '' -}}"
-    with pytest.raises(TemplateError, match="on the probe 'result after a remark, first'"):
+    with pytest.raises(TemplateError, match="'result after a remark, first'"):
         certified(CHATML_TOOLS.replace(RESULT, beside + RESULT))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from support.budget import examples
 from support.byte_level import MARKUP, SPECIAL, byte_level, shared, wrapped
 from support.templates import template_of, tokenizer_of
 from tito_core.chat import encoder as encoder_module
@@ -66,7 +67,7 @@ def expected_provenance(tokenizer: Any, ids: list[int], runs: Runs) -> list[Prov
     return expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(runs_of(hostile))
 def test_control_ids_come_from_the_scaffold_alone(runs: Runs) -> None:
     tokenizer = shared()
@@ -79,7 +80,7 @@ def test_control_ids_come_from_the_scaffold_alone(runs: Runs) -> None:
     assert encoded.provenance.tolist() == expected_provenance(tokenizer, ids, runs)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(runs_of(harmless))
 def test_harmless_content_gives_the_tokenizers_own_ids(runs: Runs) -> None:
     text = "".join(text for _, text in runs)
@@ -97,7 +98,7 @@ def test_real_tokenizers(name: str) -> None:
         st.one_of(st.text("ab é\n42", max_size=5), st.sampled_from(sorted(added.values()))), max_size=4
     ).map("".join)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(spelled, harmless)
     def check(attack: str, text: str) -> None:
         head, tail = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
@@ -125,7 +126,7 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(runs=runs_of(st.text(" \nab", max_size=4)))
 def test_control_tokens_that_swallow_blanks(side: str, runs: Runs) -> None:
     tokenizer, encoder = SWALLOWING[side]
@@ -177,7 +178,7 @@ def test_a_schema_key_between_the_templates_brackets_is_content() -> None:
     assert sum(i in shared().added_tokens_decoder for i in encoded.ids.tolist()) == 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=33)
 @given(runs_of(hostile))
 def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs: Runs) -> None:
     text = "".join(text for _, text in runs)

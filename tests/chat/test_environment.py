@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from support.budget import examples
 from support.origins import check_exact, check_nothing_lost, plain, strings
 from tito_core.chat.environment import compile_template, render
 from tito_core.chat.traced import Traced
@@ -91,7 +92,7 @@ def both(source: str, variables: dict[str, Any]) -> tuple[Traced, str]:
 
 @pytest.mark.parametrize("source", EXACT)
 def test_followed_exactly(source: str) -> None:
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=examples(15))
     @given(strings, strings, strings)
     def check(s: str, o: str, p: str) -> None:
         found, expected = both(source, {"s": s, "o": o, "p": p, "m": {"k": {"n": o}}})
@@ -103,7 +104,7 @@ def test_followed_exactly(source: str) -> None:
 
 @pytest.mark.parametrize("source", CAUTIOUS)
 def test_nothing_is_lost(source: str) -> None:
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=examples(15))
     @given(strings, strings)
     def check(s: str, o: str) -> None:
         found, expected = both(source, {"s": s, "o": o})
@@ -170,7 +171,7 @@ def outcome(source: str, variables: dict[str, Any]) -> tuple[str, str]:
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_traced_text_has_what_plain_text_has_and_nothing_more(look: str) -> None:
-    @settings(deadline=None, max_examples=30)
+    @settings(deadline=None, max_examples=examples(30))
     @given(NAME)
     def check(name: str) -> None:
         text = Traced.content("ab", 1)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from support.budget import examples
 from support.families import FAMILIES
 from support.talks import LOOK, after, numbers, plain, talks
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -62,9 +63,9 @@ CERTIFIED = {
     "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
 }
 REFUSED = {
-    "ignores add_generation_prompt but for the end": "where the next message",
+    "ignores add_generation_prompt but for the end": "after the next message",
     "results within a turn that has ended": "<|tools_suffix|>",
-    "results before what ends the turn": "end an assistant turn as",
+    "results before what ends the turn": "did not end this assistant turn",
 }
 
 
@@ -94,7 +95,7 @@ def test_an_engine_stops_where_the_turn_ends_and_nowhere_else(name: str) -> None
     assert set(template.stop_ids) == stops
     assert template.closer_id == template.stop_ids[0] == tokenizer.convert_tokens_to_ids(expected.answers)
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(expected.talks())
     def check(messages: Any) -> None:
         for before, answered, _ in turns(messages):
@@ -120,7 +121,7 @@ def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> 
     assert template.certificate.candidate == expected.candidate
     assert template.certificate.tools
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(expected.talks())
     def check(messages: Any) -> None:
         for before, answered, new in turns(messages):

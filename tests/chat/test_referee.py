@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import structures
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import FAMILIES
 from support.talks import LOOK, plain, talks
@@ -45,7 +46,7 @@ TEMPLATES = ["byte level", "smollm2", "qwen3-tiny", "numbers all results", "cohe
 def test_a_rendering_is_that_of_apply_chat_template(name: str) -> None:
     made, judge = tokenizer(name), referee(tokenizer(name))
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(talks(), st.sampled_from([None, "Be brief."]), st.sampled_from([None, [LOOK]]), st.booleans())
     def check(messages: Any, system: str | None, tools: Any, prompt: bool) -> None:
         expected = plain(made, messages, system, tools, prompt)
@@ -91,7 +92,7 @@ def test_the_conversion_is_what_a_template_demands_and_else_the_usual_one(flags:
     assert judge.conversion == Conversion(*flags)
     parts, json_arguments, short_ids, _ = flags
 
-    @settings(deadline=None, max_examples=5)
+    @settings(deadline=None, max_examples=examples(5))
     @given(talks(thoughts=False))
     def check(messages: Any) -> None:
         if short_ids:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strands.types.content import Message, Messages
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level, shared
 from support.conversations import (
     HOSTILE,
@@ -53,7 +54,7 @@ def check_every_turn(template: ChatTemplate, messages: Messages, system: str | N
 def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
     template = template_of(name)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(conversations(), st.none() | st.text("ab \n", min_size=1, max_size=5))
     def check(messages: Messages, system: str | None) -> None:
         check_every_turn(template, messages, system)
@@ -61,13 +62,13 @@ def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
     check()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(messages=conversations())
 def test_deltas_extend_prompts_as_qwen3_renders_answers_without_reasoning(messages: Messages) -> None:
     check_every_turn(template_of("qwen3-tiny"), messages, None)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(messages=rounds_of_tools(reasoning=True))
 def test_deltas_extend_prompts_as_qwen3_renders_reasoning_until_the_next_question(messages: Messages) -> None:
     check_every_turn(template_of("qwen3-tiny"), messages, None)
@@ -98,7 +99,7 @@ def test_text_is_transformers_own(name: str, tools: Any) -> None:
     tokenizer = tokenizer_of(name)
     template = template_of(name)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=examples(15))
     @given(conversations(HOSTILE), st.none() | HOSTILE)
     def check(messages: Messages, system: str | None) -> None:
         found = template.rendering.of_messages(messages, system, tools)
@@ -146,7 +147,7 @@ def test_no_content_makes_a_control_token(name: str) -> None:
 
     expected = controls("a", "b")
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(HOSTILE.filter(str.strip), HOSTILE)
     def check(text: str, key: str) -> None:
         assert controls(text, f"x{key}") == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,12 +134,8 @@ def test_what_content_may_write_is_one_of_two() -> None:
 )
 def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> None:
     tokenizer: Any = SimpleNamespace(chat_template=chat_template, name_or_path="some/model")
-    with pytest.raises(TemplateError) as refused:
+    with pytest.raises(TemplateError, match=rf"'some/model' has {re.escape(has)}.*Set tokenizer\.chat_template"):
         ChatTemplate.of(tokenizer)
-    assert str(refused.value) == (
-        f"The tokenizer 'some/model' has {has}, so messages cannot become tokens: "
-        "set tokenizer.chat_template to one, or load the model's instruct version."
-    )
 
 
 def test_what_a_parser_reads_as_markup_is_a_control_token_too() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.budget import examples
 from support.origins import check_exact, check_nothing_lost, origins, plain, strings, traced
 from tito_core.chat.traced import Traced, concat, mark, mark_result, sources
 
@@ -80,7 +81,7 @@ SAME: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_operations_keep_the_source_of_each_character(name: str) -> None:
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(traced, strings, numbers, numbers)
     def check(s: str, o: str, i: int, j: int) -> None:
         found = outcome(EXACT[name], s, o, i, j)
@@ -92,7 +93,7 @@ def test_operations_keep_the_source_of_each_character(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAUTIOUS)
 def test_other_operations_lose_no_content(name: str) -> None:
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(traced, strings, numbers, numbers)
     def check(s: str, o: str, i: int, j: int) -> None:
         found = outcome(CAUTIOUS[name], s, o, i, j)
@@ -103,7 +104,7 @@ def test_other_operations_lose_no_content(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAME)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=13)
 @given(s=strings, o=strings)
 def test_questions_get_the_answers_of_plain_strings(name: str, s: str, o: str) -> None:
     assert SAME[name](s, o) == SAME[name](plain(s), plain(o))
@@ -167,7 +168,7 @@ def numbered(text: str) -> Traced:
 
 
 @pytest.mark.parametrize("separator", [None, " ", ",", "a", "ab", "aa"])
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=33)
 @given(text=LETTERS, most=st.integers(-1, 3))
 def test_equal_pieces_keep_their_own_places(separator: str | None, text: str, most: int) -> None:
     whole = numbered(text)
@@ -182,7 +183,7 @@ def test_equal_pieces_keep_their_own_places(separator: str | None, text: str, mo
             assert all(text[piece[-1] + 1 :].startswith(separator) for piece in places[:-1] if piece)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(text=LETTERS, ends=st.booleans())
 def test_equal_lines_keep_their_own_places(text: str, ends: bool) -> None:
     at = 0

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import FAMILIES
 from support.talks import LOOK, Writer, after, numbers, plain, talks
@@ -87,14 +88,14 @@ def right(turn: Turn) -> str:
     return bench().rest(turn).split(CLOSER, 1)[1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG)
 def test_the_plain_renderings_own_text_is_right(messages: Any) -> None:
     turn = last_turn(messages)
     assert bench().verdict(turn, right(turn)) is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG)
 def test_a_turn_that_was_cut_off_is_to_be_closed_first(messages: Any) -> None:
     turn = last_turn(messages, completed=False)
@@ -103,7 +104,7 @@ def test_a_turn_that_was_cut_off_is_to_be_closed_first(messages: Any) -> None:
     assert isinstance(bench().verdict(turn, right(turn), cut=True), Difference)
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG, st.data())
 def test_one_wrong_token_is_a_difference(messages: Any, data: Any) -> None:
     turn, made = last_turn(messages), bench()
@@ -138,7 +139,7 @@ def _swapped(text: str) -> str:
     ],
 )
 def test_a_planted_defect_is_a_difference(planted: Callable[[str], str], drawn: Any) -> None:
-    @settings(max_examples=10)
+    @settings(max_examples=examples(10))
     @given(drawn)
     def check(messages: Any) -> None:
         turn = last_turn(messages)
@@ -244,7 +245,7 @@ def test_a_stop_that_never_comes_is_a_difference() -> None:
     assert isinstance(never.judge.difference(turn, never.best(turn)), Difference)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(1, 3), st.booleans())
 def test_results_lost_within_the_turn_are_a_difference(count: int, question: bool) -> None:
     writer = Writer(lambda: "So")
@@ -256,7 +257,7 @@ def test_results_lost_within_the_turn_are_a_difference(count: int, question: boo
         assert isinstance(made.judge.difference(turn, lambda last, lost=lost: made.encode(lost)), Difference)  # type: ignore[misc]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 5), st.integers(1, 3))
 def test_results_are_numbered_through_the_whole_conversation(earlier: int, count: int) -> None:
     writer = Writer(lambda: "So")

@@ -20,7 +20,7 @@ from tito_core.chat.messages import MALFORMED_CALL, template_messages
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger.provenance import Provenance
 
-NAMES = (*zoo.NAMES, *structures.STRUCTURES)
+NAMES = (*zoo.SAMPLE, *structures.STRUCTURES)
 randoms = st.randoms(use_true_random=False)
 
 

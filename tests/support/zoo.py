@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 
 from strands_tito.engines.models import qwen3
 from strands_tito.engines.models.fetch import Package
+from support.budget import PROVE
 from support.byte_level import byte_level
 from tito_core.chat.template import ChatTemplate
 
@@ -131,13 +132,24 @@ FAMILIES = (
 )
 
 
+def _sample() -> tuple[str, ...]:
+    """Return one template of each tool family and one of each tokenizer family."""
+    prefixes = (*TOOL_FAMILIES, *(prefix for each in FAMILIES for prefix in each.names))
+    first = {next(name for name in NAMES if name.startswith(prefix)) for prefix in prefixes}
+    return tuple(name for name in NAMES if name in first)
+
+
+SAMPLE = NAMES if PROVE else _sample()
+"""The templates that `make test` takes; TITO_EXAMPLES (`make prove`) takes all."""
+
+
 def source(name: str) -> str:
-    """Give a template."""
+    """Return a template."""
     return (_fetched("trl") / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def family(name: str) -> Family:
-    """Give a template's family."""
+    """Return a template's family."""
     return next(family for family in FAMILIES if name.startswith(family.names))
 
 
@@ -148,7 +160,7 @@ def real_tokenizer(name: str) -> Any:
 
 
 def tokenizer(name: str) -> Any:
-    """Give the tokenizer of a template, with the template on it."""
+    """Return the tokenizer of a template, with the template on it."""
     kind = family(name)
     if kind.tokenizer:
         made = copy(real_tokenizer(kind.tokenizer))  # the heavy backend stays one
