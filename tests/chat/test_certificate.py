@@ -1,4 +1,4 @@
-"""A certificate as people read it, line by line, and what it is when read back."""
+"""Certificates: their printed lines, JSON round trip and cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certification: candidates, refusals with a difference, what the certificate says, and where it is kept."""
+"""Certification: candidates, refusals with a difference, the certificate and its cache."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_template_that_shows_calls_only_with_text_shows_no_tools() -> None:
         ),
     ],
 )
-def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
+def test_a_template_that_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
     with pytest.raises(TemplateError) as refused:
         certified(source)
     message = str(refused.value)
@@ -135,7 +135,7 @@ def test_what_a_template_rewrites_is_on_the_certificate() -> None:
         ("false", Thinking.NOT_SHOWN),
     ],
 )
-def test_what_becomes_of_reasoning(condition: str, thinking: Thinking) -> None:
+def test_reasoning_of_earlier_answers(condition: str, thinking: Thinking) -> None:
     shown = "{{- header(message.role) + (message.reasoning_content or '' if " + condition + " else '') + message"
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) + message", shown))
     assert certificate.thinking == thinking
@@ -203,7 +203,7 @@ CLOSED = "{%- endfor -%}\n        {{- '<|im_end|>\n' -}}"
 
 
 def moving(closed: str) -> str:
-    """Leave text besides calls out of its usual place, and write the end of a turn anew."""
+    """Return a template that omits text with calls from its usual place and ends turns with `closed`."""
     source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", REMARK).replace(CLOSED, closed)
     assert REMARK in source
     assert closed in source
@@ -215,7 +215,7 @@ def test_text_that_is_moved_behind_calls_changes_no_delta() -> None:
     assert certificate.passed == tuple(case.name for case in cases())
 
 
-def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
+def test_text_that_is_moved_out_of_its_turn_is_on_the_certificate() -> None:
     certificate = certified(
         moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}")
     )
@@ -225,10 +225,10 @@ def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
     assert certificate.tools
 
 
-def test_a_result_written_otherwise_after_a_remark_is_refused_and_not_taken_for_a_moved_text() -> None:
-    beside = "{%- set said = messages[loop.index0 - 1] -%}{{- 'So:' if said.tool_calls and said.content else '' -}}"
+def test_a_result_that_depends_on_a_remark_is_refused() -> None:
+    after_remark = "{%- set m = messages[loop.index0 - 1] -%}{{- 'So:' if m.tool_calls and m.content else '' -}}"
     with pytest.raises(TemplateError, match="'result after a remark, first'"):
-        certified(CHATML_TOOLS.replace(RESULT, beside + RESULT))
+        certified(CHATML_TOOLS.replace(RESULT, after_remark + RESULT))
 
 
 RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
@@ -241,7 +241,7 @@ RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
         (RESULTS + " and messages[0].role != 'system'", "after a system prompt and a question"),
     ],
 )
-def test_a_candidate_that_the_template_refuses_gives_way_to_one_that_it_takes(condition: str, candidate: str) -> None:
+def test_a_candidate_that_the_template_refuses_is_not_chosen(condition: str, candidate: str) -> None:
     certificate = certified(CHATML_TOOLS + "{{- raise_exception('not so') if " + condition + " -}}")
     assert certificate.candidate == candidate
     assert certificate.tools

@@ -1,4 +1,4 @@
-"""In use, the first delta of each shape is compared with the plain rendering before anything is sent (law 7)."""
+"""The first delta of each shape is compared with the plain rendering before anything is sent (law 7)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Rollout:
 
 
 def rollout(kind: str, ending: str, *answers: str, messages: Any = None) -> Rollout:
-    """Begin a rollout under SmolLM2's tool template with something written at its end."""
+    """Start a rollout under SmolLM2's tool template with `ending` appended to the template."""
     made = copy(tokenizer())
     made.chat_template += ending
     says = Says(*answers)
@@ -79,35 +79,35 @@ async def test_a_difference_that_no_probe_covers_is_caught_before_sending(
     kind: str, ending: str, questions: list[str], messages: Any, turns: int
 ) -> None:
     answers = [call("look", '{"at": "é"}'), "So."] if ending == ACCENT else ["So.", "So."]
-    it = rollout(kind, ending, *answers, messages=messages)
+    run = rollout(kind, ending, *answers, messages=messages)
     *usual, last = questions
     for question in usual:
-        await it.agent.invoke_async(question)
-    assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
-    held = list(it.agent.messages)
+        await run.agent.invoke_async(question)
+    assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+    held = list(run.agent.messages)
     for _ in range(2):  # it is due again after a failure
         with pytest.raises(LawViolationError, match="Use another chat template") as caught:
-            await it.agent.invoke_async(last)
+            await run.agent.invoke_async(last)
         assert caught.value.law == 7
         assert re.search("(Loud|Later|Accent):", str(caught.value))
-        assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
-        it.agent.messages[:] = held
+        assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+        run.agent.messages[:] = held
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_the_same_turns_are_sent_with_a_consistent_template(kind: str) -> None:
-    it = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
+    run = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
     for question in ("!Why?", "And?"):
-        await it.agent.invoke_async(question)
-    assert len(it.says.requests) == len(it.model.ledger) == 3
+        await run.agent.invoke_async(question)
+    assert len(run.says.requests) == len(run.model.ledger) == 3
 
 
 async def test_long_conversations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)
-    it = rollout("vllm", BEGINS, "So.")
+    run = rollout("vllm", BEGINS, "So.")
     for question in ("!Why?", "And?"):
-        await it.agent.invoke_async(question)
-    assert len(it.says.requests) == len(it.model.ledger) == 2
+        await run.agent.invoke_async(question)
+    assert len(run.says.requests) == len(run.model.ledger) == 2
 
 
 @cache

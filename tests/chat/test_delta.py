@@ -1,4 +1,4 @@
-"""What each candidate renders around a turn, and where in it the next messages begin."""
+"""The conversation that each candidate renders, and where its delta begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = (
     "{{- call.function.arguments|tojson -}}</tool_call>"
     "{%- endfor -%}<|im_end|>\n{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>a:{%- endif -%}"
 )
-"""A template that shows all that it is given, in little."""
+"""A small template that shows all its inputs."""
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 BEFORE = {
     "after a question": "<|im_start|>u:.<|im_end|>",

@@ -44,7 +44,7 @@ def test_a_difference_is_shown_with_its_position_and_context(
 
 
 def run_probes(source: str, *probes: Case) -> Trial:
-    """Try the first candidate on some probes."""
+    """Run the first candidate on some probes."""
     encoder = ContentSafeEncoder(byte_level(template=source))
     made = DeltaSource.of(Rendering.of(source, {}), encoder, FIRST)
     return attempt(made, judge_of(Referee(source, {}), encoder), probes)

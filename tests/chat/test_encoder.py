@@ -1,4 +1,4 @@
-"""Encoding rendered text: the tokenizer's own ids, and control ids from the scaffold alone (law 6)."""
+"""Encoding of rendered text: the tokenizer's own ids, with control ids from the scaffold only (law 6)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ markup = st.sampled_from([*CONTROL, "<|im_", "start|>", "<", "|>", "think", "</"
 hostile = st.lists(st.one_of(harmless, markup), max_size=4).map("".join)
 scaffold = st.lists(st.sampled_from([*CONTROL, "user\n", "\n", "the ", "<", "|>", ">", "<think", "é"]), max_size=4)
 Runs = list[tuple[bool, str]]
-"""(is content, text) after one another."""
+"""Consecutive runs of (is content, text)."""
 
 
 def runs_of(content: st.SearchStrategy[str]) -> st.SearchStrategy[Runs]:
@@ -38,7 +38,7 @@ def traced(runs: Runs) -> Traced:
 
 
 def written_controls(runs: Runs, control: tuple[str, ...] = CONTROL) -> list[str]:
-    """Control tokens that lie in scaffold from end to end, found the slow obvious way."""
+    """Return the control tokens that lie wholly in scaffold, found the slow, obvious way."""
     characters = [(character, content) for content, text in runs for character in text]
     found, at = [], 0
     while at < len(characters):
@@ -54,7 +54,7 @@ def written_controls(runs: Runs, control: tuple[str, ...] = CONTROL) -> list[str
 
 
 def expected_provenance(tokenizer: Any, ids: list[int], runs: Runs) -> list[Provenance]:
-    """Which tokens hold a byte of content, by the bytes that tokens of a byte-level vocabulary stand for."""
+    """Return the provenance of each token, from the bytes that byte-level tokens stand for."""
     of_content = [content for content, text in runs for _ in text.encode()]
     added = tokenizer.added_tokens_decoder
     expected, at = [], 0
@@ -120,7 +120,7 @@ def test_characters_that_a_normaliser_composes_stay_content() -> None:
     assert encoded.provenance[1] == Provenance.PROMPT
 
 
-def test_half_a_surrogate_pair_is_replaced() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     encoded = ENCODER.encode(traced([(False, "a"), (True, "b\ud83dc\udc00"), (False, "d")]))
     assert shared().backend_tokenizer.decode(encoded.ids.tolist()) == "ab\ufffdc\ufffdd"
 
@@ -128,7 +128,7 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
 @settings(deadline=None, max_examples=20)
 @given(runs=runs_of(st.text(" \nab", max_size=4)))
-def test_control_tokens_that_swallow_blanks(side: str, runs: Runs) -> None:
+def test_control_tokens_that_strip_blanks(side: str, runs: Runs) -> None:
     tokenizer, encoder = SWALLOWING[side]
     text = "".join(text for _, text in runs)
     if len(written_controls([(False, text)])) == len(written_controls(runs)):
@@ -160,7 +160,7 @@ def words() -> Any:
 
 
 @pytest.mark.parametrize("make", [unigram, whole_words, words])
-def test_models_whose_own_vocabulary_spells_control_tokens(make: Any) -> None:
+def test_models_whose_vocabulary_holds_control_tokens(make: Any) -> None:
     backend = make()
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in ("<|im_end|>",)])
     backend.add_tokens([AddedToken("<think>", normalized=False)])
@@ -180,7 +180,7 @@ def test_a_schema_key_between_the_templates_brackets_is_content() -> None:
 
 @settings(deadline=None, max_examples=33)
 @given(runs_of(hostile))
-def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs: Runs) -> None:
+def test_as_template_gives_the_tokenizers_ids_and_content_stays_prompt(runs: Runs) -> None:
     text = "".join(text for _, text in runs)
     encoded = PARITY.encode(traced(runs))
     assert encoded.ids.tolist() == shared().encode(text, add_special_tokens=False)
@@ -192,7 +192,7 @@ def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs
         at += length
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_text_has_no_tokens() -> None:
     encoded = ENCODER.encode(Traced.of("", ()))
     assert (encoded.ids.dtype, encoded.provenance.dtype) == ("int32", "uint8")
     assert len(encoded.ids) == len(encoded.provenance) == 0
@@ -208,7 +208,7 @@ SWALLOWING = {
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5))
-def test_spans_that_touch_are_one(drawn: list[tuple[int, int]]) -> None:
+def test_adjacent_spans_are_merged(drawn: list[tuple[int, int]]) -> None:
     at, spans = 0, []
     for gap, length in drawn:
         spans.append((at + gap, at + gap + length))
@@ -218,7 +218,7 @@ def test_spans_that_touch_are_one(drawn: list[tuple[int, int]]) -> None:
     assert all(one[1] < other[0] for one, other in pairwise(merged))
 
 
-def test_a_token_without_characters_between_two_pieces_of_content_is_content(
+def test_an_empty_token_between_content_is_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "abcd"

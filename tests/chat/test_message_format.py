@@ -1,4 +1,4 @@
-"""What a template family reads: found by trying."""
+"""The message format of a template, found by trying."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_reasoning(reasoning: str, expected: str | None) -> None:
     assert message_format(shown(reasoning)).reasoning == expected
 
 
-def test_text_and_reasoning_that_exclude_each_other_beside_calls() -> None:
+def test_templates_that_allow_either_text_or_reasoning_with_calls() -> None:
     alone = "(raise_exception('both') if message.tool_calls and message.content and message.thinking else '')"
     assert message_format(shown("(message.thinking or '')")).both
     found = message_format(shown(alone + " + (message.thinking or '')"))
@@ -83,7 +83,7 @@ def test_content_in_parts() -> None:
     ]
 
 
-def test_strings_of_arguments_are_json() -> None:
+def test_arguments_as_a_string_are_json() -> None:
     messages = template_messages(calls(("f", {"é": [1, None]})), message_format=MessageFormat("string"))
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == '{"é": [1, null]}'
     assert messages[0]["tool_calls"][0]["function"]["arguments"].spans == ((0, 16, 0),)

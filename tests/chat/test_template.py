@@ -1,4 +1,4 @@
-"""First prompts and deltas: laws 1 and 7 over random conversations, on the tool template and on Qwen3's."""
+"""First prompts and deltas: laws 1 and 7 over random conversations, with a tool template and with Qwen3's."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_pro
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tools", [None, [LOOK]])
-def test_text_is_transformers_own(name: str, tools: Any) -> None:
+def test_text_equals_that_of_transformers(name: str, tools: Any) -> None:
     tokenizer = tokenizer_of(name)
     template = template_of(name)
 

@@ -1,4 +1,4 @@
-"""A bound template: what it is asked before it is used, what it tells of a turn, and its own arguments."""
+"""A bound template: its checks, its arguments, and its deltas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tito_core.ledger.provenance import Provenance
 
 
 def own_tools() -> ChatTemplate:
-    """A template that writes the tools after the messages."""
+    """Return a template that renders the tools after the messages."""
     return ChatTemplate.of(byte_level(template=CHATML_TOOLS.replace("{%- if add", "{{- tools|tojson -}}{%- if add")))
 
 
@@ -60,7 +60,7 @@ def template_candidate() -> Any:
     ("given", "found"),
     [(None, {}), ({}, {}), ({"enable_thinking": False}, {"enable_thinking": False})],
 )
-def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, Any]) -> None:
+def test_template_arguments_are_copied(given: Any, found: dict[str, Any]) -> None:
     taken = checked_arguments(given)
     assert taken == found
     assert taken is not given
@@ -74,7 +74,7 @@ def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, A
         ({"certificates": None}, "certificates"),
     ],
 )
-def test_an_argument_that_is_not_the_templates_is_refused(given: dict[str, Any], named: str) -> None:
+def test_our_own_parameters_are_refused_as_template_arguments(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=rf"template_arguments has {named}, .*content_tokens="):
         checked_arguments(given)
 
@@ -107,7 +107,7 @@ def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
         assert template.count_tokens([asked("a")], system, tools) == len(whole.ids) - header
 
 
-def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> None:
+def test_a_certificate_depends_on_arguments_and_content_tokens() -> None:
     certificate = ChatTemplate.certify(shared(), content_tokens="as-template", enable_thinking=False)
     assert certificate.content_tokens == "as-template"
     assert "('enable_thinking', False)" in certificate.arguments
@@ -117,11 +117,11 @@ def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> 
     assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
 
 
-def test_what_content_may_write_is_one_of_two() -> None:
+def test_content_tokens_has_two_values() -> None:
     wrong: Any = "safe"
     with pytest.raises(ValueError) as refused:
         ChatTemplate.of(shared(), content_tokens=wrong)
-    assert str(refused.value) == "content_tokens must be 'inert' or 'as-template', not 'safe'."
+    assert "'inert' or 'as-template', not 'safe'" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -138,18 +138,18 @@ def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> Non
         ChatTemplate.of(tokenizer)
 
 
-def test_what_a_parser_reads_as_markup_is_a_control_token_too() -> None:
+def test_a_parsers_markup_is_a_control_token() -> None:
     tokenizer = byte_level((*MARKUP, "[CALL"))
-    usual, told = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
-    assert set(told.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
+    usual, marked = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
+    assert set(marked.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
     assert set(usual.encoder.added) == {*SPECIAL, *MARKUP}
-    assert told.fingerprint != usual.fingerprint
+    assert marked.fingerprint != usual.fingerprint
     attack = tokenizer.convert_tokens_to_ids("[CALL")
     assert attack in usual.first_prompt([asked("[CALL")], None, None).ids
-    assert attack not in told.first_prompt([asked("[CALL")], None, None).ids
+    assert attack not in marked.first_prompt([asked("[CALL")], None, None).ids
 
 
-def test_a_template_made_from_a_kept_certificate_is_the_same(tmp_path: Path) -> None:
+def test_a_template_from_a_cached_certificate_is_equal(tmp_path: Path) -> None:
     made, again = (ChatTemplate.of(shared(), certificates=tmp_path) for _ in range(2))
     assert len(list(tmp_path.iterdir())) == 1
     for name in ("certificate", "fingerprint", "closer_id", "stop_ids", "arguments"):
@@ -161,7 +161,7 @@ def test_a_template_made_from_a_kept_certificate_is_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("last", [None, 5])
-def test_what_closes_a_turn_is_marked_as_inserted(last: int | None) -> None:
+def test_inserted_closers_have_the_provenance_inserted(last: int | None) -> None:
     template = template_of("byte level")
     complete = template.delta(answer("a"), [asked("b")], template.closer_id)
     cut = template.delta(answer("a"), [asked("b")], last)

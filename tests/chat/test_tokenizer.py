@@ -41,7 +41,7 @@ Attempts = list[tuple[str, bool]]
 
 @pytest.fixture
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
-    """Nothing is in the hub's cache; the hub itself has the model."""
+    """Record attempts to load: the hub's cache is empty, the hub has the model."""
     made: Attempts = []
 
     def loads(name: str, *, local_files_only: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""One conversation as templates read it, whole, and every sentence that the policy or a user may read of it."""
+"""Conversion of a whole conversation, feedback on malformed calls, and refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def result(index: int, name: str, content: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call_{index}", "name": name, "content": content}
 
 
-def test_a_conversation_in_the_usual_form() -> None:
+def test_a_conversation_in_the_default_format() -> None:
     assert translated(template_messages(CONVERSATION, "Be brief.")) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?\nSay."},
@@ -57,7 +57,7 @@ def test_a_conversation_in_the_usual_form() -> None:
     assert translated(template_messages(CONVERSATION, ""))[0]["role"] == "user"
 
 
-def test_a_conversation_in_another_form() -> None:
+def test_a_conversation_in_another_format() -> None:
     def part(text: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text}]
 
@@ -77,7 +77,7 @@ def test_a_conversation_in_another_form() -> None:
     ]
 
 
-def test_every_string_that_came_from_a_message_is_its_content() -> None:
+def test_every_string_is_traced_to_its_message() -> None:
     def check(value: Any, key: str = "") -> None:
         if isinstance(value, dict):
             for inner, item in value.items():
@@ -98,7 +98,7 @@ def test_every_string_that_came_from_a_message_is_its_content() -> None:
     assert set(sources(tools)) == {TOOLS_SOURCE}
 
 
-def test_text_and_reasoning_that_exclude_each_other_stay_apart_beside_calls_only() -> None:
+def test_reasoning_is_dropped_only_with_text_and_calls() -> None:
     alone = MessageFormat(both=False)
     found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], message_format=alone)
     assert [message.get("reasoning_content") for message in translated(found)] == [
@@ -107,7 +107,7 @@ def test_text_and_reasoning_that_exclude_each_other_stay_apart_beside_calls_only
 
 
 def said(*named: tuple[str, Any]) -> list[str]:
-    """Give what the policy reads of the results of calls of which Strands ran none."""
+    """Return the texts of the results of calls that Strands did not run."""
     message = calls(*named)[0]
     shown = results(*(f"Unknown tool: {MALFORMED_CALL}" if name == MALFORMED_CALL else "fine" for name, _ in named))
     return [str.__str__(each["content"]) for each in template_messages([message, shown])[1:]]
@@ -141,7 +141,7 @@ def malformed(**given: Any) -> tuple[str, dict[str, Any]]:
         ([(MALFORMED_CALL, None)], ["Error: the tool call was malformed and was not executed."]),
     ],
 )
-def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -> None:
+def test_feedback_on_malformed_calls(named: Any, read: list[str]) -> None:
     assert said(*named) == read
 
 
@@ -160,7 +160,7 @@ def test_a_malformed_call_is_rendered_as_it_was_sampled(malformed: Any, shown: t
     assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
 
 
-def test_the_input_of_another_tool_is_its_own() -> None:
+def test_the_input_of_other_tools_is_unchanged() -> None:
     [message] = translated(template_messages(calls(("look", {"name": "x", "raw": "y", "reason": "z"}))))
     assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
 

@@ -1,4 +1,4 @@
-"""The judge passes a delta that is the plain rendering's, and says how any other differs."""
+"""The judge accepts a delta that equals the plain rendering, and reports any difference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSER = "<|im_end|>"
 
 
 class Bench:
-    """A template's judge, and the tokens that the template writes after a turn."""
+    """A template's judge, and the expected tokens after a turn."""
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self.tokenizer = tokenizer
@@ -41,9 +41,9 @@ class Bench:
         return after(turn.answer, turn.new, whole)
 
     def best(self, turn: Turn) -> Callable[[int | None], list[int]]:
-        """Return the delta that is right whatever the engine stopped at."""
+        """Return a function that returns the right delta after any stop."""
         ids = self.encode(self.rest(turn))
-        end = self.tokenizer.convert_tokens_to_ids("<|end|>")  # which gpt-oss writes later in the place of <|return|>
+        end = self.tokenizer.convert_tokens_to_ids("<|end|>")  # gpt-oss replaces <|return|> by it if a message follows
 
         def delta(last: int | None) -> list[int]:
             written = last if last in ids else end
@@ -52,15 +52,15 @@ class Bench:
         return delta
 
     def verdict(self, turn: Turn, text: str, *, cut: bool = False) -> Difference | None:
-        """Judge a delta that is given as text; after a whole turn it is asked for after the closer."""
-        asked: list[int | None] = []
+        """Judge a delta given as text, and check the stop for which it is requested."""
+        requested: list[int | None] = []
 
         def delta(last: int | None) -> list[int]:
-            asked.append(last)
+            requested.append(last)
             return self.encode(text)
 
         found = self.judge.difference(turn, delta)
-        assert asked == [None if cut else self.tokenizer.convert_tokens_to_ids(CLOSER)]
+        assert requested == [None if cut else self.tokenizer.convert_tokens_to_ids(CLOSER)]
         return found
 
 
@@ -90,14 +90,14 @@ def right(turn: Turn) -> str:
 
 @settings(max_examples=13)
 @given(LONG)
-def test_the_plain_renderings_own_text_is_right(messages: Any) -> None:
+def test_the_plain_rendering_itself_is_right(messages: Any) -> None:
     turn = last_turn(messages)
     assert bench().verdict(turn, right(turn)) is None
 
 
 @settings(max_examples=13)
 @given(LONG)
-def test_a_turn_that_was_cut_off_is_to_be_closed_first(messages: Any) -> None:
+def test_a_truncated_turn_must_be_closed_first(messages: Any) -> None:
     turn = last_turn(messages, completed=False)
     whole = bench().rest(turn)
     assert bench().verdict(turn, whole, cut=True) is None
@@ -212,7 +212,7 @@ def test_a_stop_within_a_turn_is_a_difference(
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_closes_the_turn(calls: bool) -> None:
+def test_an_opener_as_stop_is_a_difference_if_another_token_closes_the_turn(calls: bool) -> None:
     writer = Writer(lambda: "So")
     answered, new = (writer.calls(), writer.results()) if calls else (writer.answer(), writer.question())
     turn = last_turn([writer.question(), answered, new])
@@ -223,7 +223,7 @@ def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_
     assert "<|start|>" in found.found
 
 
-def test_the_delta_is_asked_for_after_the_stop_that_the_policy_samples() -> None:
+def test_the_delta_is_requested_after_the_sampled_stop() -> None:
     channels = FAMILIES["parts end as questions do"]
     asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
     source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
@@ -238,7 +238,7 @@ def test_the_delta_is_asked_for_after_the_stop_that_the_policy_samples() -> None
     assert isinstance(wrong, Difference)
 
 
-def test_a_stop_that_never_comes_is_a_difference() -> None:
+def test_a_stop_outside_the_rendering_is_a_difference() -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.answer(), writer.question()])
     never = of_family("numbers all results", "<|call|>")
@@ -259,7 +259,7 @@ def test_results_lost_within_the_turn_are_a_difference(count: int, question: boo
 
 @settings(max_examples=10)
 @given(st.integers(0, 5), st.integers(1, 3))
-def test_results_are_numbered_through_the_whole_conversation(earlier: int, count: int) -> None:
+def test_results_numbered_over_the_conversation_are_right(earlier: int, count: int) -> None:
     writer = Writer(lambda: "So")
     messages = [writer.question()]
     for _ in range(earlier):
@@ -274,7 +274,7 @@ def test_results_are_numbered_through_the_whole_conversation(earlier: int, count
         assert (found is None) == (first == earlier)
 
 
-def test_what_is_no_text_of_the_conversation_is_a_difference() -> None:
+def test_text_outside_the_conversation_is_a_difference() -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.calls(), writer.results()])
     text = right(turn)
@@ -294,9 +294,7 @@ def test_what_is_no_text_of_the_conversation_is_a_difference() -> None:
     ],
     ids=["where it was sampled", "left out", "behind the calls", "a turn of its own"],
 )
-def test_text_besides_calls_is_moved_where_it_stands_behind_one_or_ends_before(
-    text: str, behind: bool, moved: bool
-) -> None:
+def test_moves_text(text: str, behind: bool, moved: bool) -> None:
     source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", "{{- " + text + " -}}")
     if behind:
         source = source.replace("{%- endfor -%}\n        {{- '<", "{%- endfor -%}{{- message.content + '<")

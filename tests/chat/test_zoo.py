@@ -1,4 +1,4 @@
-"""Templates of many families: certified, exact over random rollouts, and safe from what content spells."""
+"""Templates of many families: certified, exact over random rollouts, and safe from control tokens in content."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_zoo_has_all_native_tool_templates() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_deltas_are_the_templates_own_over_random_rollouts(name: str) -> None:
+def test_deltas_equal_the_templates_rendering_over_random_rollouts(name: str) -> None:
     template, tokenizer = pair(name)
     shown = Features.of(template)
 
@@ -79,7 +79,7 @@ def test_no_attack_makes_a_control_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nemotron_3_nano", "qwen3", "cohere-like"])
-def test_in_parity_mode_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> None:
+def test_as_template_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> None:
     _, tokenizer = pair(name)
     template = ChatTemplate.of(tokenizer, content_tokens="as-template")
     assert template.certificate.content_tokens == "as-template"
@@ -102,7 +102,7 @@ def test_a_schema_key_makes_no_reasoning_block_under_nemotron() -> None:
     ids = template.first_prompt([asked("a")], None, [spec]).ids.tolist()
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert "<think>on</think>" in tokenizer.decode(ids)
-    assert ids.count(think) == 1  # the generation prompt's own
+    assert ids.count(think) == 1  # of the generation prompt
     own = encode(tokenizer, tokenizer.decode(ids))
     assert own.count(think) == 2
 
@@ -145,7 +145,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_what_a_truncated_turn_left_open_is_closed(name: str) -> None:
+def test_truncated_turns_are_closed(name: str) -> None:
     template, tokenizer = pair(name)
     for opened, words in zip(Opened, CLOSED[name], strict=True):
         encoded = template.delta(answer("a"), [asked("b")], None, opened=opened)
@@ -165,7 +165,7 @@ def test_what_a_truncated_turn_left_open_is_closed(name: str) -> None:
         ("deepseekv3", "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
     ],
 )
-def test_a_call_that_was_cut_off_and_gets_feedback_is_closed(name: str, words: str) -> None:
+def test_a_truncated_call_with_feedback_is_closed(name: str, words: str) -> None:
     template, tokenizer = pair(name)
     [called] = calls((MALFORMED_CALL, {"reason": "It was cut off."}))
     encoded = template.delta(called, [results("")], None, opened=Opened.CALL, history=[])
@@ -185,7 +185,7 @@ def test_a_call_that_was_cut_off_and_gets_feedback_is_closed(name: str, words: s
         ("qwen3", "</tool_call>", "<|im_end|>\n<|im_start|>user\n<tool_response>"),
     ],
 )
-def test_a_stop_that_opens_what_follows_is_written_once(name: str, last: str, rest: str) -> None:
+def test_a_stop_that_opens_the_next_message_is_written_once(name: str, last: str, rest: str) -> None:
     template, tokenizer = pair(name)
     [called] = calls(("look", {"at": "x"}))
     ids = template.delta(called, [results("open")], tokenizer.convert_tokens_to_ids(last)).ids
@@ -225,14 +225,14 @@ def test_of_several_closers_only_the_missing_ones_are_inserted() -> None:
         ("deepseekv3", Thinking.NOT_SHOWN, True, True),
     ],
 )
-def test_what_becomes_of_reasoning(name: str, thinking: Thinking, by_question: bool, by_result: bool) -> None:
+def test_reasoning_of_earlier_answers(name: str, thinking: Thinking, by_question: bool, by_result: bool) -> None:
     template, _ = pair(name)
     assert template.certificate.thinking == thinking
     assert template.strips_thinking([asked("b")]) == by_question
     assert template.strips_thinking([results("b")]) == by_result
 
 
-def test_arguments_have_the_type_that_the_family_reads() -> None:
+def test_arguments_have_the_type_of_the_family() -> None:
     forms = {
         name: pair(name)[0].rendering.message_format.arguments
         for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
