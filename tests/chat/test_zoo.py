@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
+from support.budget import examples
 from support.conversations import answer, asked, calls, results, translated
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
@@ -53,7 +54,7 @@ def test_deltas_equal_the_templates_rendering_over_random_rollouts(name: str) ->
     template, tokenizer = pair(name)
     shown = Features.of(template)
 
-    @settings(deadline=None, max_examples=8)
+    @settings(deadline=None, max_examples=examples(8))
     @given(randoms)
     def holds(random: Random) -> None:
         drawn = rollout(random, shown)
@@ -112,7 +113,7 @@ def test_plain_content_gives_the_tokenizers_own_ids(name: str) -> None:
     template, tokenizer = pair(name)
     plain = st.text(st.characters(exclude_characters="<|>[]｜", exclude_categories=["Cs"]), max_size=30)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(plain)
     def holds(text: str) -> None:
         rendered = template.rendering.of_messages([asked(text)])

@@ -84,6 +84,7 @@ class Judge:
         self._controls = controls
         self._stops = stops
         self._eos = eos
+        self._headers: dict[str, list[int]] = {}
 
     def difference(self, turn: Turn, delta: Delta) -> Difference | None:
         """Return how a delta differs from the plain rendering, or None if it is right.
@@ -174,12 +175,16 @@ class Judge:
         return f"(the engine would stop at {self._controls[early]!r}, within the turn)" if early is not None else None
 
     def _header(self, turn: Turn) -> list[int]:
-        """Return the control tokens between a question and its answer."""
-        try:
-            prompt = self.referee.render([_QUESTION], turn.system, turn.tools)
-        except RefusedError:
-            return []
-        return [token for token in self._encode(prompt[prompt.rfind("n000") :]) if token in self._controls]
+        """Return the control tokens between a question and its answer; cached."""
+        key = repr((turn.system, turn.tools))
+        if key not in self._headers:
+            try:
+                prompt = self.referee.render([_QUESTION], turn.system, turn.tools)
+            except RefusedError:
+                prompt = ""
+            tail = self._encode(prompt[prompt.rfind("n000") :])
+            self._headers[key] = [token for token in tail if token in self._controls]
+        return self._headers[key]
 
     def _openers(self, turn: Turn, text: str) -> set[int]:
         """Return the control tokens before the first text of a rendering, without those that close messages."""
