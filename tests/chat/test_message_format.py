@@ -61,9 +61,9 @@ def test_reasoning(reasoning: str, expected: str | None) -> None:
 
 def test_templates_that_allow_either_text_or_reasoning_with_calls() -> None:
     alone = "(raise_exception('both') if message.tool_calls and message.content and message.thinking else '')"
-    assert message_format(shown("(message.thinking or '')")).both
+    assert message_format(shown("(message.thinking or '')")).text_and_reasoning
     found = message_format(shown(alone + " + (message.thinking or '')"))
-    assert found == MessageFormat("mapping", "thinking", both=False)
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=False)
     for text, key in (("So:", None), ("", "thinking")):
         [message] = translated(template_messages(calls(("f", {}), text=text, reasoning="Hm."), message_format=found))
         assert message.get("thinking") == ("Hm." if key else None)

@@ -52,7 +52,7 @@ AT = {"at": "it"}
 
 def test_the_default_format_is_tried_first() -> None:
     found, rendered = probe(CHATML_TOOLS.replace(TEXT, THINKING + TEXT))
-    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
     assert rendered == [
         [QUESTION],
         tool_round(AT),
@@ -68,7 +68,7 @@ def test_the_default_format_is_tried_first() -> None:
 
 def test_arguments_as_text_are_json() -> None:
     found, rendered = probe(CHATML_TOOLS.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}"))
-    assert found == MessageFormat("string", None, both=True, parts=False)
+    assert found == MessageFormat("string", None, text_and_reasoning=True, parts=False)
     assert rendered[1:7] == [
         tool_round(AT),
         tool_round('{"at": "it"}'),
@@ -88,7 +88,7 @@ def test_parts_are_kept_with_every_other_option(arguments: Any, reasoning: str |
     if arguments == "string":
         source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
     found, rendered = probe(source)
-    assert found == MessageFormat(arguments, reasoning, both=True, parts=True)
+    assert found == MessageFormat(arguments, reasoning, text_and_reasoning=True, parts=True)
     assert rendered[:2] == [[QUESTION], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
     assert all(type(message["content"]) is list for messages in rendered[1:] for message in messages)
 
@@ -102,17 +102,17 @@ def test_a_template_that_shows_no_question_gets_the_default_format() -> None:
 def test_text_that_is_refused_with_calls_does_not_exclude_reasoning() -> None:
     alone = "{{- raise_exception('alone') if message.tool_calls and message.content -}}"
     found, _ = probe(CHATML_TOOLS.replace(TEXT, alone + THINKING + TEXT))
-    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
     unthought = "{{- raise_exception('unthought') if message.tool_calls and message.thinking -}}"
     found, _ = probe(CHATML_TOOLS.replace(TEXT, unthought + THINKING + TEXT))
-    assert found == MessageFormat("mapping", "thinking", both=True, parts=False)
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
 
 
 def test_reasoning_shown_only_with_calls_is_found_with_string_arguments() -> None:
     shown = "{{- message.reasoning if message.tool_calls else '' -}}"
     source = CHATML_TOOLS.replace(TEXT, shown + TEXT)
     source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
-    assert probe(source)[0] == MessageFormat("string", "reasoning", both=True, parts=False)
+    assert probe(source)[0] == MessageFormat("string", "reasoning", text_and_reasoning=True, parts=False)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tito_core.chat.messages import (
 )
 from tito_core.chat.traced import Traced, sources
 
-PARTS = MessageFormat("string", "thinking", both=True, parts=True)
+PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
 CONVERSATION = [
     asked("Why?", "Say."),
     *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
@@ -99,7 +99,7 @@ def test_every_string_is_traced_to_its_message() -> None:
 
 
 def test_reasoning_is_dropped_only_with_text_and_calls() -> None:
-    alone = MessageFormat(both=False)
+    alone = MessageFormat(text_and_reasoning=False)
     found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], message_format=alone)
     assert [message.get("reasoning_content") for message in translated(found)] == [
         None, None, None, None, "Ah.", None, "Oh."

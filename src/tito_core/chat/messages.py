@@ -45,14 +45,14 @@ class MessageFormat:
     Attributes:
         arguments: Whether a call's arguments are a mapping (most families) or JSON text (DeepSeek-V3).
         reasoning: Key of an answer's reasoning, or None if the template shows none.
-        both: Whether a message with calls may have both text and reasoning. In gpt-oss it may not; the text is kept.
+        text_and_reasoning: Whether a message with calls may have both. In gpt-oss it may not, so only its text is kept.
         parts: Whether content is a list of `{"type": "text"}` parts, as some image models' templates require.
         short_ids: Whether call ids have nine letters or digits, as Mistral's templates require.
     """
 
     arguments: Arguments = "mapping"
     reasoning: str | None = REASONING_KEYS[0]
-    both: bool = True
+    text_and_reasoning: bool = True
     parts: bool = False
     short_ids: bool = False
 
@@ -146,7 +146,11 @@ def _assistant(
         for block in message["content"]
         if "reasoningText" in block.get("reasoningContent", {})
     ]
-    if reasoning and message_format.reasoning and (message_format.both or not calls or not translated["content"]):
+    if (
+        reasoning
+        and message_format.reasoning
+        and (message_format.text_and_reasoning or not calls or not translated["content"])
+    ):
         translated[message_format.reasoning] = _joined(reasoning, source)
     if calls:
         translated["tool_calls"] = [
@@ -206,11 +210,11 @@ def _feedback(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         if call["name"] != MALFORMED_CALL:
             continue
         malformed = call["input"] if isinstance(call["input"], Mapping) else {}
-        number_of_calls = f"tool call {number} of {len(calls)}" if len(calls) > 1 else "the tool call"
+        label = f"tool call {number} of {len(calls)}" if len(calls) > 1 else "the tool call"
         to = f" to {malformed['name']}" if malformed.get("name") else ""
         raw = str(malformed.get("raw", ""))
         quote = "It said" if len(raw) <= _RAW_SHOWN else "It began"
-        parts = [f"Error: {number_of_calls}{to} was malformed and was not executed.", str(malformed.get("reason", ""))]
+        parts = [f"Error: {label}{to} was malformed and was not executed.", str(malformed.get("reason", ""))]
         feedback[call["toolUseId"]] = " ".join(filter(None, [*parts, raw and f"{quote}: {raw[:_RAW_SHOWN]}"]))
     return feedback
 

@@ -211,9 +211,9 @@ def cases() -> Iterator[Case]:
     """Yield the corpus: each turn in each place; the first place with and without tools and a system prompt."""
     for name, turn in TURNS.items():
         for place, before in {**BEFORE, **(DEEPER if name in USUAL else {})}.items():
-            talk = _Writer()
-            history = before(talk)
-            answer, new = turn(talk)
+            writer = _Writer()
+            history = before(writer)
+            answer, new = turn(writer)
             uses = any("toolUse" in block for message in [*history, answer] for block in message["content"])
             variants: list[tuple[str | None, list[ToolSpec] | None]] = [(None, TOOLS if uses else None)]
             if place == "first":

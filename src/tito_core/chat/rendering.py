@@ -157,50 +157,44 @@ _USER, _ASSISTANT, _REASONING = 0, 1, 2
 
 def find_message_format(render: Render) -> MessageFormat:
     """Find the message format of a template by trying; options that make no difference keep their default."""
-    parts = not _shows(render, [_user_message(MessageFormat())]) and _shows(
-        render, [_user_message(MessageFormat(parts=True))]
-    )
-    message_format = MessageFormat(parts=parts)
-    if not any(_accepts_calls(render, each) for each in (message_format, replace(message_format, arguments="string"))):
-        short = replace(message_format, short_ids=True)
-        message_format = (
-            short
-            if any(_accepts_calls(render, each) for each in (short, replace(short, arguments="string")))
-            else message_format
-        )
+    strings, parts = MessageFormat(), MessageFormat(parts=True)
+    shows_parts_only = not _shows(render, [_user_message(strings)]) and _shows(render, [_user_message(parts)])
+    message_format = parts if shows_parts_only else strings
+    if not _accepts_calls(render, message_format):
+        short_ids = replace(message_format, short_ids=True)
+        message_format = short_ids if _accepts_calls(render, short_ids) else message_format
     if not _reads_mapping(render, message_format) and _reads_string(render, message_format):
         message_format = replace(message_format, arguments="string")
     for key in REASONING_KEYS:
-        thought = {key: Traced.content("hm", _REASONING)}
+        reasoning = {key: Traced.content("hm", _REASONING)}
         answer = {"role": "assistant", "content": message_format.content(Traced.content("so", _ASSISTANT))}
-        question, call = _call_messages(
-            message_format, '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"}
-        )
-        if any(_shows(render, [question, turn | thought], _REASONING) for turn in (answer, call)):
+        question, call = _call_messages(message_format)
+        if any(_shows(render, [question, turn | reasoning], _REASONING) for turn in (answer, call)):
             with_text = call | {"content": answer["content"]}
-            each_alone = (
-                _try(render, [question, with_text]) is not None and _try(render, [question, call | thought]) is not None
-            )
-            both = not each_alone or _try(render, [question, with_text | thought]) is not None
-            return replace(message_format, reasoning=key, both=both)
+            takes_each = _renders(render, [question, with_text]) and _renders(render, [question, call | reasoning])
+            takes_both = not takes_each or _renders(render, [question, with_text | reasoning])
+            return replace(message_format, reasoning=key, text_and_reasoning=takes_both)
     return replace(message_format, reasoning=None)
 
 
 def _accepts_calls(render: Render, message_format: MessageFormat) -> bool:
-    """Return whether the template renders a call and its result without an error."""
-    question, call = _call_messages(
-        message_format, '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"}
-    )
-    content = message_format.content(Traced.content("seen", _ASSISTANT))
-    result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "name": "look", "content": content}
-    return _try(render, [question, call, result]) is not None
+    """Return whether the template renders a call and its result, with arguments as a mapping or as a string."""
+    for each in (message_format, replace(message_format, arguments="string")):
+        question, call = _call_messages(each)
+        content = each.content(Traced.content("seen", _ASSISTANT))
+        result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "name": "look", "content": content}
+        if _renders(render, [question, call, result]):
+            return True
+    return False
 
 
 def _user_message(message_format: MessageFormat) -> TemplateMessage:
     return {"role": "user", "content": message_format.content(Traced.content("why", _USER))}
 
 
-def _call_messages(message_format: MessageFormat, arguments: Any) -> list[TemplateMessage]:
+def _call_messages(message_format: MessageFormat, arguments: Any = None) -> list[TemplateMessage]:
+    if arguments is None:
+        arguments = '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"}
     function = {"name": Traced.content("look", _ASSISTANT), "arguments": arguments}
     calls = [
         {"id": Traced.content(message_format.call_id("call_1"), _ASSISTANT), "type": "function", "function": function}
@@ -233,6 +227,10 @@ def _reads_string(render: Render, message_format: MessageFormat) -> bool:
 def _shows(render: Render, messages: Sequence[TemplateMessage], source: int = _USER) -> bool:
     text = _try(render, messages)
     return text is not None and any(origin == source for _, _, origin in text.spans)
+
+
+def _renders(render: Render, messages: Sequence[TemplateMessage]) -> bool:
+    return _try(render, messages) is not None
 
 
 def _try(render: Render, messages: Sequence[TemplateMessage]) -> Traced | None:

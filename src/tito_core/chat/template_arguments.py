@@ -21,12 +21,12 @@ def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
     arguments = dict(given or {})
     if reserved := _SET_EACH_TURN & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(reserved))}, which each turn sets itself. Leave it out."
+            f"template_arguments has {', '.join(sorted(reserved))}, which each turn sets itself: leave it out."
         )
     if reserved := _TRANSFORMERS_PARAMETERS & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(reserved))}, which is a parameter of apply_chat_template and "
-            "never reaches a template. Leave it out. To change the template, set tokenizer.chat_template."
+            f"template_arguments has {', '.join(sorted(reserved))}, which apply_chat_template takes itself and no "
+            "template reads: leave it out. To change the template, set tokenizer.chat_template."
         )
     for name, value in arguments.items():
         try:

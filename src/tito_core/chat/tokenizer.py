@@ -42,7 +42,7 @@ def load_tokenizer(
     if is_folder:
         return _load(name, local_files_only=True)
     if os.path.isabs(name) or name.startswith((".", "~")):
-        raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from. Check the path.")
+        raise TokenizerError(f"There is no folder {name!r} to load a tokenizer from: check the path.")
     try:
         return _load(name, local_files_only=True)
     except TokenizerError:
@@ -58,8 +58,8 @@ def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     hint = " Pass processor.tokenizer." if hasattr(tokenizer, "tokenizer") else ""
     kind = "None" if tokenizer is None else f"of type {type(tokenizer).__name__}"
     raise TokenizerError(
-        f"tokenizer is {kind}. Pass a model's name on the hub, a folder with tokenizer.json, or a tokenizer from "
-        f"transformers.AutoTokenizer.from_pretrained.{hint}"
+        f"tokenizer is {kind}: give a model's name on the hub, a folder with tokenizer.json, or what "
+        f"transformers.AutoTokenizer.from_pretrained returns.{hint}"
     )
 
 
