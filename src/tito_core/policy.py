@@ -22,7 +22,7 @@ from tito_core.backend.replicas import agreed
 from tito_core.backend.sampling import refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, shown
 from tito_core.chat.certificate import ContentTokens
-from tito_core.chat.probes import asked
+from tito_core.chat.probes import user_message
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.template_arguments import checked_arguments
 from tito_core.chat.tokenizer import load_tokenizer
@@ -111,7 +111,7 @@ async def connect(
         content_tokens=content_tokens,
     )
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
-    probe = bound.template.first_prompt([asked(QUESTION)], None, bound.template.rendering.usual_tools)
+    probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
     logger.info("backend=<%s> | asking the server what it is", engine.name)
     info = await connected(engine)
     logger.info(

@@ -17,7 +17,7 @@ from tito_core.backend.checked import tokenize
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.protocol import Backend
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.probes import asked, cases
+from tito_core.chat.probes import cases, user_message
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
 from tito_core.ledger.columns import TokenIds
@@ -124,10 +124,10 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
     renderings = [Traced(" ".join(sorted(control)), ())] if control else []
     for case in cases():
         if case.calls and case.tools and case.name in template.certificate.passed:
-            messages = [*case.before, case.answered, *case.new]
+            messages = [*case.before, case.answer, *case.new]
             renderings.append(template.rendering.of_messages(messages, case.system, case.tools))
             break
-    renderings.append(template.rendering.of_messages([asked(QUESTION)]))
+    renderings.append(template.rendering.of_messages([user_message(QUESTION)]))
     for text in renderings:
         plain = str.__str__(text)
         yield Probe(plain, encoder.encode(text).ids, inert.encode(Traced.content(plain, 0)).ids)

@@ -1,4 +1,4 @@
-"""Certification: candidates, refusals with a difference, what the certificate says, and where it is kept."""
+"""Certification: candidates, refusals with a difference, the certificate and its cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def certified(source: str, **arguments: Any) -> Certificate:
     return ChatTemplate.certify(byte_level(template=source), **arguments)
 
 
-def test_the_usual_template_passes_all_probes_by_the_cheapest_candidate() -> None:
+def test_a_chatml_template_passes_all_probes_with_the_cheapest_candidate() -> None:
     certificate = certified(CHATML_TOOLS)
     assert certificate.candidate == "after a question"
     assert certificate.passed == tuple(case.name for case in cases())
@@ -38,10 +38,10 @@ def test_the_usual_template_passes_all_probes_by_the_cheapest_candidate() -> Non
     assert certificate.rewrites == ("calls: a call in the history is written anew from its parsed arguments",)
 
 
-def test_tools_that_are_written_with_later_messages_must_be_given() -> None:
+def test_a_template_that_renders_tools_late_requires_tool_specs() -> None:
     made = ChatTemplate.of(byte_level(template=CHATML + PROMPT + "{{ tools }}"))
     assert made.certificate.candidate == "after a question, with the rollout's tools"
-    with pytest.raises(TemplateError, match=r"needs tool_specs=\.\.\.: give it, empty where there is none\.$"):
+    with pytest.raises(TemplateError, match="pass tool_specs="):
         made.delta(answer("a"), [asked("b")], None)
     with_tools = made.first_prompt([asked("a"), answer("b"), asked("c")], None, [LOOK]).ids.tolist()
     delta = made.delta(answer("b"), [asked("c")], made.closer_id, tool_specs=[LOOK]).ids.tolist()
@@ -49,25 +49,25 @@ def test_tools_that_are_written_with_later_messages_must_be_given() -> None:
     assert made.delta(answer("b"), [asked("c")], None, tool_specs=[]).ids.tolist() != [made.closer_id, *delta]
 
 
-def test_results_that_are_written_differently_after_earlier_ones_need_the_history() -> None:
+def test_a_template_that_counts_results_requires_the_history() -> None:
     counting = "{%- set ns = namespace(n=0) -%}" + CHATML_TOOLS.replace(
         RESULT, "{%- set ns.n = ns.n + 1 -%}{{- 'first' if ns.n == 1 else 'again' -}}" + RESULT
     )
     assert counting != "{%- set ns = namespace(n=0) -%}" + CHATML_TOOLS
     made = ChatTemplate.of(byte_level(template=counting))
     assert made.certificate.candidate == "after a round of tools where there was one"
-    [called] = calls(("look", {}))
-    with pytest.raises(TemplateError, match="needs history="):
-        made.delta(called, [results("x")], None)
-    first = made.delta(called, [results("x")], None, history=[asked("a")]).ids.tolist()
-    again = made.delta(called, [results("x")], None, history=[asked("a"), called, results("y")]).ids.tolist()
+    [call] = calls(("look", {}))
+    with pytest.raises(TemplateError, match="pass history="):
+        made.delta(call, [results("x")], None)
+    first = made.delta(call, [results("x")], None, history=[asked("a")]).ids.tolist()
+    again = made.delta(call, [results("x")], None, history=[asked("a"), call, results("y")]).ids.tolist()
     assert first != again
 
 
-def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
+def test_a_template_that_shows_calls_only_with_text_shows_no_tools() -> None:
     shown = "{%- for call in message.tool_calls or [] -%}"
     made = certified(CHATML_TOOLS.replace(shown, shown.replace("[] -%}", "[] if message.content -%}")))
-    assert not made.tools  # what calls alone would need is refused, so results are no business of this template
+    assert not made.tools  # its calls without text are refused, so tool results cannot be certified
 
 
 @pytest.mark.parametrize(
@@ -81,23 +81,22 @@ def test_calls_shown_only_beside_text_are_rendered_beside_text() -> None:
         ),
     ],
 )
-def test_what_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
+def test_a_template_that_depends_on_the_past_is_refused_with_the_first_difference(source: str, probe: str) -> None:
     with pytest.raises(TemplateError) as refused:
         certified(source)
-    said = str(refused.value)
-    assert f"on the probe '{probe}" in said
-    lines = said.splitlines()
+    message = str(refused.value)
+    assert probe in message
+    lines = message.splitlines()
     assert lines[1].startswith("  template: ")
     assert lines[2].startswith("  delta:    ")
     assert lines[1][12:] != lines[2][12:]
-    assert said.endswith(".")
 
 
 def test_reasoning_that_is_closed_differently_in_another_place_is_refused() -> None:
     closer = "('</think>' if messages|length < 4 else ' </think>')"
     thought = f"('<think>' + message.reasoning_content + {closer} if message.reasoning_content else '')"
     shown = "{{- header(message.role) + " + thought + " + message.content -}}"
-    with pytest.raises(TemplateError, match="on the probe 'question after a cut thought"):
+    with pytest.raises(TemplateError, match="question after a cut thought"):
         certified(CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", shown))
 
 
@@ -136,7 +135,7 @@ def test_what_a_template_rewrites_is_on_the_certificate() -> None:
         ("false", Thinking.NOT_SHOWN),
     ],
 )
-def test_what_becomes_of_reasoning(condition: str, thinking: Thinking) -> None:
+def test_reasoning_of_earlier_answers(condition: str, thinking: Thinking) -> None:
     shown = "{{- header(message.role) + (message.reasoning_content or '' if " + condition + " else '') + message"
     certificate = certified(CHATML_TOOLS.replace("{{- header(message.role) + message", shown))
     assert certificate.thinking == thinking
@@ -146,9 +145,9 @@ def test_what_becomes_of_reasoning(condition: str, thinking: Thinking) -> None:
 def test_a_certificate_reads_back_and_speaks() -> None:
     certificate = certified(CHATML_TOOLS, enable_thinking=False)
     assert Certificate.from_json(certificate.to_json()) == certificate
-    said = "\n".join(certificate.lines())
-    assert certificate.template in said
-    assert f"{CASES} equal" in said
+    lines = "\n".join(certificate.lines())
+    assert certificate.template in lines
+    assert f"{CASES} equal" in lines
     assert "enable_thinking" in certificate.arguments
     for broken in ("{}", "[]", "{", certificate.to_json().replace('"passed"', '"past"')):
         with pytest.raises(ValueError):
@@ -159,7 +158,7 @@ def test_a_template_is_probed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tokenizer = byte_level()
     made = ChatTemplate.of(tokenizer, certificates=tmp_path)
     [kept] = tmp_path.iterdir()
-    monkeypatch.setattr(template, "choose", None)  # would be called, were there no certificate
+    monkeypatch.setattr(template, "choose", None)  # would be called if there were no certificate
     again = ChatTemplate.of(tokenizer, certificates=tmp_path)
     assert again.certificate == made.certificate
     assert (
@@ -204,7 +203,7 @@ CLOSED = "{%- endfor -%}\n        {{- '<|im_end|>\n' -}}"
 
 
 def moving(closed: str) -> str:
-    """Leave text besides calls out of its usual place, and write the end of a turn anew."""
+    """Return a template that omits text with calls from its usual place and ends turns with `closed`."""
     source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", REMARK).replace(CLOSED, closed)
     assert REMARK in source
     assert closed in source
@@ -216,7 +215,7 @@ def test_text_that_is_moved_behind_calls_changes_no_delta() -> None:
     assert certificate.passed == tuple(case.name for case in cases())
 
 
-def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
+def test_text_that_is_moved_out_of_its_turn_is_on_the_certificate() -> None:
     certificate = certified(
         moving("{%- endfor -%}{{- '<|im_end|>\n' + (message.content if message.tool_calls else '') -}}")
     )
@@ -226,10 +225,10 @@ def test_text_that_is_moved_out_of_its_turn_is_told() -> None:
     assert certificate.tools
 
 
-def test_a_result_written_otherwise_after_a_remark_is_refused_and_not_taken_for_a_moved_text() -> None:
-    beside = "{%- set said = messages[loop.index0 - 1] -%}{{- 'So:' if said.tool_calls and said.content else '' -}}"
-    with pytest.raises(TemplateError, match="on the probe 'result after a remark, first'"):
-        certified(CHATML_TOOLS.replace(RESULT, beside + RESULT))
+def test_a_result_that_depends_on_a_remark_is_refused() -> None:
+    after_remark = "{%- set m = messages[loop.index0 - 1] -%}{{- 'So:' if m.tool_calls and m.content else '' -}}"
+    with pytest.raises(TemplateError, match="'result after a remark, first'"):
+        certified(CHATML_TOOLS.replace(RESULT, after_remark + RESULT))
 
 
 RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
@@ -242,7 +241,7 @@ RESULTS = "messages|selectattr('role', 'eq', 'tool')|list"
         (RESULTS + " and messages[0].role != 'system'", "after a system prompt and a question"),
     ],
 )
-def test_a_candidate_that_the_template_refuses_gives_way_to_one_that_it_takes(condition: str, candidate: str) -> None:
+def test_a_candidate_that_the_template_refuses_is_not_chosen(condition: str, candidate: str) -> None:
     certificate = certified(CHATML_TOOLS + "{{- raise_exception('not so') if " + condition + " -}}")
     assert certificate.candidate == candidate
     assert certificate.tools

@@ -1,4 +1,4 @@
-"""In use, the first delta of each shape is compared with the plain rendering before anything is sent (law 7)."""
+"""The first delta of each shape is compared with the plain rendering before anything is sent (law 7)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands import Agent, tool
 
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import HOSTILE, conversations
 from support.families import FAMILIES
@@ -20,7 +21,7 @@ from support.scripted import BACKENDS, Says, backend_of, call, engine_of, tokeni
 from support.talks import LOOK, talks
 from support.templates import NAMES, template_of
 from tito_core import Policy, TITOModel
-from tito_core.chat.comparison import LONGEST, Comparisons, shape_of
+from tito_core.chat.comparison import MAX_COMPARED_TOKENS, Comparisons, shape_of
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.chat.referee import RefusedError
 from tito_core.chat.template import ChatTemplate
@@ -49,7 +50,7 @@ class Rollout:
 
 
 def rollout(kind: str, ending: str, *answers: str, messages: Any = None) -> Rollout:
-    """Begin a rollout under SmolLM2's tool template with something written at its end."""
+    """Start a rollout under SmolLM2's tool template with `ending` appended to the template."""
     made = copy(tokenizer())
     made.chat_template += ending
     says = Says(*answers)
@@ -74,39 +75,39 @@ def talked(count: int) -> Any:
     ],
     ids=["an opening text", "the 30th message", "an earlier result"],
 )
-async def test_a_template_that_writes_otherwise_where_no_probe_looked_is_caught_before_anything_is_sent(
+async def test_a_difference_that_no_probe_covers_is_caught_before_sending(
     kind: str, ending: str, questions: list[str], messages: Any, turns: int
 ) -> None:
     answers = [call("look", '{"at": "é"}'), "So."] if ending == ACCENT else ["So.", "So."]
-    it = rollout(kind, ending, *answers, messages=messages)
+    run = rollout(kind, ending, *answers, messages=messages)
     *usual, last = questions
     for question in usual:
-        await it.agent.invoke_async(question)
-    assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
-    held = list(it.agent.messages)
+        await run.agent.invoke_async(question)
+    assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+    held = list(run.agent.messages)
     for _ in range(2):  # it is due again after a failure
-        with pytest.raises(LawViolationError, match="not the chat template's own rendering") as caught:
-            await it.agent.invoke_async(last)
+        with pytest.raises(LawViolationError, match="Use another chat template") as caught:
+            await run.agent.invoke_async(last)
         assert caught.value.law == 7
         assert re.search("(Loud|Later|Accent):", str(caught.value))
-        assert (len(it.says.requests), len(it.model.ledger)) == (turns, turns)
-        it.agent.messages[:] = held
+        assert (len(run.says.requests), len(run.model.ledger)) == (turns, turns)
+        run.agent.messages[:] = held
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_the_same_turns_are_sent_where_the_template_keeps_to_its_probes(kind: str) -> None:
-    it = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
+async def test_the_same_turns_are_sent_with_a_consistent_template(kind: str) -> None:
+    run = rollout(kind, "", call("look", '{"at": "é"}'), "So.", "So.", messages=talked(28))
     for question in ("!Why?", "And?"):
-        await it.agent.invoke_async(question)
-    assert len(it.says.requests) == len(it.model.ledger) == 3
+        await run.agent.invoke_async(question)
+    assert len(run.says.requests) == len(run.model.ledger) == 3
 
 
-async def test_a_long_conversation_is_not_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tito_core.chat.comparison.LONGEST", 1)
-    it = rollout("vllm", BEGINS, "So.")
+async def test_long_conversations_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tito_core.chat.comparison.MAX_COMPARED_TOKENS", 1)
+    run = rollout("vllm", BEGINS, "So.")
     for question in ("!Why?", "And?"):
-        await it.agent.invoke_async(question)
-    assert len(it.says.requests) == len(it.model.ledger) == 2
+        await run.agent.invoke_async(question)
+    assert len(run.says.requests) == len(run.model.ledger) == 2
 
 
 @cache
@@ -115,7 +116,7 @@ def template(ending: str = "") -> ChatTemplate:
 
 
 def fresh(ending: str = "") -> ChatTemplate:
-    """Return a template that has compared nothing yet."""
+    """Return a template without remembered comparisons."""
     return fresh_of(template(ending))
 
 
@@ -124,7 +125,7 @@ def fresh_of(made: ChatTemplate) -> ChatTemplate:
 
 
 def places(messages: Any) -> list[tuple[Any, int]]:
-    """Return each history that a turn of a conversation was asked with, and how much of it came before its delta."""
+    """Return the history of each request of a conversation, with the number of messages before its delta."""
     ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     return [
         (messages[:end], before + 1 if i else 0)
@@ -132,9 +133,9 @@ def places(messages: Any) -> list[tuple[Any, int]]:
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(talks(), st.sampled_from([None, "Be brief."]), st.booleans())
-def test_a_right_delta_is_compared_once_a_shape(messages: Any, system: str | None, shows_tools: bool) -> None:
+def test_a_right_delta_is_compared_once_per_shape(messages: Any, system: str | None, shows_tools: bool) -> None:
     made, tools = fresh(), [LOOK] if shows_tools else None
     seen = set()
     for history, answered in places(messages):
@@ -147,13 +148,11 @@ def test_a_right_delta_is_compared_once_a_shape(messages: Any, system: str | Non
         assert made.comparison(history, answered, system, tools, 10) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["byte level", "smollm2", "qwen3-tiny", "ids of nine characters", "numbers all results"]
-)
-def test_no_content_makes_a_right_delta_look_wrong(name: str) -> None:
+@pytest.mark.parametrize("name", ["byte level", "qwen3-tiny", "numbers all results"])
+def test_no_content_fails_the_comparison_of_a_right_delta(name: str) -> None:
     made = template_of(name) if name in NAMES else ChatTemplate.of(FAMILIES[name].tokenizer())
 
-    @settings(max_examples=15)
+    @settings(max_examples=examples(15))
     @given(conversations(HOSTILE))
     def check(messages: Any) -> None:
         used = fresh_of(made)
@@ -165,7 +164,7 @@ def test_no_content_makes_a_right_delta_look_wrong(name: str) -> None:
     check()
 
 
-def test_what_was_not_compared_yet_stays_due() -> None:
+def test_concurrent_comparisons_of_one_shape_all_run() -> None:
     made = fresh()
     one, other = (made.comparison(talked(3), 2, None, None, 10) for _ in range(2))
     assert one is not None
@@ -191,8 +190,8 @@ def test_a_wrong_delta_stays_due() -> None:
 
 def test_only_short_conversations_are_compared() -> None:
     made = fresh()
-    assert made.comparison(talked(3), 2, None, None, LONGEST + 1) is None
-    assert made.comparison(talked(3), 2, None, None, LONGEST) is not None
+    assert made.comparison(talked(3), 2, None, None, MAX_COMPARED_TOKENS + 1) is None
+    assert made.comparison(talked(3), 2, None, None, MAX_COMPARED_TOKENS) is not None
 
 
 @pytest.mark.parametrize("where", [1, 3])

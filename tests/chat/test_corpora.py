@@ -1,6 +1,6 @@
-"""Templates that we did not choose: each is certified and writes what transformers writes, or is refused with a reason.
+"""Other projects' templates: each is certified and renders as transformers does, or is refused for a known reason.
 
-The referee, which shares no code with what it judges, is shown to notice what is planted.
+Planted defects show that the referee, which shares no code with what it judges, notices differences.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from support import corpora, corpus_tokenizers, plain_referee, plain_template, random_chats, stand_in, zoo
+from support.budget import PROVE
 from support.plain_referee import judge
 from tito_core.chat.encoder import EncodedText
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -24,17 +25,28 @@ ALL = tuple(corpora.names())
 REASONS: dict[str, list[str]] = json.loads(
     Path(corpora.__file__).with_name("corpora_refused.json").read_text(encoding="utf-8")
 )
-"""Why templates are refused, with the names of those."""
+"""Reasons for refusals, each with the names of the templates."""
 REFUSED = {name: reason for reason, names in REASONS.items() for name in names}
-NAMES = tuple(name for i, name in enumerate(ALL) if i % 3 == 0 or name in REFUSED or name.startswith("vllm/"))
-"""A third of the hub's, since certifying takes a third of a second each; `make prove` takes all."""
+
+
+def _sample() -> tuple[str, ...]:
+    """Return a sample of the certified templates and one refused template for each reason."""
+    certified = [name for name in ALL if name not in REFUSED]
+    vllm = [name for name in certified if name.startswith("vllm/")]
+    refused = [[name for name in names if name in ALL][:1] for names in REASONS.values()]
+    return tuple(dict.fromkeys([*certified[::24], *vllm[::4], *(name for names in refused for name in names)]))
+
+
+NAMES = ALL if PROVE else _sample()
+"""Certifying a template takes a third of a second, so `make test` takes a sample."""
+TRL_NAMES = zoo.TOOL_NAMES if PROVE else [name for name in zoo.SAMPLE if name in zoo.TOOL_NAMES][::3]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_template_is_refused_or_writes_what_transformers_writes(name: str) -> None:
+def test_a_template_is_refused_or_renders_as_transformers_does(name: str) -> None:
     text = corpora.template(name)
     tokenizer = corpus_tokenizers.tokenizer(name, text)
-    if name in REFUSED:  # a name whose template is certified by now has to leave the list
+    if name in REFUSED:  # remove a template from the list once it is certified
         with pytest.raises(TemplateError):
             ChatTemplate.of(tokenizer)
         return
@@ -44,8 +56,8 @@ def test_a_template_is_refused_or_writes_what_transformers_writes(name: str) -> 
     assert verdict.tails, verdict
 
 
-@pytest.mark.parametrize("name", zoo.TOOL_NAMES)
-def test_trls_templates_write_what_transformers_writes(name: str) -> None:
+@pytest.mark.parametrize("name", TRL_NAMES)
+def test_trls_templates_render_as_transformers_does(name: str) -> None:
     verdict = judge(zoo.template(name), zoo.tokenizer(name), (f"{name} {seed}" for seed in range(CONVERSATIONS)))
     assert not verdict.differences, "\n".join(map(str, verdict.differences))
     assert verdict.tails, verdict
@@ -54,6 +66,9 @@ def test_trls_templates_write_what_transformers_writes(name: str) -> None:
 def test_every_reason_is_of_a_template_in_the_corpora() -> None:
     assert REFUSED.keys() <= corpora.names(light=False).keys()
     assert len(ALL) > 400
+
+
+SEEDS = [f"planted {seed}" for seed in range(20)]
 
 
 class Planted:
@@ -95,12 +110,12 @@ class Planted:
     ],
 )  # fmt: skip
 def test_the_referee_notices(defect: str) -> None:
-    tokenizer = zoo.tokenizer("qwen2_5")
-    template = zoo.template("qwen2_5")
-    seeds = [f"planted {seed}" for seed in range(20)]
-    assert not judge(template, tokenizer, iter(seeds)).differences
-    planted: Any = Planted(template, defect)
-    assert judge(planted, tokenizer, iter(seeds)).differences
+    planted: Any = Planted(zoo.template("qwen2_5"), defect)
+    assert judge(planted, zoo.tokenizer("qwen2_5"), iter(SEEDS)).differences
+
+
+def test_the_referee_accepts_the_template_without_defects() -> None:
+    assert not judge(zoo.template("qwen2_5"), zoo.tokenizer("qwen2_5"), iter(SEEDS)).differences
 
 
 @pytest.mark.parametrize("module", [plain_referee, plain_template, random_chats, stand_in])

@@ -1,16 +1,16 @@
-"""What messages add to a prompt, counted without rendering it: as near as their seams allow."""
+"""Estimates of the tokens that messages add to a prompt."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.conversations import LOOK, answer, asked, calls, results
-from support.templates import NAMES, template_of
+from support.templates import template_of
 from tito_core.chat.messages import UnsupportedContentError
 from tito_core.chat.template import ChatTemplate
 
@@ -18,37 +18,40 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content +
 TEXTS = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)
 
 
-def added(template: ChatTemplate, answered: Any, more: list[Any]) -> int:
-    """Count what messages add to a prompt after an answer, by the delta that would be sent."""
-    delta = template.delta(answered, more, template.closer_id, tool_specs=[LOOK], history=[asked("a")])
-    begun = len(template.first_prompt([asked("a")], None, [LOOK]).ids) - template.count_tokens(
+def added(template: ChatTemplate, answer_: Any, more: list[Any]) -> int:
+    """Return the tokens that messages add after an answer, from the delta."""
+    delta = template.delta(answer_, more, template.closer_id, tool_specs=[LOOK], history=[asked("a")])
+    generation_prompt = len(template.first_prompt([asked("a")], None, [LOOK]).ids) - template.count_tokens(
         [asked("a")], None, [LOOK]
     )
-    return len(delta.ids) - begun
+    return len(delta.ids) - generation_prompt
 
 
 def _calls(count: int) -> Any:
     return calls(*[("look", {"at": "it"})] * count)[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["byte level", "qwen3-tiny"])
+@settings(max_examples=20)
 @given(text=TEXTS)
-def test_a_question_counts_for_what_it_adds(name: str, text: str) -> None:
+def test_the_estimate_for_a_question_is_exact(name: str, text: str) -> None:
     template = template_of(name)
     assert template.added_tokens([asked(text)]) == added(template, answer("b"), [asked(text)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["byte level", "qwen3-tiny"])
+@settings(max_examples=20)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3))
-def test_results_count_for_what_they_add(name: str, texts: list[str]) -> None:
+def test_the_estimate_for_results_is_close(name: str, texts: list[str]) -> None:
     template = template_of(name)
     exact = added(template, _calls(len(texts)), [results(*texts)])
-    # The first of several results and the later ones may be written differently, and texts may merge with newlines.
+    # Templates may render the first result differently, and texts may merge with newlines.
     assert abs(template.added_tokens([results(*texts)]) - exact) <= 3 * len(texts)
 
 
+@settings(max_examples=20)
 @given(TEXTS)
-def test_a_question_after_results_counts_with_them(text: str) -> None:
+def test_a_question_after_results_adds_its_own_tokens(text: str) -> None:
     template = template_of("byte level")
     results_alone, asked_alone = template.added_tokens([results("4")]), template.added_tokens([asked(text)])
     both: Any = {"role": "user", "content": [*results("4")["content"], *asked(text)["content"]]}
@@ -56,7 +59,7 @@ def test_a_question_after_results_counts_with_them(text: str) -> None:
     assert template.added_tokens([results("4"), asked(text)]) == results_alone + asked_alone
 
 
-def test_nothing_adds_nothing() -> None:
+def test_no_messages_add_no_tokens() -> None:
     assert template_of("byte level").added_tokens([]) == 0
 
 
@@ -66,7 +69,7 @@ def test_a_history_with_answers_is_rendered() -> None:
     assert template.added_tokens(history) == template.count_tokens(history, None, None)
 
 
-def test_a_role_that_the_template_refuses_is_rendered_to_hear_why() -> None:
+def test_a_role_that_the_template_refuses_raises_its_reason() -> None:
     template = ChatTemplate.of(
         byte_level(
             template=PLAIN.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{{")
@@ -77,14 +80,14 @@ def test_a_role_that_the_template_refuses_is_rendered_to_hear_why() -> None:
         template.added_tokens([results("4")])
 
 
-def test_content_in_parts_counts_by_its_texts() -> None:
+def test_content_in_parts_is_counted() -> None:
     parts = CHATML_TOOLS.replace("message.content", "message.content[0].text")
     template = ChatTemplate.of(byte_level(template=parts))
-    assert template.rendering.form.parts
+    assert template.rendering.message_format.parts
     assert template.added_tokens([asked("two words")]) == template_of("byte level").added_tokens([asked("two words")])
 
 
-def test_what_cannot_become_text_cannot_be_counted() -> None:
+def test_unsupported_blocks_cannot_be_counted() -> None:
     image: Any = {"role": "user", "content": [{"image": {"format": "png", "source": {"bytes": b""}}}]}
     with pytest.raises(UnsupportedContentError, match="image"):
         template_of("byte level").added_tokens([image])

@@ -1,4 +1,4 @@
-"""What each candidate renders around a turn, and where in it the next messages begin."""
+"""The conversation that each candidate renders, and where its delta begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.byte_level import CHATML_TOOLS, byte_level
 from tito_core.chat.delta import CANDIDATES, Candidate, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import Opened, cut
-from tito_core.chat.probes import FIND, asked, called, returned, said
+from tito_core.chat.probes import FIND, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 
 TOKENIZER = byte_level()
@@ -25,7 +25,7 @@ PLAIN = (
     "{{- call.function.arguments|tojson -}}</tool_call>"
     "{%- endfor -%}<|im_end|>\n{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>a:{%- endif -%}"
 )
-"""A template that shows all that it is given, in little."""
+"""A small template that shows all its inputs."""
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 BEFORE = {
     "after a question": "<|im_start|>u:.<|im_end|>",
@@ -40,7 +40,7 @@ BEFORE = {
     "after messages like the rollout's own": "<|im_start|>u:.<|im_end|>",
     "after messages like the rollout's own, with a tool": "<t>look;<|im_start|>u:.<|im_end|>",
 }
-ALIKE = [candidate for candidate in CANDIDATES if candidate.alike]
+MIRRORING = [candidate for candidate in CANDIDATES if candidate.mirrors_history]
 
 
 def source(candidate: Candidate, template: str = PLAIN) -> DeltaSource:
@@ -56,8 +56,8 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert list(BEFORE) == list(BY_NAME)
     made = source(BY_NAME[name])
     turn = len(BY_NAME[name].before)
-    history = [asked("long " * 99)] if BY_NAME[name].alike else []
-    tail = made.tail(said("long " * 99, "Hm."), [asked("b")], [FIND], history)
+    history = [user_message("long " * 99)] if BY_NAME[name].mirrors_history else []
+    tail = made.tail(assistant_message("long " * 99, "Hm."), [user_message("b")], [FIND], history)
     assert str.__str__(tail.text) == BEFORE[name] + "<|im_start|>a:.<|im_end|><|im_start|>u:b<|im_end|><|im_start|>a:"
     assert cut(tail.text, tail.start) == "<|im_start|>u:b<|im_end|><|im_start|>a:"
     assert tail.source == turn
@@ -65,7 +65,7 @@ def test_a_candidate_renders_a_small_conversation_around_the_turn(name: str) -> 
     assert spelled(token for *_, token in tail.controls) == "<|im_start|><|im_end|><|im_start|>"
     assert tail.controls[0][0] == tail.start
     assert tail.ending is made.answers
-    tail = made.tail(called(("find", {"n": 1}), text="Long."), [returned([{"text": "c"}])], [FIND], history)
+    tail = made.tail(call_message(("find", {"n": 1}), text="Long."), [result_message([{"text": "c"}])], [FIND], history)
     remark = "." if "remark" in name else ""
     assert str.__str__(tail.text) == (
         f'{BEFORE[name]}<|im_start|>a:{remark}<tool_call>find{{"n": 1}}</tool_call><|im_end|>'
@@ -79,25 +79,25 @@ def test_a_round_of_tools_is_rendered_where_there_was_one() -> None:
     made = source(BY_NAME["after a round of tools where there was one"])
     rounds = BEFORE["after a round of tools, with a tool"].removeprefix("<t>look;")
     for history, before in (
-        ([asked("a")], BEFORE["after a question"]),
-        ([asked("a"), called(("find", {})), returned([])], rounds),
+        ([user_message("a")], BEFORE["after a question"]),
+        ([user_message("a"), call_message(("find", {})), result_message([])], rounds),
     ):
-        tail = made.tail(said("x"), [asked("b")], None, history)
+        tail = made.tail(assistant_message("x"), [user_message("b")], None, history)
         assert str.__str__(tail.text) == before + "<|im_start|>a:.<|im_end|><|im_start|>u:b<|im_end|><|im_start|>a:"
     assert tail.source == 5
 
 
-@pytest.mark.parametrize("candidate", ALIKE, ids=lambda candidate: candidate.name)
+@pytest.mark.parametrize("candidate", MIRRORING, ids=lambda candidate: candidate.name)
 def test_messages_like_the_rollouts_own_have_their_number_kinds_ids_and_names_and_no_more(candidate: Candidate) -> None:
     long = "long " * 99
     history = [
-        asked(long, " \n"),
-        called(("find", {"n": 1}), ("look", {"at": long}), text=long, thought=long),
-        returned([{"text": long}], [{"json": {"a": long}}], text=long),
-        said(long),
-        asked(""),
+        user_message(long, " \n"),
+        call_message(("find", {"n": 1}), ("look", {"at": long}), text=long, thought=long),
+        result_message([{"text": long}], [{"json": {"a": long}}], text=long),
+        assistant_message(long),
+        user_message(""),
     ]
-    tail = source(candidate).tail(said("x"), [asked("b")], None, history)
+    tail = source(candidate).tail(assistant_message("x"), [user_message("b")], None, history)
     at = '{"at": "it"}'
     assert str.__str__(tail.text) == (
         ("<t>look;" if candidate.tools == "ours" else "")
@@ -112,11 +112,14 @@ def test_messages_like_the_rollouts_own_have_their_number_kinds_ids_and_names_an
 
 @given(st.integers(0, 6), st.booleans())
 def test_the_rollouts_own_ids_reach_a_template_that_writes_them(rounds: int, texts: bool) -> None:
-    history = [asked("a")]
+    history = [user_message("a")]
     for i in range(rounds):
-        history += [called(("look", {}), first=i), returned([{"text": "b"}], text="c" if texts else "", first=i)]
-    made = source(ALIKE[0], PLAIN.replace("{{- m.content -}}", "{{- m.tool_call_id -}}{{- m.content -}}"))
-    tail = made.tail(said("x"), [asked("b")], None, history)
+        history += [
+            call_message(("look", {}), first=i),
+            result_message([{"text": "b"}], text="c" if texts else "", first=i),
+        ]
+    made = source(MIRRORING[0], PLAIN.replace("{{- m.content -}}", "{{- m.tool_call_id -}}{{- m.content -}}"))
+    tail = made.tail(assistant_message("x"), [user_message("b")], None, history)
     assert re.findall(r"call_(\d)", str.__str__(tail.text)) == [str(i) for i in range(rounds)]
 
 
@@ -142,42 +145,32 @@ def test_how_turns_end_is_learned_in_the_candidates_surroundings(name: str) -> N
         ("after messages like the rollout's own, with a tool", {}, "history"),
     ],
 )
-def test_what_a_candidate_needs_is_asked_for(name: str, given: dict[str, Any], lacks: str) -> None:
+def test_a_candidate_requires_its_inputs(name: str, given: dict[str, Any], lacks: str) -> None:
     made = source(BY_NAME[name])
-    with pytest.raises(TemplateError) as refused:
-        made.tail(said("x"), [asked("b")], **given)
-    assert str(refused.value) == (
-        f"The chat template's delta is rendered {name}, so it needs {lacks}=...: give it, empty where there is none."
-    )
-    assert made.tail(said("x"), [asked("b")], **{**given, "tools": [], "history": []}).start > 0
+    with pytest.raises(TemplateError, match=f"{name}: pass {lacks}="):
+        made.tail(assistant_message("x"), [user_message("b")], **given)
+    assert made.tail(assistant_message("x"), [user_message("b")], **{**given, "tools": [], "history": []}).start > 0
 
 
-def test_a_candidate_that_needs_nothing_asks_for_nothing() -> None:
+def test_other_candidates_require_no_inputs() -> None:
     for name, candidate in BY_NAME.items():
-        if "rollout" not in name and "where" not in name and not candidate.alike:
-            assert source(candidate).tail(said("x"), [asked("b")]).start > 0
+        if "rollout" not in name and "where" not in name and not candidate.mirrors_history:
+            assert source(candidate).tail(assistant_message("x"), [user_message("b")]).start > 0
 
 
-def test_a_template_whose_turns_no_control_token_ends_is_refused() -> None:
-    with pytest.raises(TemplateError) as refused:
+def test_a_template_without_a_turn_ending_control_token_is_refused() -> None:
+    with pytest.raises(TemplateError, match=r"no control token ends its assistant turns.*eos_token"):
         source(CANDIDATES[0], "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
-    assert str(refused.value) == (
-        "The chat template ends assistant turns with no control token, so turns cannot be told apart."
-    )
 
 
-def test_a_turn_that_ends_otherwise_is_told_with_the_tokens_that_end_one() -> None:
+def test_a_turn_with_another_ending_is_refused_with_the_expected_tokens() -> None:
     otherwise = PLAIN.replace(
         "{%- endfor -%}<|im_end|>\n", "{%- endfor -%}{{- '' if messages[-1].content == 'no' else '<|im_end|>' -}}"
     )
     made = source(CANDIDATES[0], otherwise)
-    assert made.tail(said("x"), [asked("b")]).start > 0
-    with pytest.raises(TemplateError) as refused:
-        made.tail(said("x"), [asked("no")])
-    assert str(refused.value) == (
-        "The chat template does not end an assistant turn as it ended one before (tokens [2]); "
-        "found no place to continue from."
-    )
+    assert made.tail(assistant_message("x"), [user_message("b")]).start > 0
+    with pytest.raises(TemplateError, match=r"expected tokens \[2\]"):
+        made.tail(assistant_message("x"), [user_message("no")])
 
 
 OPENS = (
@@ -187,17 +180,20 @@ OPENS = (
 )
 
 
-def test_a_turn_that_the_next_opener_ends_goes_on_from_there() -> None:
+def test_a_delta_after_a_turn_without_closers_starts_with_the_opener() -> None:
     made = source(CANDIDATES[0], OPENS)
     assert made.calls is not None
     assert (made.answers.closing, made.calls.closing) == ((), ())
     assert spelled(sorted(made.answers.openers)) == "<|im_start|><think>"
-    assert cut((tail := made.tail(said("x"), [asked("b")])).text, tail.start) == "<|im_start|>b<|im_end|>"
-    tail = made.tail(called(("look", {})), [returned([{"text": "c"}])])
+    assert (
+        cut((tail := made.tail(assistant_message("x"), [user_message("b")])).text, tail.start)
+        == "<|im_start|>b<|im_end|>"
+    )
+    tail = made.tail(call_message(("look", {})), [result_message([{"text": "c"}])])
     assert cut(tail.text, tail.start) == "<think>c<|im_end|>"
     never = OPENS.replace("'user': '<|im_start|>'", "'user': '<|im_start|>' if messages[-1].content != 'no' else ''")
-    with pytest.raises(TemplateError, match=r"as it ended one before \(tokens \[1, \d+\]\); found no place"):
-        source(CANDIDATES[0], never).tail(said("x"), [asked("no")])
+    with pytest.raises(TemplateError, match=r"expected tokens \[1, \d+\]"):
+        source(CANDIDATES[0], never).tail(assistant_message("x"), [user_message("no")])
 
 
 def test_a_template_without_calls_has_answers_only() -> None:

@@ -1,4 +1,4 @@
-"""What a refusal shows of a template whose delta is not its own rendering."""
+"""Differences that a refusal of a template shows, and refused probes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from support.byte_level import CHATML_TOOLS, byte_level
 from tito_core.chat.certify import Trial, attempt, choose, judge_of
 from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.probes import Case, asked, called, cases, returned
+from tito_core.chat.probes import Case, call_message, cases, result_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
-from tito_core.chat.verdict import AROUND, Difference
+from tito_core.chat.verdict import CONTEXT, Difference
 
 FIRST = CANDIDATES[0]
 PROBES = {case.name: case for case in cases()}
@@ -34,25 +34,25 @@ PROBES = {case.name: case for case in cases()}
         ("l" + "a" + "r" * 100, "l" + "b" + "r" * 100, 1, ("la" + "r" * 59, "lb" + "r" * 59)),
     ],
 )
-def test_a_difference_is_shown_at_its_place_with_little_around(
+def test_a_difference_is_shown_with_its_position_and_context(
     expected: str, found: str, at: int, shown: tuple[str, str]
 ) -> None:
-    assert AROUND == 60
+    assert CONTEXT == 60
     assert str(Difference(expected, found)) == (
         f"at character {at}:\n  template: '{shown[0]}'\n  delta:    '{shown[1]}'"
     )
 
 
-def tried(source: str, *probes: Case) -> Trial:
-    """Try the first candidate on some probes."""
+def run_probes(source: str, *probes: Case) -> Trial:
+    """Run the first candidate on some probes."""
     encoder = ContentSafeEncoder(byte_level(template=source))
     made = DeltaSource.of(Rendering.of(source, {}), encoder, FIRST)
     return attempt(made, judge_of(Referee(source, {}), encoder), probes)
 
 
 def difference(source: str, *names: str) -> str:
-    """Return how the last of these probes differs; the others pass."""
-    trial = tried(source, *(PROBES[name] for name in names))
+    """Return the difference of the last probe; the others pass."""
+    trial = run_probes(source, *(PROBES[name] for name in names))
     assert [case.name for case in trial.passed] == list(names[:-1])
     assert trial.difference is not None
     name, found = trial.difference
@@ -60,7 +60,7 @@ def difference(source: str, *names: str) -> str:
     return str(found)
 
 
-def test_the_first_difference_is_the_templates_own_text_beside_ours() -> None:
+def test_the_first_difference_shows_both_texts() -> None:
     counted = CHATML_TOOLS + "{{ messages|length }}"
     assert difference(counted, "question, first", "question, after an answer") == (
         "at character 60:\n"
@@ -69,34 +69,35 @@ def test_the_first_difference_is_the_templates_own_text_beside_ours() -> None:
     )
 
 
-def test_the_difference_of_the_candidate_that_came_furthest_is_shown() -> None:
+def test_the_difference_of_the_candidate_with_most_passed_probes_is_shown() -> None:
     source = CHATML_TOOLS + "{{ messages|length if messages|length != 3 }}"
     encoder = ContentSafeEncoder(byte_level(template=source))
     with pytest.raises(TemplateError) as refused:
         choose(Rendering.of(source, {}), encoder, judge_of(Referee(source, {}), encoder), CANDIDATES[:2])
-    assert f"on the probe 'question, first, with a system prompt', rendering {FIRST.name} differs" in str(refused.value)
+    assert "'question, first, with a system prompt'" in str(refused.value)
+    assert f"rendering {FIRST.name} differs" in str(refused.value)
 
 
 LONG = CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 3 and messages[1].content == '.' "
 
 
-def test_what_only_the_delta_cannot_give_is_refused_and_counted() -> None:
+def test_probes_that_only_the_candidate_cannot_render_are_counted() -> None:
     only_ours = LONG + "and messages[2].content.endswith('5.') }}"
     usual, other = "question, after an answer", "question of two blocks, after a thought"
-    trial = tried(only_ours.replace("5.", "7."), PROBES["question, first"], PROBES[other])
+    trial = run_probes(only_ours.replace("5.", "7."), PROBES["question, first"], PROBES[other])
     assert [case.name for case in trial.passed] == ["question, first"]
     assert [name for name, _ in trial.refused] == [other]
     assert "long" in trial.refused[0][1]
     assert trial.unable == 1
     assert trial.difference is None
-    trial = tried(only_ours, PROBES["question, first"], PROBES[usual])
+    trial = run_probes(only_ours, PROBES["question, first"], PROBES[usual])
     assert trial.difference is not None
     assert trial.difference[0] == usual
     assert "long" in trial.difference[1].found
 
 
-def test_what_the_template_refuses_as_a_whole_is_not_counted_against_a_candidate() -> None:
-    trial = tried(
+def test_probes_that_the_template_refuses_do_not_count_against_a_candidate() -> None:
+    trial = run_probes(
         CHATML_TOOLS + "{{ raise_exception('long') if messages|length == 5 }}",
         PROBES["question, first"],
         PROBES["question, after an answer"],
@@ -106,43 +107,43 @@ def test_what_the_template_refuses_as_a_whole_is_not_counted_against_a_candidate
     assert trial.unable == 0
 
 
-def test_a_template_that_takes_no_question_is_refused_with_its_own_words() -> None:
+def test_a_template_that_refuses_every_probe_is_refused_with_its_reason() -> None:
     first = PROBES["question, first"]
     with pytest.raises(TemplateError, match="never"):
-        tried(
+        run_probes(
             CHATML_TOOLS + "{{ raise_exception('never') if messages[0].content != '.' and messages|length > 1 }}", first
         )
-    with pytest.raises(TemplateError, match="no probe"):
-        tried(CHATML_TOOLS)
+    with pytest.raises(TemplateError, match="No probes"):
+        run_probes(CHATML_TOOLS)
 
 
-def test_calls_that_a_template_refuses_are_no_difference() -> None:
+def test_refused_calls_are_not_a_difference() -> None:
     single = (
         CHATML_TOOLS + "{{ raise_exception('one call') if messages|selectattr('role', 'eq', 'tool')|list|length == 2 }}"
     )
     names = ("question, first", "result, first, with tools", "two results, first, with tools")
-    trial = tried(single, *(PROBES[name] for name in names))
+    trial = run_probes(single, *(PROBES[name] for name in names))
     assert trial.difference is None
     assert [case.name for case in trial.passed] == list(names[:2])
     [(refused, reason)] = trial.refused
     assert refused == names[2]
     assert reason.endswith("one call")
     assert trial.tools
-    assert not tried(single, PROBES[names[0]]).tools
+    assert not run_probes(single, PROBES[names[0]]).tools
 
 
 def test_a_template_that_was_only_tried_with_tools_needs_them() -> None:
-    assert tried(CHATML_TOOLS, PROBES["question, first, with tools"]).needs_tools
-    assert not tried(CHATML_TOOLS, PROBES["question, first, with tools"], PROBES["question, first"]).needs_tools
+    assert run_probes(CHATML_TOOLS, PROBES["question, first, with tools"]).needs_tools
+    assert not run_probes(CHATML_TOOLS, PROBES["question, first, with tools"], PROBES["question, first"]).needs_tools
 
 
-def test_a_turn_that_was_cut_off_must_be_closed_as_the_template_closes_it() -> None:
+def test_a_truncated_turn_must_get_the_templates_closers() -> None:
     thought = "('<think>' + message.reasoning_content + {} if message.reasoning_content else '')"
     written = CHATML_TOOLS.replace(
         "header(message.role) + message.content", f"header(message.role) + {thought} + message.content"
     )
     name = "question after a cut thought, first"
-    right = tried(written.replace("{}", "'</think>'"), PROBES[name])
+    right = run_probes(written.replace("{}", "'</think>'"), PROBES[name])
     assert [case.name for case in right.passed] == [name]
     elsewhere = written.replace(
         "{}", "('</think>' if messages|length < 3 or messages[0].content == '.' else ' </think>')"
@@ -150,6 +151,8 @@ def test_a_turn_that_was_cut_off_must_be_closed_as_the_template_closes_it() -> N
     assert "' </think>" in difference(elsewhere, name)
 
 
-def test_one_who_says_nothing_is_still_told_apart() -> None:
-    trial = tried(CHATML_TOOLS, Case("calls", [asked("a")], called(("look", {})), [returned([])]))
+def test_calls_without_text_and_with_an_empty_result_pass() -> None:
+    trial = run_probes(
+        CHATML_TOOLS, Case("calls", [user_message("a")], call_message(("look", {})), [result_message([])])
+    )
     assert [case.name for case in trial.passed] == ["calls"]

@@ -1,4 +1,4 @@
-"""Encoding rendered text: the tokenizer's own ids, and control ids from the scaffold alone (law 6)."""
+"""Encoding of rendered text: the tokenizer's own ids, with control ids from the scaffold only (law 6)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from support.budget import examples
 from support.byte_level import MARKUP, SPECIAL, byte_level, shared, wrapped
 from support.templates import template_of, tokenizer_of
 from tito_core.chat import encoder as encoder_module
@@ -23,7 +24,7 @@ markup = st.sampled_from([*CONTROL, "<|im_", "start|>", "<", "|>", "think", "</"
 hostile = st.lists(st.one_of(harmless, markup), max_size=4).map("".join)
 scaffold = st.lists(st.sampled_from([*CONTROL, "user\n", "\n", "the ", "<", "|>", ">", "<think", "é"]), max_size=4)
 Runs = list[tuple[bool, str]]
-"""(is content, text) after one another."""
+"""Consecutive runs of (is content, text)."""
 
 
 def runs_of(content: st.SearchStrategy[str]) -> st.SearchStrategy[Runs]:
@@ -37,7 +38,7 @@ def traced(runs: Runs) -> Traced:
 
 
 def written_controls(runs: Runs, control: tuple[str, ...] = CONTROL) -> list[str]:
-    """Control tokens that lie in scaffold from end to end, found the slow obvious way."""
+    """Return the control tokens that lie wholly in scaffold, found the slow, obvious way."""
     characters = [(character, content) for content, text in runs for character in text]
     found, at = [], 0
     while at < len(characters):
@@ -53,7 +54,7 @@ def written_controls(runs: Runs, control: tuple[str, ...] = CONTROL) -> list[str
 
 
 def expected_provenance(tokenizer: Any, ids: list[int], runs: Runs) -> list[Provenance]:
-    """Which tokens hold a byte of content, by the bytes that tokens of a byte-level vocabulary stand for."""
+    """Return the provenance of each token, from the bytes that byte-level tokens stand for."""
     of_content = [content for content, text in runs for _ in text.encode()]
     added = tokenizer.added_tokens_decoder
     expected, at = [], 0
@@ -66,7 +67,7 @@ def expected_provenance(tokenizer: Any, ids: list[int], runs: Runs) -> list[Prov
     return expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(runs_of(hostile))
 def test_control_ids_come_from_the_scaffold_alone(runs: Runs) -> None:
     tokenizer = shared()
@@ -79,7 +80,7 @@ def test_control_ids_come_from_the_scaffold_alone(runs: Runs) -> None:
     assert encoded.provenance.tolist() == expected_provenance(tokenizer, ids, runs)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 @given(runs_of(harmless))
 def test_harmless_content_gives_the_tokenizers_own_ids(runs: Runs) -> None:
     text = "".join(text for _, text in runs)
@@ -97,7 +98,7 @@ def test_real_tokenizers(name: str) -> None:
         st.one_of(st.text("ab é\n42", max_size=5), st.sampled_from(sorted(added.values()))), max_size=4
     ).map("".join)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(spelled, harmless)
     def check(attack: str, text: str) -> None:
         head, tail = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
@@ -119,15 +120,15 @@ def test_characters_that_a_normaliser_composes_stay_content() -> None:
     assert encoded.provenance[1] == Provenance.PROMPT
 
 
-def test_half_a_surrogate_pair_is_replaced() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     encoded = ENCODER.encode(traced([(False, "a"), (True, "b\ud83dc\udc00"), (False, "d")]))
     assert shared().backend_tokenizer.decode(encoded.ids.tolist()) == "ab\ufffdc\ufffdd"
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(runs=runs_of(st.text(" \nab", max_size=4)))
-def test_control_tokens_that_swallow_blanks(side: str, runs: Runs) -> None:
+def test_control_tokens_that_strip_blanks(side: str, runs: Runs) -> None:
     tokenizer, encoder = SWALLOWING[side]
     text = "".join(text for _, text in runs)
     if len(written_controls([(False, text)])) == len(written_controls(runs)):
@@ -159,7 +160,7 @@ def words() -> Any:
 
 
 @pytest.mark.parametrize("make", [unigram, whole_words, words])
-def test_models_whose_own_vocabulary_spells_control_tokens(make: Any) -> None:
+def test_models_whose_vocabulary_holds_control_tokens(make: Any) -> None:
     backend = make()
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in ("<|im_end|>",)])
     backend.add_tokens([AddedToken("<think>", normalized=False)])
@@ -177,9 +178,9 @@ def test_a_schema_key_between_the_templates_brackets_is_content() -> None:
     assert sum(i in shared().added_tokens_decoder for i in encoded.ids.tolist()) == 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=33)
 @given(runs_of(hostile))
-def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs: Runs) -> None:
+def test_as_template_gives_the_tokenizers_ids_and_content_stays_prompt(runs: Runs) -> None:
     text = "".join(text for _, text in runs)
     encoded = PARITY.encode(traced(runs))
     assert encoded.ids.tolist() == shared().encode(text, add_special_tokens=False)
@@ -191,7 +192,7 @@ def test_in_parity_mode_all_text_is_the_tokenizers_and_content_stays_prompt(runs
         at += length
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_text_has_no_tokens() -> None:
     encoded = ENCODER.encode(Traced.of("", ()))
     assert (encoded.ids.dtype, encoded.provenance.dtype) == ("int32", "uint8")
     assert len(encoded.ids) == len(encoded.provenance) == 0
@@ -207,7 +208,7 @@ SWALLOWING = {
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=5))
-def test_spans_that_touch_are_one(drawn: list[tuple[int, int]]) -> None:
+def test_adjacent_spans_are_merged(drawn: list[tuple[int, int]]) -> None:
     at, spans = 0, []
     for gap, length in drawn:
         spans.append((at + gap, at + gap + length))
@@ -217,7 +218,7 @@ def test_spans_that_touch_are_one(drawn: list[tuple[int, int]]) -> None:
     assert all(one[1] < other[0] for one, other in pairwise(merged))
 
 
-def test_a_token_without_characters_between_two_pieces_of_content_is_content(
+def test_an_empty_token_between_content_is_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "abcd"

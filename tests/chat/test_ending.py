@@ -1,4 +1,4 @@
-"""Ends of turns: what of the closers is missing, and where control tokens are found."""
+"""Ends of turns: missing closers, and positions of control tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NONE = Ending((), frozenset(), frozenset({4, 5}), {Opened.MESSAGE: ids(), Opened
         (NONE, None, Opened.CALL, [6]),
     ],
 )
-def test_what_is_missing(ending: Ending, last: int | None, opened: Opened, missing: list[int]) -> None:
+def test_missing_closers(ending: Ending, last: int | None, opened: Opened, missing: list[int]) -> None:
     assert ending.missing(last, opened).tolist() == missing
 
 
@@ -57,7 +57,7 @@ def test_stops() -> None:
         ({4, 5, 8, 9}, ()),
     ],
 )
-def test_what_closes_a_part_of_a_turn_is_no_stop(inner: set[int], stops: tuple[int, ...]) -> None:
+def test_a_token_that_closes_a_part_of_a_turn_is_not_a_stop(inner: set[int], stops: tuple[int, ...]) -> None:
     assert stops_of([TWO, NONE], frozenset(inner)) == stops
 
 

@@ -1,4 +1,4 @@
-"""Templates over traced variables: the text of transformers' own rendering, and no content without its trace."""
+"""Templates over traced variables render the text of transformers, and no content loses its spans."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from support.budget import examples
 from support.origins import check_exact, check_nothing_lost, plain, strings
 from tito_core.chat.environment import compile_template, render
 from tito_core.chat.traced import Traced
@@ -90,8 +91,8 @@ def both(source: str, variables: dict[str, Any]) -> tuple[Traced, str]:
 
 
 @pytest.mark.parametrize("source", EXACT)
-def test_followed_exactly(source: str) -> None:
-    @settings(deadline=None, max_examples=15)
+def test_exactly_traced_expressions(source: str) -> None:
+    @settings(deadline=None, max_examples=examples(15))
     @given(strings, strings, strings)
     def check(s: str, o: str, p: str) -> None:
         found, expected = both(source, {"s": s, "o": o, "p": p, "m": {"k": {"n": o}}})
@@ -102,8 +103,8 @@ def test_followed_exactly(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", CAUTIOUS)
-def test_nothing_is_lost(source: str) -> None:
-    @settings(deadline=None, max_examples=15)
+def test_conservatively_traced_expressions_lose_no_content(source: str) -> None:
+    @settings(deadline=None, max_examples=examples(15))
     @given(strings, strings)
     def check(s: str, o: str) -> None:
         found, expected = both(source, {"s": s, "o": o})
@@ -149,13 +150,13 @@ LOOKS = [
     "{{ x.NAME.NAME is defined }}",
     "{{ [x]|sum(attribute='NAME', start=0) }}",
 ]
-"""All ways in which a template may ask for something of a text."""
+"""All ways to access an attribute of a text in a template."""
 NAMES = [*dir(Traced), *(f"{name}_" for name in ("content", "spans", "of")), "text", "0"]
 NAME = st.one_of(st.sampled_from(NAMES), st.from_regex(r"\A[a-z_][a-z0-9_]{0,8}\Z"))
 
 
 def outcome(source: str, variables: dict[str, Any]) -> tuple[str, str]:
-    """Return what transformers makes of plain text and we of traced text: a rendering, or the name of an error."""
+    """Return the results of transformers with plain text and of ours with traced text: rendering or error name."""
     found: list[str] = []
     for rendered in (
         lambda: render_jinja_template([[]], None, None, source, **plain(variables))[0][0],
@@ -169,8 +170,8 @@ def outcome(source: str, variables: dict[str, Any]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_traced_text_has_what_plain_text_has_and_nothing_more(look: str) -> None:
-    @settings(deadline=None, max_examples=30)
+def test_traced_text_has_the_attributes_of_plain_text_only(look: str) -> None:
+    @settings(deadline=None, max_examples=examples(30))
     @given(NAME)
     def check(name: str) -> None:
         text = Traced.content("ab", 1)
@@ -193,7 +194,7 @@ def test_the_date_is_frozen() -> None:
     assert render(template, {}) == "26 Jul 2024"
 
 
-def test_private_attributes_stay_out_of_reach() -> None:
+def test_private_attributes_are_inaccessible() -> None:
     with pytest.raises(jinja2.exceptions.SecurityError):
         render(compile_template("{{ s.__class__.__mro__ }}"), {"s": Traced.content("x", 1)})
 
@@ -204,7 +205,7 @@ def test_the_sandbox_holds(source: str) -> None:
         render(compile_template(source), {"s": Traced.content("x", 1)})
 
 
-def test_an_indent_that_is_no_whole_number_is_an_error_after_one_that_is_too() -> None:
+def test_a_float_indent_is_an_error_after_an_equal_integer() -> None:
     for _ in range(2):
         assert str(render(compile_template("{{ [1]|tojson(indent=2) }}"), {})) == "[\n  1\n]"
         with pytest.raises(TypeError):

@@ -1,6 +1,6 @@
-"""What families' templates do that ours do not: each idiom is certified with its own stops and deltas, or refused.
+"""Idioms of model families: each is certified with its own stops and deltas, or refused.
 
-What is expected is the plain rendering of transformers, from messages and with token ids that these tests make.
+The expected values come from the plain rendering of transformers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from support.budget import examples
 from support.families import FAMILIES
 from support.talks import LOOK, after, numbers, plain, talks
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -22,13 +23,13 @@ from tito_core.chat.template import ChatTemplate, TemplateError
 
 @dataclass(frozen=True)
 class Expected:
-    """How an idiom is certified.
+    """The expected result of certifying an idiom.
 
     Attributes:
-        answers: What ends an answer that nothing follows.
-        calls: What ends calls.
-        instead: What stands in the place of one of these once a message follows.
-        never_written: What ends an answer is the policy's alone: the template writes it nowhere.
+        answers: Token that ends the last answer of a conversation.
+        calls: Token that ends calls.
+        instead: Tokens that replace these if a message follows.
+        never_written: Whether the template never writes the token that ends an answer.
         short_ids: Call ids have nine characters.
     """
 
@@ -41,8 +42,8 @@ class Expected:
     short_ids: bool = False
 
     def talks(self) -> Any:
-        drawn = talks(most_calls=self.most_calls)
-        return drawn.map(_with_short_ids) if self.short_ids else drawn
+        chats = talks(most_calls=self.most_calls)
+        return chats.map(_with_short_ids) if self.short_ids else chats
 
 
 def _with_short_ids(messages: Any) -> Any:
@@ -62,9 +63,9 @@ CERTIFIED = {
     "ids of nine characters": Expected("<|end|>", "<|end|>", short_ids=True),
 }
 REFUSED = {
-    "ignores add_generation_prompt but for the end": "where the next message",
+    "ignores add_generation_prompt but for the end": "after the next message",
     "results within a turn that has ended": "<|tools_suffix|>",
-    "results before what ends the turn": "end an assistant turn as",
+    "results before what ends the turn": "did not end this assistant turn",
 }
 
 
@@ -75,7 +76,7 @@ def made(name: str) -> tuple[Any, ChatTemplate]:
 
 
 def turns(messages: Any) -> Iterator[tuple[list[Any], Any, list[Any]]]:
-    """Yield what comes before each assistant message, it, and what follows it up to the next."""
+    """Yield each assistant message as (messages before it, the message, messages up to the next one)."""
     for k, message in enumerate(messages):
         if message["role"] == "assistant":
             later = [i for i in range(k + 1, len(messages)) if messages[i]["role"] == "assistant"]
@@ -87,26 +88,26 @@ def test_each_idiom_is_expected_to_be_certified_or_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
-def test_an_engine_stops_where_the_turn_ends_and_nowhere_else(name: str) -> None:
+def test_an_engine_stops_only_at_the_end_of_the_turn(name: str) -> None:
     tokenizer, template = made(name)
     expected = CERTIFIED[name]
     stops = set(tokenizer.convert_tokens_to_ids([expected.answers, expected.calls]))
     assert set(template.stop_ids) == stops
     assert template.closer_id == template.stop_ids[0] == tokenizer.convert_tokens_to_ids(expected.answers)
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(expected.talks())
     def check(messages: Any) -> None:
-        for before, answered, _ in turns(messages):
+        for before, answer, _ in turns(messages):
             prompt = plain(tokenizer, before, None, [LOOK])
-            text = plain(tokenizer, [*before, answered], None, [LOOK], prompt=False)
+            text = plain(tokenizer, [*before, answer], None, [LOOK], prompt=False)
             assert text.startswith(prompt)
-            called = any("toolUse" in block for block in answered["content"])
-            said = text[len(prompt) :] + (expected.answers if expected.never_written and not called else "")
-            ids = tokenizer.encode(said, add_special_tokens=False)
+            has_calls = any("toolUse" in block for block in answer["content"])
+            completion = text[len(prompt) :] + (expected.answers if expected.never_written and not has_calls else "")
+            ids = tokenizer.encode(completion, add_special_tokens=False)
             at = next(i for i, token in enumerate(ids) if token in stops)
-            assert tokenizer.decode(ids[at]) == (expected.calls if called else expected.answers)
-            assert numbers(answered)[-1] in tokenizer.decode(ids[:at])
+            assert tokenizer.decode(ids[at]) == (expected.calls if has_calls else expected.answers)
+            assert numbers(answer)[-1] in tokenizer.decode(ids[:at])
             assert numbers(tokenizer.decode(ids[at:])) == []
             assert stops.isdisjoint(ids[at + 1 :])
 
@@ -114,23 +115,23 @@ def test_an_engine_stops_where_the_turn_ends_and_nowhere_else(name: str) -> None
 
 
 @pytest.mark.parametrize("name", CERTIFIED)
-def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> None:
+def test_a_delta_equals_the_plain_rendering_and_shows_each_text_once(name: str) -> None:
     tokenizer, template = made(name)
     expected = CERTIFIED[name]
     assert template.certificate.candidate == expected.candidate
     assert template.certificate.tools
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(expected.talks())
     def check(messages: Any) -> None:
-        for before, answered, new in turns(messages):
-            rest = after(answered, new, plain(tokenizer, [*before, answered, *new], None, [LOOK]))
+        for before, answer, new in turns(messages):
+            rest = after(answer, new, plain(tokenizer, [*before, answer, *new], None, [LOOK]))
             ids = tokenizer.encode(rest, add_special_tokens=False)
-            called = any("toolUse" in block for block in answered["content"])
-            stop = expected.calls if called else expected.answers
+            has_calls = any("toolUse" in block for block in answer["content"])
+            stop = expected.calls if has_calls else expected.answers
             written = tokenizer.convert_tokens_to_ids(expected.instead.get(stop, stop))
             last = tokenizer.convert_tokens_to_ids(stop)
-            found = template.delta(answered, new, last, tool_specs=[LOOK], history=before).ids.tolist()
+            found = template.delta(answer, new, last, tool_specs=[LOOK], history=before).ids.tolist()
             assert found == ids[ids.index(written) + 1 :]
             results = [block for block in new[0]["content"] if "toolResult" in block]
             results.sort(key=lambda block: block["toolResult"]["toolUseId"])
@@ -141,7 +142,7 @@ def test_a_delta_is_the_plain_renderings_and_shows_each_text_once(name: str) -> 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_template_whose_turns_an_engine_would_end_elsewhere_is_refused(name: str) -> None:
+def test_a_template_with_a_wrong_stop_is_refused(name: str) -> None:
     with pytest.raises(TemplateError) as refused:
         ChatTemplate.of(FAMILIES[name].tokenizer())
     assert REFUSED[name] in str(refused.value)

@@ -1,4 +1,4 @@
-"""`%` and `format` inside templates: Python's own text, with the traces of what was put in."""
+"""`%` and `format` in templates give Python's own text, with the spans of inserted values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rendered(source: str, **variables: str) -> Traced:
         ("{{ '%s'|format(s) }}{{ '%(k)s:'|format(k=s) }}", "aa:", "11-"),
     ],
 )
-def test_what_is_put_in_whole_keeps_its_trace(source: str, text: str, content: str) -> None:
+def test_inserted_values_keep_their_spans(source: str, text: str, content: str) -> None:
     found = rendered(source, s="a")
     assert str.__str__(found) == text
     assert "".join("-" if origin is None else str(origin) for origin in origins(found)) == content
@@ -48,13 +48,13 @@ def test_what_is_put_in_whole_keeps_its_trace(source: str, text: str, content: s
         "{{ '{0[0]}'.format([s]) }}",
     ],
 )
-def test_text_that_is_laid_out_anew_is_content_throughout(source: str) -> None:
+def test_reformatted_text_is_all_content(source: str) -> None:
     found = rendered(source, s="a")
     assert "a" in found
     assert set(origins(found)) == {1}
 
 
-def test_text_that_only_looks_like_what_was_put_in_is_still_content() -> None:
+def test_text_that_resembles_an_inserted_value_is_content() -> None:
     # ".0" cuts the first value away, and the content spells what would have stood there.
     found = rendered("{{ '{:{}}{}'.format('a', '.0', s) }}", s="a.0")
     assert str.__str__(found) == "a.0"
@@ -64,7 +64,7 @@ def test_text_that_only_looks_like_what_was_put_in_is_still_content() -> None:
 def test_the_format_filter_takes_values_or_names() -> None:
     with pytest.raises(TypeError) as refused:
         rendered("{{ '%s'|format(s, k=s) }}", s="a")
-    assert str(refused.value) == "The format filter takes positional or keyword arguments, not both."
+    assert "positional or keyword" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_format_filter_takes_values_or_names() -> None:
         ("{{ '1a1'|replace(1, s) }}", "-a-"),
     ],
 )
-def test_text_is_replaced_as_often_as_was_said(source: str, text: str) -> None:
+def test_replace_honours_the_count(source: str, text: str) -> None:
     assert str.__str__(rendered(source, s="-")) == text
 
 
@@ -94,7 +94,7 @@ def test_text_is_replaced_as_often_as_was_said(source: str, text: str) -> None:
         ("{{ [s]|tojson(indent=1) }}", '[\n "a<"\n]'),
     ],
 )
-def test_json_is_written_as_transformers_writes_it_and_is_content(source: str, text: str) -> None:
+def test_json_equals_that_of_transformers_and_is_content(source: str, text: str) -> None:
     found = rendered(source, s="a<")
     assert str.__str__(found) == text
     assert set(origins(found)) == {1}

@@ -1,4 +1,4 @@
-"""Tokenizers out of small GGUF vocabularies that are written here."""
+"""Tokenizers from small GGUF vocabularies."""
 
 from __future__ import annotations
 

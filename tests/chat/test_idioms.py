@@ -1,9 +1,10 @@
-"""Idioms of chat templates in our own words: whatever is certified is what transformers writes; the rest is refused."""
+"""Idioms of chat templates: certified ones render as transformers does, the others are refused."""
 
 from __future__ import annotations
 
 import pytest
 
+from support.budget import PROVE
 from support.plain_referee import judge
 from support.stand_in import stand_in
 from tito_core.chat.template import ChatTemplate, TemplateError
@@ -20,7 +21,7 @@ def chatml(
     *, before: str = "", text: str = "{{ m.content }}", calls: str = CALLS, thought: str = "", result: str = RESULT,
     closer: str = "<|im_end|>\n", opener: str = "<|im_start|>{{ m.role }}\n", prompt: str = "add_generation_prompt",
 ) -> str:  # fmt: skip
-    """Write a template that shows calls, with some of its parts in another way."""
+    """Return a ChatML template with calls, with some parts replaced."""
     return (
         f"{{%- set ns = namespace(n=0, last=-1, seen='') -%}}{before}"
         "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif -%}"
@@ -89,14 +90,18 @@ IDIOMS = {
 }
 
 
+CONVERSATIONS = 25 if PROVE else 6
+TOKENIZERS = {name: stand_in(source) for name, source in IDIOMS.items()}
+
+
 @pytest.mark.parametrize("name", IDIOMS)
-def test_what_is_certified_is_what_transformers_writes(name: str) -> None:
-    tokenizer = stand_in(IDIOMS[name])
+def test_certified_idioms_render_as_transformers_does(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
     try:
         template = ChatTemplate.of(tokenizer)
     except TemplateError:
         return
-    verdict = judge(template, tokenizer, (f"{name} {seed}" for seed in range(25)))
+    verdict = judge(template, tokenizer, (f"{name} {seed}" for seed in range(CONVERSATIONS)))
     assert not verdict.differences, "\n".join(map(str, verdict.differences))
     assert verdict.tails, verdict
 
@@ -109,4 +114,4 @@ def test_what_is_certified_is_what_transformers_writes(name: str) -> None:
     ],
 )  # fmt: skip
 def test_usual_idioms_are_certified_with_tools(name: str) -> None:
-    assert ChatTemplate.of(stand_in(IDIOMS[name])).certificate.tools
+    assert ChatTemplate.of(TOKENIZERS[name]).certificate.tools

@@ -1,4 +1,4 @@
-"""How turns end, learned from small renderings in which each character's meaning is plain to see."""
+"""Endings of turns, learned from small renderings in which each character has an obvious meaning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tito_core.chat.learning import (
 from tito_core.chat.traced import Traced, concat
 
 CONTROL = ("<a>", "<q>", "<o>", "<e>", "<f>", "<g>", "<t>", "</t>", "<c>", "</c>")
-"""Openers of an answer, a question and a result; what ends turns; reasoning and calls."""
+"""Openers of an answer, a question and a result; closers; markup of reasoning and calls."""
 TOKENIZER = byte_level((), "", CONTROL, {"eos_token": "<e>"})
 ENCODER = ContentSafeEncoder(TOKENIZER)
 ASKED, TURN, NEXT = 0, 1, 2
@@ -32,7 +32,7 @@ HM = (THOUGHT, TURN)
 
 
 def text(*runs: str | tuple[str, int]) -> Traced:
-    """Join scaffold, and content with its source."""
+    """Join scaffold and (content, source) pairs."""
     whole = concat(run if isinstance(run, str) else Traced.content(*run) for run in runs)
     return whole if isinstance(whole, Traced) else Traced.of(whole, ())
 
@@ -46,7 +46,7 @@ def spelled(ids: Any) -> str:
 
 
 def shown(ending: Ending | None) -> Any:
-    """Give an ending in text: closing, finals, openers, and closers by what was left open."""
+    """Return an ending as text: closing, finals, openers, and closers by open part."""
     if ending is None:
         return None
     closers = {opened.value: spelled(ids) for opened, ids in ending.closers.items()}
@@ -126,7 +126,7 @@ def test_the_last_token_that_closes_no_part_ends_an_answer(after: str, inner: st
     assert shown(learned) == (closing, "", "", {"message": after[: after.index(closing) + len(closing)]})
 
 
-def test_what_stands_within_turns_of_several_parts() -> None:
+def test_control_tokens_within_turns_of_several_parts() -> None:
     parted = text("<q>", ("Why?", ASKED), "<a><t>", HM, "</t><e><a>", SO, "<e><f>")
     called = text("<q>", ("Why?", ASKED), "<a><t>", HM, "<g><c>", ("look", TURN), "</c>", ("door", TURN), "<f>")
     assert spelled(sorted(inner_controls(ENCODER, [(parted, TURN)]))) == "<a><e></t>"
@@ -157,12 +157,12 @@ def test_what_stands_within_turns_of_several_parts() -> None:
         # Nothing closes a turn: all that is written before the next message does.
         (NEXT_OPENS, [("<a><t>", HM, "</t>\n")], "</t>"),
         (NEXT_OPENS, [("<a><t>", HM, "</t><c>", ("look", TURN), "</c>")], "</t>"),
-        # The end of the last answer gives way to the usual one.
+        # The closer of the last answer is replaced by the usual one.
         (LAST_DIFFERS, [("<a><t>", HM, "</t><g>")], "</t><e>"),
         (LAST_DIFFERS, [("<a><t>", HM, "<g></t>\n<g>")], "<g></t>\n<e>"),
     ],
 )
-def test_how_reasoning_that_was_cut_off_is_closed(turn: Any, thoughts: list[Runs], closed: str | None) -> None:
+def test_how_truncated_reasoning_is_closed(turn: Any, thoughts: list[Runs], closed: str | None) -> None:
     usual = shown(learn_answers(sample(*turn), []))
     learned = shown(learn_answers(sample(*turn), [text("<q>", ("Why?", ASKED), *thought) for thought in thoughts]))
     assert learned[:3] == usual[:3]
@@ -256,7 +256,7 @@ OPEN = Ending((), frozenset(), frozenset(ids("<q>")), {Opened.MESSAGE: np.array(
             ("<a><c>", LOOK, "<e></c><e><q>", ("seen", NEXT)),
             ("<e>", "<g>", "", {"message": "<e>", "call": "<e>"}),
         ),
-        # The opener of the next message is no closer, be it written after a call that nothing follows.
+        # The opener of the next message is not a closer, even after a call that nothing follows.
         (
             CLOSED,
             ("<a><c>", LOOK, "</c><q>"),
@@ -333,7 +333,7 @@ def ending(closing: str, openers: str = "", **closers: str) -> Ending:
         ),
     ],
 )
-def test_either_kind_of_turn_closes_what_the_other_can(answers: Ending, calls: Ending, shared: list[Any]) -> None:
+def test_closers_are_shared_between_answers_and_calls(answers: Ending, calls: Ending, shared: list[Any]) -> None:
     assert [shown(each) for each in share_closers(answers, calls)] == shared
 
 

@@ -1,4 +1,4 @@
-"""The fewest tokens that a text can become: never more than it does become, whatever the tokenizer."""
+"""The lower bound on tokens never exceeds the real count, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from support import zoo
 from support.scripted import tokenizer
-from tito_core.chat.encoder import without_half_pairs
+from tito_core.chat.encoder import replace_surrogates
 from tito_core.chat.least_tokens import LeastTokens
 
 ALPHABET = "abc e\u0301é\u1112\u1161\u11ab한日本🎉\n\t<>"
@@ -27,7 +27,7 @@ TEXTS = st.one_of(
 
 
 def bpe(letters: list[str], pieces: list[str], **options: Any) -> Tokenizer:
-    """Make a BPE tokenizer of letters and pieces, each merged from its first letters on."""
+    """Return a BPE tokenizer of letters and pieces, each merged from the left."""
     vocab: dict[str, int] = {}
     merges = []
     for letter in letters:
@@ -121,32 +121,32 @@ UNBOUNDED = ["blanks swallowed", "blanks collapsed", "compatibility", "accents s
 @pytest.mark.parametrize("name", BOUNDED)
 @settings(deadline=None)
 @given(text=TEXTS)
-def test_no_text_has_fewer_tokens(name: str, text: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     bound = LeastTokens.of(made(name))
     assert bound is not None
-    tokens = made(name).encode(without_half_pairs(text), add_special_tokens=False).ids
+    tokens = made(name).encode(replace_surrogates(text), add_special_tokens=False).ids
     assert 0 <= bound.of_text(text) <= len(tokens)
 
 
 @pytest.mark.parametrize("name", UNBOUNDED)
-def test_what_may_shrink_a_text_has_no_bound(name: str) -> None:
+def test_tokenizers_that_may_shrink_a_text_have_no_bound(name: str) -> None:
     assert LeastTokens.of(made(name)) is None
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen3", "gemma3"])
 @pytest.mark.parametrize("text", ["The quick brown fox jumps. ", "日本語のテキスト ", " ", "x", '{"a": 1.5}, '])
-def test_the_bound_is_near_enough_to_refuse_megabytes(name: str, text: str) -> None:
+def test_the_bound_is_close_enough_to_refuse_megabytes(name: str, text: str) -> None:
     bound = LeastTokens.of(made(name))
     assert bound is not None
     assert bound.of_text(text * (15_000_000 // len(text))) > 100_000
 
 
-def test_what_composes_may_shrink_and_what_is_composed_may_not() -> None:
+def test_the_bound_is_zero_for_text_that_nfc_may_shrink() -> None:
     bound = LeastTokens.of(made("bytes, nfc"))
     assert bound is not None
     assert bound.of_text("e\u0301" * 1000) == 0
     assert bound.of_text("é" * 1000) > 900
 
 
-def test_a_tokenizer_is_looked_through_once() -> None:
+def test_the_bound_of_a_tokenizer_is_cached() -> None:
     assert LeastTokens.of(made("smollm2")) is LeastTokens.of(made("smollm2"))

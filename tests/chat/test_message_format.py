@@ -1,4 +1,4 @@
-"""What a template family reads: found by trying."""
+"""The message format of a template, found by trying."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from support.byte_level import CHATML_TOOLS
 from support.conversations import answer, asked, calls, results, translated
-from tito_core.chat.messages import Form, template_messages
+from tito_core.chat.messages import MessageFormat, template_messages
 from tito_core.chat.rendering import Rendering
 
 ARGUMENTS = "{{- call.function.arguments | tojson + '}</tool_call>' -}}"
@@ -16,8 +16,8 @@ TEXT = "{{- header(message.role) + message.content -}}"
 PARTS = "{{- header(message.role) -}}{%- for p in message.content -%}{{- p['text'] -}}{%- endfor -%}"
 
 
-def form(source: str) -> Form:
-    return Rendering.of(source, {}).form
+def message_format(source: str) -> MessageFormat:
+    return Rendering.of(source, {}).message_format
 
 
 def shown(reasoning: str) -> str:
@@ -40,7 +40,7 @@ def shown(reasoning: str) -> str:
     ],
 )
 def test_arguments(arguments: str, expected: str) -> None:
-    assert form(CHATML_TOOLS.replace(ARGUMENTS, arguments)).arguments == expected
+    assert message_format(CHATML_TOOLS.replace(ARGUMENTS, arguments)).arguments == expected
 
 
 @pytest.mark.parametrize(
@@ -56,36 +56,41 @@ def test_arguments(arguments: str, expected: str) -> None:
     ],
 )
 def test_reasoning(reasoning: str, expected: str | None) -> None:
-    assert form(shown(reasoning)).reasoning == expected
+    assert message_format(shown(reasoning)).reasoning == expected
 
 
-def test_text_and_reasoning_that_exclude_each_other_beside_calls() -> None:
+def test_templates_that_allow_either_text_or_reasoning_with_calls() -> None:
     alone = "(raise_exception('both') if message.tool_calls and message.content and message.thinking else '')"
-    assert form(shown("(message.thinking or '')")).both
-    found = form(shown(alone + " + (message.thinking or '')"))
-    assert found == Form("mapping", "thinking", both=False)
+    assert message_format(shown("(message.thinking or '')")).text_and_reasoning
+    found = message_format(shown(alone + " + (message.thinking or '')"))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=False)
     for text, key in (("So:", None), ("", "thinking")):
-        [message] = translated(template_messages(calls(("f", {}), text=text, reasoning="Hm."), form=found))
+        [message] = translated(template_messages(calls(("f", {}), text=text, reasoning="Hm."), message_format=found))
         assert message.get("thinking") == ("Hm." if key else None)
-    [message] = translated(template_messages([answer("So.", reasoning="Hm.")], form=found))
+    [message] = translated(template_messages([answer("So.", reasoning="Hm.")], message_format=found))
     assert message["thinking"] == "Hm."
 
 
 def test_content_in_parts() -> None:
-    found = form(CHATML_TOOLS.replace(TEXT, PARTS))
+    found = message_format(CHATML_TOOLS.replace(TEXT, PARTS))
     assert found.parts
-    assert not form(CHATML_TOOLS).parts
-    messages: Any = translated(template_messages([asked("a"), *calls(("f", {})), results("b")], "s", form=found))
+    assert not message_format(CHATML_TOOLS).parts
+    messages: Any = translated(
+        template_messages([asked("a"), *calls(("f", {})), results("b")], "s", message_format=found)
+    )
     assert [message["content"] for message in messages] == [
         [{"type": "text", "text": text}] for text in ("s", "a", "", "b")
     ]
 
 
-def test_strings_of_arguments_are_json() -> None:
-    messages = template_messages(calls(("f", {"é": [1, None]})), form=Form("string"))
+def test_arguments_as_a_string_are_json() -> None:
+    messages = template_messages(calls(("f", {"é": [1, None]})), message_format=MessageFormat("string"))
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == '{"é": [1, null]}'
     assert messages[0]["tool_calls"][0]["function"]["arguments"].spans == ((0, 16, 0),)
 
 
 def test_reasoning_that_is_not_shown_is_left_out() -> None:
-    assert "reasoning_content" not in template_messages([answer("a", reasoning="b")], form=Form(reasoning=None))[0]
+    assert (
+        "reasoning_content"
+        not in template_messages([answer("a", reasoning="b")], message_format=MessageFormat(reasoning=None))[0]
+    )

@@ -1,4 +1,4 @@
-"""What a template is tried with to find its form: conversations that any template takes, each character traced."""
+"""The conversations that are rendered to find a template's message format."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from support.byte_level import CHATML_TOOLS
 from support.conversations import translated
 from tito_core.chat.environment import compile_template, render
-from tito_core.chat.messages import REASONING_KEYS, Form, TemplateMessage
-from tito_core.chat.rendering import find_form
+from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage
+from tito_core.chat.rendering import find_message_format
 from tito_core.chat.traced import Traced, sources
 
 TEXT = "{{- header(message.role) + message.content -}}"
@@ -22,16 +22,16 @@ PARTS = (
 THINKING = "{{- message.thinking or '' -}}"
 
 
-def tried(source: str) -> tuple[Form, list[list[Any]]]:
-    """Find a template's form, and give each conversation that it was asked to render."""
-    compiled, asked = compile_template(source), []
+def probe(source: str) -> tuple[MessageFormat, list[list[Any]]]:
+    """Return a template's message format and the conversations that were rendered to find it."""
+    compiled, rendered = compile_template(source), []
 
     def shows(messages: Sequence[TemplateMessage]) -> Traced:
         assert {origin for message in messages for origin in sources(message)} <= {0, 1, 2}
-        asked.append(translated(list(messages)))
+        rendered.append(translated(list(messages)))
         return render(compiled, {"messages": messages, "tools": None})
 
-    return find_form(shows), asked
+    return find_message_format(shows), rendered
 
 
 def call(arguments: Any, content: Any = "", **more: Any) -> dict[str, Any]:
@@ -40,79 +40,79 @@ def call(arguments: Any, content: Any = "", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}
 
 
-def taken(arguments: Any) -> list[Any]:
-    """Give the round of tools that shows whether calls are taken at all."""
-    return [ASKED, call(arguments), {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "seen"}]
+def tool_round(arguments: Any) -> list[Any]:
+    """Return the round of tools that shows whether a template accepts calls."""
+    return [QUESTION, call(arguments), {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "seen"}]
 
 
-ASKED: dict[str, Any] = {"role": "user", "content": "why"}
+QUESTION: dict[str, Any] = {"role": "user", "content": "why"}
 SO: dict[str, Any] = {"role": "assistant", "content": "so"}
 AT = {"at": "it"}
 
 
-def test_the_usual_form_is_tried_first() -> None:
-    found, asked = tried(CHATML_TOOLS.replace(TEXT, THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
-    assert asked == [
-        [ASKED],
-        taken(AT),
-        [ASKED, call({"at": "it's", "n": True})],
-        [ASKED, {**SO, "reasoning_content": "hm"}],
-        [ASKED, call(AT, reasoning_content="hm")],
-        [ASKED, {**SO, "thinking": "hm"}],
-        [ASKED, call(AT, "so")],
-        [ASKED, call(AT, thinking="hm")],
-        [ASKED, call(AT, "so", thinking="hm")],
+def test_the_default_format_is_tried_first() -> None:
+    found, rendered = probe(CHATML_TOOLS.replace(TEXT, THINKING + TEXT))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
+    assert rendered == [
+        [QUESTION],
+        tool_round(AT),
+        [QUESTION, call({"at": "it's", "n": True})],
+        [QUESTION, {**SO, "reasoning_content": "hm"}],
+        [QUESTION, call(AT, reasoning_content="hm")],
+        [QUESTION, {**SO, "thinking": "hm"}],
+        [QUESTION, call(AT, "so")],
+        [QUESTION, call(AT, thinking="hm")],
+        [QUESTION, call(AT, "so", thinking="hm")],
     ]
 
 
 def test_arguments_as_text_are_json() -> None:
-    found, asked = tried(CHATML_TOOLS.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}"))
-    assert found == Form("string", None, both=True, parts=False)
-    assert asked[1:7] == [
-        taken(AT),
-        taken('{"at": "it"}'),
-        [ASKED, call({"at": "it's", "n": True})],
-        [ASKED, call('{"at": "it"}')],
-        [ASKED, {**SO, "reasoning_content": "hm"}],
-        [ASKED, call('{"at": "it"}', reasoning_content="hm")],
+    found, rendered = probe(CHATML_TOOLS.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}"))
+    assert found == MessageFormat("string", None, text_and_reasoning=True, parts=False)
+    assert rendered[1:7] == [
+        tool_round(AT),
+        tool_round('{"at": "it"}'),
+        [QUESTION, call({"at": "it's", "n": True})],
+        [QUESTION, call('{"at": "it"}')],
+        [QUESTION, {**SO, "reasoning_content": "hm"}],
+        [QUESTION, call('{"at": "it"}', reasoning_content="hm")],
     ]
-    assert len(asked) == 5 + 2 * len(REASONING_KEYS)
+    assert len(rendered) == 5 + 2 * len(REASONING_KEYS)
 
 
 @pytest.mark.parametrize("arguments", ["mapping", "string"])
 @pytest.mark.parametrize("reasoning", [None, "thinking"])
-def test_parts_are_parts_whatever_else_a_template_reads(arguments: Any, reasoning: str | None) -> None:
+def test_parts_are_kept_with_every_other_option(arguments: Any, reasoning: str | None) -> None:
     source = CHATML_TOOLS.replace(TEXT, (THINKING if reasoning else "") + PARTS)
     source = source.replace("'\\n' if message.content or not loop.first else ''", "'\\n'")
     if arguments == "string":
         source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
-    found, asked = tried(source)
-    assert found == Form(arguments, reasoning, both=True, parts=True)
-    assert asked[:2] == [[ASKED], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
-    assert all(type(message["content"]) is list for messages in asked[1:] for message in messages)
+    found, rendered = probe(source)
+    assert found == MessageFormat(arguments, reasoning, text_and_reasoning=True, parts=True)
+    assert rendered[:2] == [[QUESTION], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
+    assert all(type(message["content"]) is list for messages in rendered[1:] for message in messages)
 
 
-def test_a_template_that_shows_no_question_at_all_reads_the_usual_form() -> None:
-    found, asked = tried("{{ messages[-1].tool_calls }}")
+def test_a_template_that_shows_no_question_gets_the_default_format() -> None:
+    found, rendered = probe("{{ messages[-1].tool_calls }}")
     assert (found.parts, found.reasoning) == (False, None)
-    assert asked[:2] == [[ASKED], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
+    assert rendered[:2] == [[QUESTION], [{"role": "user", "content": [{"type": "text", "text": "why"}]}]]
 
 
-def test_text_that_no_call_may_have_beside_it_says_nothing_of_reasoning() -> None:
+def test_text_that_is_refused_with_calls_does_not_exclude_reasoning() -> None:
     alone = "{{- raise_exception('alone') if message.tool_calls and message.content -}}"
-    found, _ = tried(CHATML_TOOLS.replace(TEXT, alone + THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
+    found, _ = probe(CHATML_TOOLS.replace(TEXT, alone + THINKING + TEXT))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
     unthought = "{{- raise_exception('unthought') if message.tool_calls and message.thinking -}}"
-    found, _ = tried(CHATML_TOOLS.replace(TEXT, unthought + THINKING + TEXT))
-    assert found == Form("mapping", "thinking", both=True, parts=False)
+    found, _ = probe(CHATML_TOOLS.replace(TEXT, unthought + THINKING + TEXT))
+    assert found == MessageFormat("mapping", "thinking", text_and_reasoning=True, parts=False)
 
 
-def test_reasoning_that_only_calls_show_is_found_with_arguments_as_text() -> None:
+def test_reasoning_shown_only_with_calls_is_found_with_string_arguments() -> None:
     shown = "{{- message.reasoning if message.tool_calls else '' -}}"
     source = CHATML_TOOLS.replace(TEXT, shown + TEXT)
     source = source.replace(ARGUMENTS, "{{- call.function.arguments + '}' -}}")
-    assert tried(source)[0] == Form("string", "reasoning", both=True, parts=False)
+    assert probe(source)[0] == MessageFormat("string", "reasoning", text_and_reasoning=True, parts=False)
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_reasoning_that_only_calls_show_is_found_with_arguments_as_text() -> Non
         ("{{- call.function.arguments.n|tojson -}}", "mapping"),
     ],
 )
-def test_pythons_own_notation_for_a_mapping_is_no_form(arguments: str, expected: str) -> None:
-    assert tried(CHATML_TOOLS.replace(ARGUMENTS, arguments))[0].arguments == expected
+def test_a_python_repr_of_arguments_does_not_count_as_a_mapping(arguments: str, expected: str) -> None:
+    assert probe(CHATML_TOOLS.replace(ARGUMENTS, arguments))[0].arguments == expected

@@ -1,4 +1,4 @@
-"""Strands messages as chat templates read them."""
+"""Conversion of Strands messages to template messages."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ def test_feedback_of_one_call_shows_all_of_a_short_one() -> None:
     assert found == ["Error: the tool call was malformed and was not executed. Bad. It said: <tool_call>"]
 
 
-def test_what_a_hook_says_of_a_malformed_call_is_read_after_the_feedback() -> None:
+def test_a_hooks_text_on_a_malformed_call_follows_the_feedback() -> None:
     message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": ""}))[0]
     found = contents(message, results("Only two calls are left."))[1:]
     assert found == ["Error: the tool call was malformed and was not executed. Bad.\nOnly two calls are left."]
 
 
-def test_a_malformed_call_is_shown_under_the_name_that_it_said_with_its_raw_text() -> None:
+def test_a_malformed_call_is_rendered_with_its_sampled_name_and_raw_text() -> None:
     message = calls((MALFORMED_CALL, {"reason": "Bad.", "raw": "<tool_call>", "name": "look"}), (MALFORMED_CALL, {}))[0]
     said, first, second = translated(template_messages([message, results("", "")]))
     assert [call["function"] for call in said["tool_calls"]] == [
@@ -126,7 +126,7 @@ def test_a_malformed_call_is_shown_under_the_name_that_it_said_with_its_raw_text
     assert (first["name"], second["name"]) == ("look", MALFORMED_CALL)
 
 
-def test_a_template_writes_the_ids_that_the_policy_wrote() -> None:
+def test_a_template_renders_the_sampled_ids() -> None:
     message = calls(("look", {}), ("look", {}))[0]
     shown = results("a", "b")
     for number, sampled in enumerate(("functions.look:0", None)):
@@ -145,7 +145,7 @@ def test_cache_points_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("block", [{"image": {"format": "png", "source": {"bytes": b""}}}, {"document": {}}, {}])
-def test_what_cannot_become_tokens_is_refused(block: Any) -> None:
+def test_unsupported_blocks_are_refused(block: Any) -> None:
     message = asked("a")
     message["content"].append(block)
     with pytest.raises(UnsupportedContentError, match=f"a '{next(iter(block), 'empty')}' block"):
@@ -156,7 +156,7 @@ def test_what_cannot_become_tokens_is_refused(block: Any) -> None:
         template_messages([*calls(("f", {})), shown])
 
 
-def test_a_result_that_is_no_json_is_refused() -> None:
+def test_a_result_that_is_not_json_is_refused() -> None:
     with pytest.raises(UnsupportedContentError, match="Tool result 'call_0' holds a 'json' block"):
         template_messages([*calls(("f", {})), results({"a": object()})])
 
@@ -189,7 +189,7 @@ NESTED: Any = {
 
 
 @pytest.mark.parametrize("described", [True, False])
-def test_nested_schemas_reach_the_prompt_as_they_are(described: bool) -> None:
+def test_nested_schemas_reach_the_prompt_unchanged(described: bool) -> None:
     spec: Any = {"name": "look", "inputSchema": {"json": NESTED}} | ({"description": "Look."} if described else {})
     template, tokenizer = zoo.template("qwen3"), zoo.tokenizer("qwen3")
     text = tokenizer.decode(template.first_prompt([asked("a")], None, [spec]).ids)
@@ -220,7 +220,7 @@ def test_reasoning_without_text_shows_nothing() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.text(max_size=5), max_size=4), st.lists(st.text(max_size=5), max_size=4), st.booleans())
-def test_blocks_are_joined_in_order_wherever_they_are(texts: list[str], results_: list[str], fails: bool) -> None:
+def test_blocks_are_joined_in_order(texts: list[str], results_: list[str], fails: bool) -> None:
     shown = results(results_)
     shown["content"][0]["toolResult"]["status"] = "error" if fails else "success"
     shown["content"] += [{"text": text} for text in texts]

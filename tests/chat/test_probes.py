@@ -1,4 +1,4 @@
-"""The conversations by which templates are certified: what each holds, and that they are every shape in every place."""
+"""The probe conversations: their content, and their coverage of every shape in every place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from itertools import pairwise
 from typing import Any
 
 from tito_core.chat.ending import Opened
-from tito_core.chat.probes import ANSWERS, BEFORE, DEEPER, SYSTEM, TOOLS, USUAL, asked, called, cases, returned, said
+from tito_core.chat.probes import (
+    BEFORE,
+    DEEPER,
+    SYSTEM,
+    TOOLS,
+    TURNS,
+    USUAL,
+    assistant_message,
+    call_message,
+    cases,
+    result_message,
+    user_message,
+)
 
 CASES = {case.name: case for case in cases()}
 TEXT: dict[str, Any] = {"text": "t"}
@@ -25,23 +37,23 @@ def shown(index: int, status: str, blocks: Any) -> dict[str, Any]:
 
 
 def test_messages_are_as_strands_stores_them() -> None:
-    assert asked("a", "b") == {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
-    assert said("t", "h") == {"role": "assistant", "content": [THOUGHT, TEXT]}
-    assert said("t") == {"role": "assistant", "content": [TEXT]}
-    assert said("", "h") == {"role": "assistant", "content": [THOUGHT]}
-    assert said() == {"role": "assistant", "content": [{"text": "Seen it."}]}
-    assert called(("f", {"k": 1}), ("g", {}), text="t", thought="h") == {
+    assert user_message("a", "b") == {"role": "user", "content": [{"text": "a"}, {"text": "b"}]}
+    assert assistant_message("t", "h") == {"role": "assistant", "content": [THOUGHT, TEXT]}
+    assert assistant_message("t") == {"role": "assistant", "content": [TEXT]}
+    assert assistant_message("", "h") == {"role": "assistant", "content": [THOUGHT]}
+    assert assistant_message() == {"role": "assistant", "content": [{"text": "Seen it."}]}
+    assert call_message(("f", {"k": 1}), ("g", {}), text="t", thought="h") == {
         "role": "assistant",
         "content": [THOUGHT, TEXT, use(0, "f", {"k": 1}), use(1, "g", {})],
     }
-    assert called(("f", {})) == {"role": "assistant", "content": [use(0, "f", {})]}
-    assert returned([TEXT], [], status="error", text="t") == {
+    assert call_message(("f", {})) == {"role": "assistant", "content": [use(0, "f", {})]}
+    assert result_message([TEXT], [], status="error", text="t") == {
         "role": "user",
         "content": [shown(0, "error", [TEXT]), shown(1, "error", []), TEXT],
     }
-    assert returned([]) == {"role": "user", "content": [shown(0, "success", [])]}
-    assert called(("f", {}), ("g", {}), first=3)["content"] == [use(3, "f", {}), use(4, "g", {})]
-    assert returned([TEXT], [], first=3)["content"] == [shown(3, "success", [TEXT]), shown(4, "success", [])]
+    assert result_message([]) == {"role": "user", "content": [shown(0, "success", [])]}
+    assert call_message(("f", {}), ("g", {}), first=3)["content"] == [use(3, "f", {}), use(4, "g", {})]
+    assert result_message([TEXT], [], first=3)["content"] == [shown(3, "success", [TEXT]), shown(4, "success", [])]
 
 
 def numbers(value: Any) -> list[str]:
@@ -56,10 +68,10 @@ def shown_results(message: Any) -> list[Any]:
     return [block["toolResult"] for block in message["content"] if "toolResult" in block]
 
 
-def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_first() -> None:
+def test_every_turn_is_probed_in_every_place() -> None:
     deeper = len(USUAL) * len(DEEPER) * 2
-    assert len(CASES) == len(list(cases())) == len(ANSWERS) * (len(BEFORE) + 3) + deeper
-    for answer in ANSWERS:
+    assert len(CASES) == len(list(cases())) == len(TURNS) * (len(BEFORE) + 3) + deeper
+    for answer in TURNS:
         openings = [
             f"{answer}, first{system}{tools}"
             for system in ("", ", with a system prompt")
@@ -74,7 +86,7 @@ def test_every_answer_is_tried_in_every_place_and_with_every_opening_in_the_firs
                     assert (name in CASES) != (f"{name}, with tools" in CASES)
 
 
-def test_the_deeper_places_hold_two_and_three_rounds_and_two_answers() -> None:
+def test_the_deeper_places_have_several_rounds_or_answers() -> None:
     def rounds(place: str) -> int:
         return sum(bool(uses(message)) for message in CASES[place].before)
 
@@ -88,14 +100,14 @@ def test_the_deeper_places_hold_two_and_three_rounds_and_two_answers() -> None:
 
 
 def texts(value: Any) -> list[str]:
-    """Return each string that a template may show as content: texts, thoughts, and the arguments of calls."""
+    """Return each string that a template may show as content: texts, reasoning and call arguments."""
     if isinstance(value, dict):
         shown = [value[key] for key in ("text", "at") if isinstance(value.get(key), str)]
         return [*shown, *(text for item in value.values() for text in texts(item))]
     return [text for item in value for text in texts(item)] if isinstance(value, list) else []
 
 
-def test_each_text_has_a_number_of_its_own_and_each_call_an_id() -> None:
+def test_texts_and_call_ids_are_unique() -> None:
     for case in CASES.values():
         found = numbers(case.history)
         assert len(found) == len(set(found))
@@ -104,14 +116,14 @@ def test_each_text_has_a_number_of_its_own_and_each_call_an_id() -> None:
         assert called_ids == [f"call_{i}" for i in range(len(called_ids))]
 
 
-def test_the_results_after_calls_are_theirs() -> None:
+def test_results_match_their_calls() -> None:
     for case in CASES.values():
         for message, after in pairwise(case.history):
             called_ids = [use["toolUseId"] for use in uses(message)]
             assert sorted(result["toolUseId"] for result in shown_results(after)) == called_ids
 
 
-def test_roles_alternate_but_where_two_questions_are_probed() -> None:
+def test_roles_alternate_except_in_the_two_questions_probe() -> None:
     for name, case in CASES.items():
         roles = [message["role"] for message in case.history]
         assert roles[0] == "user"
@@ -119,12 +131,12 @@ def test_roles_alternate_but_where_two_questions_are_probed() -> None:
         assert pairs == [("user", "user")] * name.startswith("two questions")
 
 
-def test_results_come_in_another_order_in_one_answer() -> None:
+def test_one_probe_has_results_in_another_order() -> None:
     [new] = CASES["two results in another order, first"].new
     assert [result["toolUseId"] for result in shown_results(new)] == ["call_1", "call_0"]
 
 
-def test_a_name_says_what_the_prompt_opens_with() -> None:
+def test_names_state_the_system_prompt_and_tools() -> None:
     for name, case in CASES.items():
         assert (case.system == SYSTEM) == ("with a system prompt" in name)
         assert (case.tools == TOOLS) == name.endswith("with tools")
@@ -132,14 +144,14 @@ def test_a_name_says_what_the_prompt_opens_with() -> None:
         assert case.tools in (None, TOOLS)
 
 
-def test_tools_are_shown_wherever_one_is_called_but_in_the_first_place() -> None:
+def test_probes_with_calls_have_tools() -> None:
     for name, case in CASES.items():
-        assert case.calls == bool(uses(case.answered))
+        assert case.calls == bool(uses(case.answer))
         if ", first" not in name:
-            assert name.endswith("with tools") == any(map(uses, [*case.before, case.answered]))
+            assert name.endswith("with tools") == any(map(uses, [*case.before, case.answer]))
 
 
-def test_turns_that_were_cut_off_say_what_they_left_open() -> None:
+def test_truncated_probes_state_the_open_part() -> None:
     opened = Counter(case.opened for case in CASES.values())
     each = len(BEFORE) + 3
     assert opened == {None: len(CASES) - 2 * each, Opened.MESSAGE: each, Opened.REASONING: each}
@@ -147,9 +159,9 @@ def test_turns_that_were_cut_off_say_what_they_left_open() -> None:
     assert CASES["question after a cut answer, first, with tools"].opened == Opened.MESSAGE
 
 
-def test_a_remark_is_the_text_besides_calls() -> None:
+def test_a_remark_is_the_text_with_calls() -> None:
     for case in CASES.values():
-        texts = [block["text"] for block in case.answered["content"] if "text" in block]
+        texts = [block["text"] for block in case.answer["content"] if "text" in block]
         assert case.remark == (texts[0] if texts and case.calls else "")
     assert {case.name.split(",")[0] for case in CASES.values() if case.remark} == {
         "result after a remark",

@@ -1,4 +1,4 @@
-"""The referee renders whole conversations as transformers does, from a conversion of its own."""
+"""The referee renders whole conversations as transformers does, with its own conversion."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import structures
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import FAMILIES
 from support.talks import LOOK, plain, talks
@@ -45,7 +46,7 @@ TEMPLATES = ["byte level", "smollm2", "qwen3-tiny", "numbers all results", "cohe
 def test_a_rendering_is_that_of_apply_chat_template(name: str) -> None:
     made, judge = tokenizer(name), referee(tokenizer(name))
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(talks(), st.sampled_from([None, "Be brief."]), st.sampled_from([None, [LOOK]]), st.booleans())
     def check(messages: Any, system: str | None, tools: Any, prompt: bool) -> None:
         expected = plain(made, messages, system, tools, prompt)
@@ -55,7 +56,7 @@ def test_a_rendering_is_that_of_apply_chat_template(name: str) -> None:
 
 
 def demanding(parts: bool, json_arguments: bool, short_ids: bool, either: bool) -> str:
-    """Write a template that shows nothing, or raises, where it does not get what it demands."""
+    """Return a template that shows nothing, or raises, unless its requirement holds."""
     source = CHATML_TOOLS
     if parts:
         shown = PARTS.removeprefix("{{- header(message.role) -}}")
@@ -85,13 +86,13 @@ def demanding(parts: bool, json_arguments: bool, short_ids: bool, either: bool) 
 @pytest.mark.parametrize(
     "flags", list(product((False, True), repeat=4)), ids=lambda flags: "".join("ny"[f] for f in flags)
 )
-def test_the_conversion_is_what_a_template_demands_and_else_the_usual_one(flags: tuple[bool, ...]) -> None:
+def test_the_conversion_is_the_default_unless_the_template_requires_another(flags: tuple[bool, ...]) -> None:
     made = byte_level(template=demanding(*flags))
     judge = referee(made)
     assert judge.conversion == Conversion(*flags)
     parts, json_arguments, short_ids, _ = flags
 
-    @settings(deadline=None, max_examples=5)
+    @settings(deadline=None, max_examples=examples(5))
     @given(talks(thoughts=False))
     def check(messages: Any) -> None:
         if short_ids:
@@ -140,29 +141,29 @@ def test_text_comes_after_the_results_and_in_one_message() -> None:
 
 
 @given(st.text(max_size=12), st.from_regex(r"\A[a-zA-Z0-9]{9}\Z"))
-def test_ids_are_nine_letters_or_digits_where_they_must_be(identity: str, short: str) -> None:
-    form = Conversion(short_ids=True)
-    [made] = tool_messages(result(identity, ""), calls=(identity,), conversion=form)
-    [call] = form.messages([{"role": "assistant", "content": [use(identity)]}], None)[0]["tool_calls"]
+def test_ids_have_nine_letters_or_digits_if_required(identity: str, short: str) -> None:
+    conversion = Conversion(short_ids=True)
+    [made] = tool_messages(result(identity, ""), calls=(identity,), conversion=conversion)
+    [call] = conversion.messages([{"role": "assistant", "content": [use(identity)]}], None)[0]["tool_calls"]
     assert re.fullmatch(r"[a-zA-Z0-9]{9}", made["tool_call_id"])
     assert made["tool_call_id"] == call["id"]
-    assert tool_messages(result(short, ""), calls=(short,), conversion=form)[0]["tool_call_id"] == short
+    assert tool_messages(result(short, ""), calls=(short,), conversion=conversion)[0]["tool_call_id"] == short
     assert tool_messages(result(identity, ""), calls=(identity,))[0]["tool_call_id"] == identity
 
 
-def test_an_id_that_the_policy_wrote_is_shown_without_ours() -> None:
+def test_a_sampled_id_is_rendered_without_ours() -> None:
     ours = "call_0123abcd_7.functions.look:0"
     [call] = Conversion().messages([{"role": "assistant", "content": [use(ours)]}], None)[0]["tool_calls"]
     assert call["id"] == "functions.look:0"
     assert tool_messages(result(ours, ""), calls=(ours,))[0]["tool_call_id"] == "functions.look:0"
 
 
-def test_text_or_reasoning_stands_besides_calls_where_not_both_may() -> None:
+def test_calls_have_text_or_reasoning_if_both_are_refused() -> None:
     thought = {"reasoningContent": {"reasoningText": {"text": "h"}}}
-    form = Conversion(either=True)
+    conversion = Conversion(text_or_reasoning=True)
 
     def keys(*blocks: Any) -> set[str]:
-        [answer] = form.messages([{"role": "assistant", "content": list(blocks)}], None)
+        [answer] = conversion.messages([{"role": "assistant", "content": list(blocks)}], None)
         return {key for key in ("reasoning_content", "thinking", "reasoning") if key in answer}
 
     everywhere = {"reasoning_content", "thinking", "reasoning"}
@@ -183,14 +184,14 @@ def test_text_or_reasoning_stands_besides_calls_where_not_both_may() -> None:
         "{{ ''.__class__.x }}",
     ],
 )
-def test_what_a_template_raises_is_a_refusal(source: str) -> None:
+def test_any_exception_of_a_template_is_a_refusal(source: str) -> None:
     judge = referee(byte_level(template=CHATML_TOOLS + source))
     with pytest.raises(RefusedError) as refused:
         judge.render([{"role": "user", "content": [{"text": "a"}]}], None, None)
     assert str(refused.value).startswith(f"{type(refused.value.__cause__).__name__}: ")
 
 
-def test_the_time_is_what_the_judge_is_given() -> None:
+def test_the_time_is_the_given_one() -> None:
     made = byte_level(template="{{ strftime_now('%d %b %Y') }}|{{ today }}|" + CHATML_TOOLS)
     days = [datetime(2001, 2, 3)]
     judge = referee(made, lambda: days[0], today="a Friday")

@@ -1,4 +1,4 @@
-"""What a renderer is asked for a delta, and what is said when it gives something else."""
+"""Requests to a renderer for a delta, and the reported differences."""
 
 from __future__ import annotations
 
@@ -22,39 +22,41 @@ from tito_core.chat.template import ChatTemplate, TemplateError
 SAME: Callable[[list[int]], Any] = list
 
 
-class Beside:
-    """A renderer that gives the template's own delta, changed by `spoil`, and remembers what it was asked."""
+class Recorder:
+    """A renderer that returns the template's own delta, changed by `spoil`, and records its requests."""
 
     def __init__(self, delta: list[int], spoil: Callable[[list[int]], Any] = SAME, *, wrapped: bool = False) -> None:
         self.delta = delta
         self.spoil = spoil
         self.wrapped = wrapped
-        self.asked: list[tuple[list[int], list[int], Any, Any]] = []
+        self.requests: list[tuple[list[int], list[int], Any, Any]] = []
 
     def bridge_to_next_turn(self, prompt: list[int], completion: list[int], new: Any, *, tools: Any = None) -> Any:
-        self.asked.append((prompt, completion, new, tools))
+        self.requests.append((prompt, completion, new, tools))
         ids = [*prompt, *completion, *self.spoil(self.delta)]
         return SimpleNamespace(token_ids=ids) if self.wrapped else ids
 
 
-def beside(spoil: Callable[[list[int]], Any] = SAME, **options: bool) -> tuple[RendererComparison, Beside, list[int]]:
-    """Give a renderer beside the tests' template for the turn of ANSWERED and NEW, and that turn's delta."""
+def compared(
+    spoil: Callable[[list[int]], Any] = SAME, **options: bool
+) -> tuple[RendererComparison, Recorder, list[int]]:
+    """Return a comparison of a renderer with the tests' template, the renderer, and the template's own delta."""
     template = template_of("byte level")
     own = template.delta(answer("a"), [asked("b")], template.closer_id).ids.tolist()
-    renderer = Beside(own, spoil, **options)
-    return RendererComparison("Beside", renderer, template, shared()), renderer, own
+    renderer = Recorder(own, spoil, **options)
+    return RendererComparison("Recorder", renderer, template, shared()), renderer, own
 
 
 def refusal(spoil: Callable[[list[int]], Any]) -> str:
-    found = beside(spoil)[0].difference(answer("a"), [asked("b")])
+    found = compared(spoil)[0].difference(answer("a"), [asked("b")])
     assert found is not None
     return found
 
 
-def test_a_renderer_extends_a_stand_in_turn_by_the_new_messages() -> None:
-    comparison, renderer, _ = beside()
+def test_a_renderer_gets_a_stand_in_turn_and_the_new_messages() -> None:
+    comparison, renderer, _ = compared()
     assert comparison.difference(answer("a" * 99), [asked("b")], [LOOK], [asked("c" * 99)]) is None
-    [(prompt, completion, new, tools)] = renderer.asked
+    [(prompt, completion, new, tools)] = renderer.requests
     assert shared().decode(prompt) == "<|im_start|>user\n.<|im_end|>\n<|im_start|>assistant\n."
     assert shared().decode(completion) == "<|im_end|>"
     assert new == [{"role": "user", "content": "b"}]
@@ -63,22 +65,22 @@ def test_a_renderer_extends_a_stand_in_turn_by_the_new_messages() -> None:
     assert type(tools[0]["function"]["name"]) is str
 
 
-def test_without_tools_a_renderer_is_given_none() -> None:
-    comparison, renderer, _ = beside()
+def test_without_tools_a_renderer_gets_none() -> None:
+    comparison, renderer, _ = compared()
     for specs in (None, []):
         assert comparison.difference(answer("a"), [asked("b")], specs) is None
-    assert [tools for *_, tools in renderer.asked] == [None, None]
+    assert [tools for *_, tools in renderer.requests] == [None, None]
 
 
-def test_ids_may_come_in_an_object() -> None:
-    assert beside(wrapped=True)[0].difference(answer("a"), [asked("b")]) is None
+def test_a_renderer_may_return_an_object_with_ids() -> None:
+    assert compared(wrapped=True)[0].difference(answer("a"), [asked("b")]) is None
 
 
-def test_a_renderer_that_stops_early_or_goes_on_is_told_from_the_template() -> None:
-    ids = beside()[2]
+def test_shorter_and_longer_deltas_of_a_renderer_are_differences() -> None:
+    ids = compared()[2]
     assert len(ids) == 19
     assert refusal(lambda own: own[:-1]) == (
-        "Beside differs from the chat template at token 18 of a delta for messages with roles ['user']:\n"
+        "Recorder differs from the chat template at token 18 of a delta for messages with roles ['user']:\n"
         f"  template: {ids[12:]} 'sistant\\n'\n"
         f"  renderer: {ids[12:-1]} 'sistant'"
     )
@@ -97,17 +99,17 @@ def test_a_renderer_that_stops_early_or_goes_on_is_told_from_the_template() -> N
         (8, "user\nb<|im_end|>\n<|im_start|>assi"),
     ],
 )
-def test_a_difference_is_shown_with_a_few_tokens_around_it(at: int, shown: str) -> None:
-    ids = beside()[2]
+def test_a_difference_is_shown_with_a_few_tokens_of_context(at: int, shown: str) -> None:
+    ids = compared()[2]
     lines = refusal(lambda own: [*own[:at], 5, *own[at + 1 :]]).splitlines()
     around = slice(max(0, at - 6), at + 6)
-    assert lines[0].startswith(f"Beside differs from the chat template at token {at} of a delta")
+    assert lines[0].startswith(f"Recorder differs from the chat template at token {at} of a delta")
     assert lines[1] == f"  template: {ids[around]} {shown!r}"
     assert lines[2].startswith(f"  renderer: {[*ids[:at], 5, *ids[at + 1 :]][around]} ")
 
 
-def test_a_turn_that_cannot_be_extended_names_the_roles_of_what_is_new() -> None:
-    template = beside()[0].template
+def test_a_turn_that_cannot_be_extended_names_the_new_roles() -> None:
+    template = compared()[0].template
     message = calls(("look", {"at": "x"}))[0]
 
     def failing(bridged: Callable[[], Any]) -> str:
@@ -122,24 +124,24 @@ def test_a_turn_that_cannot_be_extended_names_the_roles_of_what_is_new() -> None
     )
 
 
-def test_a_renderer_gets_a_tokenizer_that_spells_no_control_token_unless_content_may(
+def test_a_renderer_gets_an_inert_tokenizer_unless_content_may_write_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[Any] = []
 
-    def make(tokenizer: Any) -> Beside:
+    def make(tokenizer: Any) -> Recorder:
         given.append(tokenizer)
-        return Beside([])
+        return Recorder([])
 
     for content_tokens in ("inert", "as-template"):
         template = ChatTemplate.of(shared(), content_tokens=content_tokens)  # type: ignore[arg-type]
         made = RendererComparison.of(make, shared(), template)
-        assert (made.name, made.template, made.tokenizer) == ("Beside", template, shared())
+        assert (made.name, made.template, made.tokenizer) == ("Recorder", template, shared())
     assert type(given[0]) is RendererTokenizer
     assert given[1] is shared()
     monkeypatch.setattr(ours, "_by_name", lambda name, tokenizer, arguments: make(tokenizer))
-    named = RendererComparison.of("beside", shared(), template_of("byte level"))
-    assert named.name == f"renderers {version('renderers')}, Beside"
+    named = RendererComparison.of("recorder", shared(), template_of("byte level"))
+    assert named.name == f"renderers {version('renderers')}, Recorder"
 
 
 def test_a_renderer_that_cannot_be_made_says_why() -> None:
@@ -152,19 +154,21 @@ def test_a_renderer_that_cannot_be_made_says_why() -> None:
     assert str(refused.value).endswith(" cannot be made for this tokenizer: no such token")
 
 
-def test_one_of_the_package_keeps_reasoning_and_has_the_rollouts_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renderer_of_the_package_keeps_reasoning_and_gets_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(renderers, "create_renderer", lambda *given, **named: made.append((given, named)) or Beside([]))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        renderers, "create_renderer", lambda *given, **named: made.append((given, named)) or Recorder([])
+    )  # type: ignore[func-returns-value]
     template = ChatTemplate.of(shared(), content_tokens="as-template", enable_thinking=False)
     source = RendererComparison.of("qwen3", shared(), template)
-    assert source.name.endswith(", Beside")
+    assert source.name.endswith(", Recorder")
     [((tokenizer, config), named)] = made
     assert tokenizer is shared()
     assert (config.name, config.thinking_retention) == ("qwen3", "all")
     assert named == {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-def test_an_inert_tokenizer_says_what_it_does_not_do() -> None:
+def test_the_renderer_tokenizer_raises_on_unsupported_calls() -> None:
     inert = RendererTokenizer(shared(), template_of("byte level").encoder)
     with pytest.raises(NotImplementedError) as refused:
         inert("a", return_offsets_mapping=True)
@@ -173,9 +177,7 @@ def test_an_inert_tokenizer_says_what_it_does_not_do() -> None:
 
 
 @pytest.mark.parametrize("tools", [True, False])
-def test_every_probe_that_passed_is_compared_and_content_that_merges_or_spells(
-    tools: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passed_probes_and_hostile_content_are_compared(tools: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[Any, Any, Any, Any]] = []
 
     def difference(_: Any, answered: Any, new: Any, specs: Any = None, history: Any = None) -> str:
@@ -188,9 +190,9 @@ def test_every_probe_that_passed_is_compared_and_content_that_merges_or_spells(
     stand_in: Any = SimpleNamespace(
         certificate=SimpleNamespace(passed=passed, tools=tools), encoder=SimpleNamespace(added={"<b>": 2, "<a>": 1})
     )
-    found = list(RendererComparison("Beside", Beside([]), stand_in, shared()).differences())
+    found = list(RendererComparison("Recorder", Recorder([]), stand_in, shared()).differences())
     assert sorted(compared[:2], key=str) == sorted(
-        ((case.answered, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
+        ((case.answer, case.new, case.tools, case.before) for case in (probes[name] for name in passed)), key=str
     )
     assert [each.split(":")[0] for each in found[:2]] == [name for name in probes if name in passed]
     assert len(found) == len(compared)

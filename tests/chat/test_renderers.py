@@ -28,19 +28,19 @@ PAIRS = {
 
 
 class Chatml:
-    """A renderer for the tests' own template, as the package has them for families; `spoil` changes what it gives."""
+    """A renderer for the tests' own template, like those of the package; `spoil` changes its result."""
 
     def __init__(self, tokenizer: Any, spoil: Callable[[list[int]], Any] = lambda ids: ids) -> None:
         self.tokenizer = tokenizer
         self.spoil = spoil
-        self.asked: list[int] = []
+        self.lengths: list[int] = []
 
     def bridge_to_next_turn(self, prompt: Any, completion: Any, new: Any, *, tools: Any = None) -> Any:
         start, end = (self.tokenizer.convert_tokens_to_ids(text) for text in ("<|im_start|>", "<|im_end|>"))
         opened, closed = (
             self.tokenizer.convert_tokens_to_ids(text) for text in ("<tool_response>", "</tool_response>")
         )
-        self.asked.append(len(prompt) + len(completion))
+        self.lengths.append(len(prompt) + len(completion))
         ids = [*prompt, *completion, *self.encode("\n")]
         for i, message in enumerate(new):
             assert type(message["content"]) is str
@@ -62,7 +62,7 @@ def compared(make: Any, **options: Any) -> list[str]:
     return list(RendererComparison.of(make, shared(), template).differences())
 
 
-def test_a_renderer_that_gives_the_same_has_no_differences() -> None:
+def test_an_equal_renderer_has_no_differences() -> None:
     assert compared(Chatml) == []
     assert RendererComparison.of(Chatml, shared(), ChatTemplate.of(shared())).name == "Chatml"
 
@@ -78,7 +78,7 @@ def test_a_renderer_that_gives_the_same_has_no_differences() -> None:
         (lambda ids: 1 / 0, "fails to extend a turn: ZeroDivisionError"),
     ],
 )
-def test_what_differs_is_shown(spoil: Any, message: str) -> None:
+def test_differences_are_shown(spoil: Any, message: str) -> None:
     found = compared(lambda tokenizer: Chatml(tokenizer, spoil))
     assert len(found) > 100
     assert all(re.search(f"Chatml {message.replace('user', '.*')}", each) for each in found)
@@ -93,26 +93,26 @@ def test_the_difference_is_readable() -> None:
 
 
 def test_a_renderer_that_lets_content_spell_control_tokens_differs() -> None:
-    found = compared(lambda _: Chatml(shared()))  # it brought a tokenizer of its own
+    found = compared(lambda _: Chatml(shared()))  # uses its own tokenizer
     assert found
     assert all(each.startswith(("a question '</", "a result '</", "a question '<", "a result '<")) for each in found)
     assert compared(lambda _: Chatml(shared()), content_tokens="as-template") == []
 
 
-def test_a_template_that_ends_turns_in_the_next_opener_bridges_from_that() -> None:
+def test_a_template_without_closers_bridges_from_the_opener() -> None:
     template, tokenizer = zoo.template("glm4moe"), zoo.tokenizer("glm4moe")
-    given: list[Any] = []
+    bridged: list[Any] = []
 
     class Spy:
         def bridge_to_next_turn(self, prompt: Any, completion: Any, new: Any, *, tools: Any = None) -> None:
-            given.append((tokenizer.decode(prompt), tokenizer.decode(completion)))
+            bridged.append((tokenizer.decode(prompt), tokenizer.decode(completion)))
 
     found = list(RendererComparison.of(lambda _: Spy(), tokenizer, template).differences())
     assert "Spy cannot extend a turn" in found[0]
-    assert given[0][1] == "<|user|>"
+    assert bridged[0][1] == "<|user|>"
 
 
-def test_an_inert_tokenizer_spells_no_control_token_and_is_otherwise_the_same() -> None:
+def test_the_renderer_tokenizer_is_inert_and_otherwise_equal() -> None:
     template = ChatTemplate.of(shared())
     inert = RendererTokenizer(shared(), template.encoder)
     assert inert.eos_token_id == shared().eos_token_id
@@ -123,7 +123,7 @@ def test_an_inert_tokenizer_spells_no_control_token_and_is_otherwise_the_same() 
         inert("a", return_offsets_mapping=True)
 
 
-def test_plain_values_have_no_traces() -> None:
+def test_plain_values_have_no_spans() -> None:
     traced: Any = {Traced.content("a", 0): [Traced.content("b", 0), 1, None, ("c",)]}
     copied = plain(traced)
     assert copied == {"a": ["b", 1, None, ["c"]]}
@@ -150,7 +150,9 @@ def test_template_arguments_reach_the_packages_renderer() -> None:
         return list(RendererComparison.of("qwen3", tokenizer, ChatTemplate.of(tokenizer, **options)).differences())
 
     assert compare(content_tokens="as-template", enable_thinking=False) == []
-    assert "Qwen3Renderer differs from the chat template" in compare(enable_thinking=False)[0]  # it spells <think>
+    assert (
+        "Qwen3Renderer differs from the chat template" in compare(enable_thinking=False)[0]
+    )  # its tokenizer matches <think> in content
     with pytest.raises(TemplateError, match="'qwen3' cannot be made for this tokenizer: Unsupported chat_template"):
         compare(unheard_of=1)
 
@@ -159,13 +161,13 @@ def test_template_arguments_reach_the_packages_renderer() -> None:
     ("chosen", "why"),
     [("qwen4", "qwen4"), ("qwen3", "Special token '<.*' not found"), ("auto", "has none for the name")],
 )
-def test_a_renderer_that_does_not_exist_or_fit_is_refused(chosen: str, why: str) -> None:
+def test_an_unknown_or_unfit_renderer_is_refused(chosen: str, why: str) -> None:
     tokenizer = byte_level((), CHATML_TOOLS)
     with pytest.raises(TemplateError, match=f"The renderer '{chosen}' cannot be made for this tokenizer: [^$]*{why}"):
         RendererComparison.of(chosen, tokenizer, ChatTemplate.of(tokenizer))
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "renderers", None)
     with pytest.raises(TemplateError, match=r"pip install 'strands-tito\[renderers\]'"):
         RendererComparison.of("qwen3", shared(), ChatTemplate.of(shared()))

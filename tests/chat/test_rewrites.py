@@ -1,4 +1,4 @@
-"""What a template makes of reasoning and of its own past, each in a sentence on the certificate."""
+"""Rewrites and the treatment of reasoning, as the certificate reports them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shown(thought: str) -> str:
         ("(raise_exception('no') if message.reasoning_content else '')", Thinking.NOT_SHOWN),
     ],
 )
-def test_what_becomes_of_reasoning(thought: str, kind: Thinking) -> None:
+def test_reasoning_of_earlier_answers(thought: str, kind: Thinking) -> None:
     # Where a template shows reasoning in some place only, the form is found in the same one.
     rendering = Rendering.of(shown(thought), {})
     assert thinking(rendering) == kind
@@ -103,11 +103,11 @@ def test_what_becomes_of_reasoning(thought: str, kind: Thinking) -> None:
         ("{{- 'a' if messages|length == 1 and tools else 'b' -}}" + CHATML_TOOLS, True, [CALLS, TOOLS]),
     ],
 )
-def test_what_a_template_writes_anew(source: str, tools: bool, said: list[str]) -> None:
+def test_rewrites(source: str, tools: bool, said: list[str]) -> None:
     assert list(rewrites(source, {}, Rendering.of(source, {}), tools=tools)) == said
 
 
-def test_a_date_is_one_that_the_arguments_let_be_seen() -> None:
+def test_a_date_counts_only_if_the_arguments_show_it() -> None:
     source = "{{ strftime_now('%H:%M') if clock else '' }}" + CHATML_TOOLS
     for clock, said in ((True, [DATE]), (False, [])):
         variables = {"clock": clock}

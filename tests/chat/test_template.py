@@ -1,4 +1,4 @@
-"""First prompts and deltas: laws 1 and 7 over random conversations, on the tool template and on Qwen3's."""
+"""First prompts and deltas: laws 1 and 7 over random conversations, with a tool template and with Qwen3's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strands.types.content import Message, Messages
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level, shared
 from support.conversations import (
     HOSTILE,
@@ -53,7 +54,7 @@ def check_every_turn(template: ChatTemplate, messages: Messages, system: str | N
 def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
     template = template_of(name)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(conversations(), st.none() | st.text("ab \n", min_size=1, max_size=5))
     def check(messages: Messages, system: str | None) -> None:
         check_every_turn(template, messages, system)
@@ -61,13 +62,13 @@ def test_deltas_extend_prompts_as_the_tool_template_renders(name: str) -> None:
     check()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(messages=conversations())
 def test_deltas_extend_prompts_as_qwen3_renders_answers_without_reasoning(messages: Messages) -> None:
     check_every_turn(template_of("qwen3-tiny"), messages, None)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(messages=rounds_of_tools(reasoning=True))
 def test_deltas_extend_prompts_as_qwen3_renders_reasoning_until_the_next_question(messages: Messages) -> None:
     check_every_turn(template_of("qwen3-tiny"), messages, None)
@@ -94,11 +95,11 @@ def test_qwen3_without_thinking_writes_the_empty_block_into_every_generation_pro
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tools", [None, [LOOK]])
-def test_text_is_transformers_own(name: str, tools: Any) -> None:
+def test_text_equals_that_of_transformers(name: str, tools: Any) -> None:
     tokenizer = tokenizer_of(name)
     template = template_of(name)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=examples(15))
     @given(conversations(HOSTILE), st.none() | HOSTILE)
     def check(messages: Messages, system: str | None) -> None:
         found = template.rendering.of_messages(messages, system, tools)
@@ -146,7 +147,7 @@ def test_no_content_makes_a_control_token(name: str) -> None:
 
     expected = controls("a", "b")
 
-    @settings(deadline=None, max_examples=25)
+    @settings(deadline=None, max_examples=examples(25))
     @given(HOSTILE.filter(str.strip), HOSTILE)
     def check(text: str, key: str) -> None:
         assert controls(text, f"x{key}") == expected
@@ -241,34 +242,23 @@ def test_a_chat_only_template_works_until_there_are_tools() -> None:
         ({"default": CHATML, "tool_use": CHATML}, r"several chat templates \(default, tool_use\)"),
         ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
-        ("{{ messages[0].content.index('?') }}", "refused messages with roles"),
         ("{{ nothing.at.all }}", "refused messages with roles"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "no control token"),
         (
             "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
-            "no control token|its closer",
+            "no control token",
         ),
         ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out message 0"),
-        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "depends on more than the turn"),
+        ("{{ messages|length }}<|im_end|>" + CHATML + "{{ messages|length }}", "depending on what precedes it"),
     ],
 )
-def test_refusals_say_why_in_a_sentence(source: Any, words: str) -> None:
-    with pytest.raises(TemplateError, match=words) as refused:
+def test_unsupported_templates_are_refused(source: Any, words: str) -> None:
+    with pytest.raises(TemplateError, match=words):
         ChatTemplate.of(byte_level(template=source))
-    assert str(refused.value).endswith(".")
 
 
-def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
-    class Slow:
-        chat_template = CHATML
-        name_or_path = "slow"
-
-    with pytest.raises(TypeError, match="Slow is not a fast tokenizer"):
-        ChatTemplate.of(Slow())  # type: ignore[arg-type]
-
-
-def test_a_tokenizer_that_cannot_be_followed_is_refused() -> None:
-    with pytest.raises(TemplateError, match="cannot be followed"):
+def test_a_tokenizer_with_single_word_control_tokens_is_refused() -> None:
+    with pytest.raises(TemplateError, match="Unsupported tokenizer"):
         ChatTemplate.of(
             byte_level(single_word=True, template=CHATML.replace("{{ m.role", "x{{ m.role") + "x<|im_end|>x")
         )

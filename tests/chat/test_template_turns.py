@@ -1,7 +1,8 @@
-"""A bound template: what it is asked before it is used, what it tells of a turn, and its own arguments."""
+"""A bound template: its checks, its arguments, and its deltas."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from tito_core.ledger.provenance import Provenance
 
 
 def own_tools() -> ChatTemplate:
-    """A template that writes the tools after the messages."""
+    """Return a template that renders the tools after the messages."""
     return ChatTemplate.of(byte_level(template=CHATML_TOOLS.replace("{%- if add", "{{- tools|tojson -}}{%- if add")))
 
 
@@ -38,13 +39,13 @@ def test_the_text_of_a_delta_is_what_it_encodes() -> None:
 def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
     template = own_tools()
     assert template.certificate.candidate == "after a question, with the rollout's tools"
-    with pytest.raises(TemplateError, match="needs tool_specs="):
+    with pytest.raises(TemplateError, match="pass tool_specs="):
         template.tail(answer("a"), [asked("b")])
     text = template.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert text.startswith("\n<|im_start|>user\nb<|im_end|>\n[{")
     assert '"look"' in text
     marked = replace(template, deltas=replace(template.deltas, candidate=template_candidate()))
-    with pytest.raises(TemplateError, match="needs history="):
+    with pytest.raises(TemplateError, match="pass history="):
         marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK])
     assert marked.tail(answer("a"), [asked("b")], tool_specs=[LOOK], history=[asked("a")])
 
@@ -52,14 +53,14 @@ def test_the_text_of_a_delta_needs_what_the_delta_needs() -> None:
 def template_candidate() -> Any:
     from tito_core.chat.delta import Candidate
 
-    return Candidate("where there was one", later=[asked("l")])
+    return Candidate("where there was one", before_after_results=[asked("l")])
 
 
 @pytest.mark.parametrize(
     ("given", "found"),
     [(None, {}), ({}, {}), ({"enable_thinking": False}, {"enable_thinking": False})],
 )
-def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, Any]) -> None:
+def test_template_arguments_are_copied(given: Any, found: dict[str, Any]) -> None:
     taken = checked_arguments(given)
     assert taken == found
     assert taken is not given
@@ -73,13 +74,9 @@ def test_template_arguments_are_taken_as_they_are(given: Any, found: dict[str, A
         ({"certificates": None}, "certificates"),
     ],
 )
-def test_an_argument_that_is_not_the_templates_is_refused(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError) as refused:
+def test_our_own_parameters_are_refused_as_template_arguments(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"template_arguments has {named}, .*content_tokens="):
         checked_arguments(given)
-    assert str(refused.value) == (
-        f"template_arguments has {named}, which is not an argument of a chat template: give "
-        "content_tokens=... next to template_arguments."
-    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,7 @@ def test_tokens_are_counted_with_the_system_prompt_and_the_tools() -> None:
         assert template.count_tokens([asked("a")], system, tools) == len(whole.ids) - header
 
 
-def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> None:
+def test_a_certificate_depends_on_arguments_and_content_tokens() -> None:
     certificate = ChatTemplate.certify(shared(), content_tokens="as-template", enable_thinking=False)
     assert certificate.content_tokens == "as-template"
     assert "('enable_thinking', False)" in certificate.arguments
@@ -120,11 +117,11 @@ def test_a_certificate_is_for_the_arguments_and_for_what_content_may_write() -> 
     assert (usual.template, usual.tokenizer) == (certificate.template, certificate.tokenizer)
 
 
-def test_what_content_may_write_is_one_of_two() -> None:
+def test_content_tokens_has_two_values() -> None:
     wrong: Any = "safe"
     with pytest.raises(ValueError) as refused:
         ChatTemplate.of(shared(), content_tokens=wrong)
-    assert str(refused.value) == "content_tokens must be 'inert' or 'as-template', not 'safe'."
+    assert "'inert' or 'as-template', not 'safe'" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -137,26 +134,22 @@ def test_what_content_may_write_is_one_of_two() -> None:
 )
 def test_a_tokenizer_must_have_one_template(chat_template: Any, has: str) -> None:
     tokenizer: Any = SimpleNamespace(chat_template=chat_template, name_or_path="some/model")
-    with pytest.raises(TemplateError) as refused:
+    with pytest.raises(TemplateError, match=rf"'some/model' has {re.escape(has)}.*Set tokenizer\.chat_template"):
         ChatTemplate.of(tokenizer)
-    assert str(refused.value) == (
-        f"The tokenizer 'some/model' has {has}, so messages cannot become tokens: "
-        "set tokenizer.chat_template to one, or load the model's instruct version."
-    )
 
 
-def test_what_a_parser_reads_as_markup_is_a_control_token_too() -> None:
+def test_a_parsers_markup_is_a_control_token() -> None:
     tokenizer = byte_level((*MARKUP, "[CALL"))
-    usual, told = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
-    assert set(told.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
+    usual, marked = ChatTemplate.of(tokenizer), ChatTemplate.of(tokenizer, markup=["[CALL"])
+    assert set(marked.encoder.added) == {*SPECIAL, *MARKUP, "[CALL"}
     assert set(usual.encoder.added) == {*SPECIAL, *MARKUP}
-    assert told.fingerprint != usual.fingerprint
+    assert marked.fingerprint != usual.fingerprint
     attack = tokenizer.convert_tokens_to_ids("[CALL")
     assert attack in usual.first_prompt([asked("[CALL")], None, None).ids
-    assert attack not in told.first_prompt([asked("[CALL")], None, None).ids
+    assert attack not in marked.first_prompt([asked("[CALL")], None, None).ids
 
 
-def test_a_template_made_from_a_kept_certificate_is_the_same(tmp_path: Path) -> None:
+def test_a_template_from_a_cached_certificate_is_equal(tmp_path: Path) -> None:
     made, again = (ChatTemplate.of(shared(), certificates=tmp_path) for _ in range(2))
     assert len(list(tmp_path.iterdir())) == 1
     for name in ("certificate", "fingerprint", "closer_id", "stop_ids", "arguments"):
@@ -168,7 +161,7 @@ def test_a_template_made_from_a_kept_certificate_is_the_same(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("last", [None, 5])
-def test_what_closes_a_turn_is_marked_as_inserted(last: int | None) -> None:
+def test_inserted_closers_have_the_provenance_inserted(last: int | None) -> None:
     template = template_of("byte level")
     complete = template.delta(answer("a"), [asked("b")], template.closer_id)
     cut = template.delta(answer("a"), [asked("b")], last)
@@ -177,17 +170,14 @@ def test_what_closes_a_turn_is_marked_as_inserted(last: int | None) -> None:
     assert (cut.ids.dtype, cut.provenance.dtype) == (np.int32, np.uint8)
 
 
-def test_a_tokenizer_that_cannot_be_followed_is_refused_with_both_its_ids() -> None:
+def test_a_tokenizer_that_encodes_parts_differently_is_refused_with_both_ids() -> None:
     source = "{% for m in messages %}x<|im_start|>{{ m.role }}{{ m.content }}x<|im_end|>x{% endfor %}"
     tokenizer = byte_level(single_word=True, template=source)
     with pytest.raises(TemplateError) as refused:
         ChatTemplate.of(tokenizer)
-    said = str(refused.value)
     text = "x<|im_start|>user.x<|im_end|>xx<|im_start|>assistant.x<|im_end|>xx<|im_start|>user.x<|im_end|>x"
     own = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    assert said.startswith("The tokenizer '' cannot be followed with its control tokens apart from content: for ")
-    assert f"for {text!r} it gives {own}, and in parts [" in said
-    assert said.endswith("].")
+    assert f"{text!r} it gives {own}, and [" in str(refused.value)
 
 
 def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
@@ -205,16 +195,12 @@ def test_a_stop_that_opens_the_next_message_is_not_written_again() -> None:
     assert template.delta(answer("a"), [asked("b")], 5).ids.tolist() == whole.ids.tolist()
 
 
-def test_a_tokenizer_without_a_fast_backend_is_refused_in_a_sentence() -> None:
+def test_a_slow_tokenizer_is_refused() -> None:
     class Slow:
         chat_template = CHATML_TOOLS
         name_or_path = "slow"
         backend_tokenizer = None
 
     slow: Any = Slow()
-    with pytest.raises(TypeError) as refused:
+    with pytest.raises(TypeError, match=r"Slow is not a fast tokenizer.*use_fast=True"):
         ChatTemplate.of(slow)
-    assert str(refused.value) == (
-        "Slow is not a fast tokenizer, and token-exact prompts need one: "
-        "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
-    )

@@ -1,4 +1,4 @@
-"""Traced strings against plain ones. The alphabets differ, so each character says itself where it came from."""
+"""Traced strings against plain ones. The alphabets of the sources differ, so each character shows its source."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.budget import examples
 from support.origins import check_exact, check_nothing_lost, origins, plain, strings, traced
 from tito_core.chat.traced import Traced, concat, mark, mark_result, sources
 
@@ -80,7 +81,7 @@ SAME: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_operations_keep_the_source_of_each_character(name: str) -> None:
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=examples(60))
     @given(traced, strings, numbers, numbers)
     def check(s: str, o: str, i: int, j: int) -> None:
         found = outcome(EXACT[name], s, o, i, j)
@@ -92,7 +93,7 @@ def test_operations_keep_the_source_of_each_character(name: str) -> None:
 
 @pytest.mark.parametrize("name", CAUTIOUS)
 def test_other_operations_lose_no_content(name: str) -> None:
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(traced, strings, numbers, numbers)
     def check(s: str, o: str, i: int, j: int) -> None:
         found = outcome(CAUTIOUS[name], s, o, i, j)
@@ -103,9 +104,9 @@ def test_other_operations_lose_no_content(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAME)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=13)
 @given(s=strings, o=strings)
-def test_questions_get_the_answers_of_plain_strings(name: str, s: str, o: str) -> None:
+def test_predicates_return_the_same_as_for_plain_strings(name: str, s: str, o: str) -> None:
     assert SAME[name](s, o) == SAME[name](plain(s), plain(o))
 
 
@@ -114,7 +115,7 @@ def test_plain_string_before_content_keeps_the_trace() -> None:
     assert origins(found) == [None, 1]
 
 
-def test_adding_what_is_no_string_is_the_usual_error() -> None:
+def test_adding_another_type_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         Traced.content("а", 1) + 1  # type: ignore[operator]
     with pytest.raises(TypeError):
@@ -122,7 +123,7 @@ def test_adding_what_is_no_string_is_the_usual_error() -> None:
 
 
 @pytest.mark.parametrize("text", ["ß", "ŉа", "İ", "ﬁ"])
-def test_case_that_changes_the_length_marks_everything(text: str) -> None:
+def test_a_case_change_with_another_length_is_all_content(text: str) -> None:
     mixed = "x" + Traced.content(text, 1)
     for changed, expected in ((mixed.upper(), ("x" + text).upper()), (mixed.lower(), ("x" + text).lower())):
         assert plain(changed) == expected
@@ -153,7 +154,7 @@ def test_content_is_found_anywhere_in_a_value(holder: Any) -> None:
     assert origins(mark("<x>", holder)) == [4, 4, 4]
 
 
-def test_what_cannot_be_looked_into_may_hold_content() -> None:
+def test_opaque_objects_may_hold_content() -> None:
     assert list(sources([b"a", object()])) == [-1, -1]
     assert list(sources(["a", 1, 2.0, True, None])) == []
 
@@ -162,14 +163,14 @@ LETTERS = st.text("ab ,\n", max_size=12)
 
 
 def numbered(text: str) -> Traced:
-    """Make a string in which each character is of a source of its own: its place."""
+    """Return a string in which the source of each character is its position."""
     return Traced.of(text, ((i, i + 1, i) for i in range(len(text))))
 
 
 @pytest.mark.parametrize("separator", [None, " ", ",", "a", "ab", "aa"])
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=33)
 @given(text=LETTERS, most=st.integers(-1, 3))
-def test_equal_pieces_keep_their_own_places(separator: str | None, text: str, most: int) -> None:
+def test_equal_pieces_keep_their_positions(separator: str | None, text: str, most: int) -> None:
     whole = numbered(text)
     for pieces in (whole.split(separator, most), whole.rsplit(separator, most)):
         places = [origins(piece) for piece in pieces]
@@ -182,9 +183,9 @@ def test_equal_pieces_keep_their_own_places(separator: str | None, text: str, mo
             assert all(text[piece[-1] + 1 :].startswith(separator) for piece in places[:-1] if piece)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(text=LETTERS, ends=st.booleans())
-def test_equal_lines_keep_their_own_places(text: str, ends: bool) -> None:
+def test_equal_lines_keep_their_positions(text: str, ends: bool) -> None:
     at = 0
     for line in numbered(text).splitlines(ends):
         assert origins(line) == list(range(at, at + len(line)))
@@ -192,7 +193,7 @@ def test_equal_lines_keep_their_own_places(text: str, ends: bool) -> None:
     assert at >= len(text)
 
 
-def test_equal_text_is_equal_wherever_it_came_from() -> None:
+def test_equality_ignores_the_source() -> None:
     first, second = Traced.content("a", 1), Traced.content("a", 2)
     assert first == second == "a"
     assert first != Traced.content("b", 1)
@@ -200,13 +201,13 @@ def test_equal_text_is_equal_wherever_it_came_from() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, -1])
-def test_nothing_is_replaced_as_often_as_was_said(count: int) -> None:
+def test_replacing_the_empty_string_honours_the_count(count: int) -> None:
     found = numbered("ab").replace("", "-", count)
     assert plain(found) == "ab".replace("", "-", count)
     assert None not in origins(found)
 
 
-def test_what_a_function_made_of_content_is_content_in_every_string_of_its_result() -> None:
+def test_conservative_marks_every_string_of_a_result() -> None:
     content = Traced.content("a", 4)
     assert [origins(text) for text in mark_result(["xy", ["z"]], (content,))[0:1]] == [[4, 4]]
     nested = mark_result(["xy", ["z"], 1], ([content], {}))
@@ -215,19 +216,19 @@ def test_what_a_function_made_of_content_is_content_in_every_string_of_its_resul
     assert mark_result(7, (content,)) == 7
 
 
-def test_a_result_that_kept_some_of_its_trace_is_content_throughout() -> None:
+def test_a_partly_traced_result_is_all_content() -> None:
     assert origins(mark_result(concat(["x", Traced.content("a", 4), "y"]), ())) == [4, 4, 4]
 
 
 @given(strings, strings, st.text(max_size=4))
-def test_added_is_what_is_joined(s: str, o: str, between: str) -> None:
+def test_addition_equals_joining(s: str, o: str, between: str) -> None:
     for left, right in ((s, o), (s, between), (between, o), (s, Traced.of(between, ())), (Traced.of(between, ()), o)):
         added, joined = left + right, concat((left, right))
         assert (type(added), plain(added)) == (type(joined), plain(joined))
         assert getattr(added, "spans", ()) == getattr(joined, "spans", ())
 
 
-def test_one_piece_is_joined_to_itself() -> None:
+def test_one_piece_is_returned_unchanged() -> None:
     content = Traced.content("x", 1)
     assert concat([content]) is content
     assert type(concat([Traced.of("x", ())])) is str

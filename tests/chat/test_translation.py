@@ -1,4 +1,4 @@
-"""One conversation as templates read it, whole, and every sentence that the policy or a user may read of it."""
+"""Conversion of a whole conversation, feedback on malformed calls, and refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_core.chat.messages import (
     MALFORMED_CALL,
     SYSTEM_SOURCE,
     TOOLS_SOURCE,
-    Form,
+    MessageFormat,
     UnsupportedContentError,
     sampled_id,
     template_messages,
@@ -21,7 +21,7 @@ from tito_core.chat.messages import (
 )
 from tito_core.chat.traced import Traced, sources
 
-PARTS = Form("string", "thinking", both=True, parts=True)
+PARTS = MessageFormat("string", "thinking", text_and_reasoning=True, parts=True)
 CONVERSATION = [
     asked("Why?", "Say."),
     *calls(("look", {"at": "é"}), ("find", {}), text="Let me.", reasoning="Hm."),
@@ -39,7 +39,7 @@ def result(index: int, name: str, content: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call_{index}", "name": name, "content": content}
 
 
-def test_a_conversation_in_the_usual_form() -> None:
+def test_a_conversation_in_the_default_format() -> None:
     assert translated(template_messages(CONVERSATION, "Be brief.")) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?\nSay."},
@@ -57,11 +57,11 @@ def test_a_conversation_in_the_usual_form() -> None:
     assert translated(template_messages(CONVERSATION, ""))[0]["role"] == "user"
 
 
-def test_a_conversation_in_another_form() -> None:
+def test_a_conversation_in_another_format() -> None:
     def part(text: str) -> list[dict[str, str]]:
         return [{"type": "text", "text": text}]
 
-    assert translated(template_messages(CONVERSATION, "Be brief.", form=PARTS)) == [
+    assert translated(template_messages(CONVERSATION, "Be brief.", message_format=PARTS)) == [
         {"role": "system", "content": part("Be brief.")},
         {"role": "user", "content": part("Why?\nSay.")},
         {
@@ -77,7 +77,7 @@ def test_a_conversation_in_another_form() -> None:
     ]
 
 
-def test_every_string_that_came_from_a_message_is_its_content() -> None:
+def test_every_string_is_traced_to_its_message() -> None:
     def check(value: Any, key: str = "") -> None:
         if isinstance(value, dict):
             for inner, item in value.items():
@@ -89,8 +89,8 @@ def test_every_string_that_came_from_a_message_is_its_content() -> None:
             assert isinstance(value, Traced), (key, value)
             assert sum(stop - start for start, stop, _ in value.spans) == len(value)
 
-    for form in (Form(), PARTS):
-        found = template_messages(CONVERSATION, "Be brief.", first=7, form=form)
+    for message_format in (MessageFormat(), PARTS):
+        found = template_messages(CONVERSATION, "Be brief.", first=7, message_format=message_format)
         check(found)
         assert [set(sources(message)) for message in found] == [{SYSTEM_SOURCE}, {7}, {8}, {9}, {9}, {10}, {11}]
     tools = template_tools([{"name": "f", "description": "d", "inputSchema": {"json": {"k": ["v"]}}}])
@@ -98,16 +98,16 @@ def test_every_string_that_came_from_a_message_is_its_content() -> None:
     assert set(sources(tools)) == {TOOLS_SOURCE}
 
 
-def test_text_and_reasoning_that_exclude_each_other_stay_apart_beside_calls_only() -> None:
-    alone = Form(both=False)
-    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], form=alone)
+def test_reasoning_is_dropped_only_with_text_and_calls() -> None:
+    alone = MessageFormat(text_and_reasoning=False)
+    found = template_messages([*CONVERSATION, *calls(("f", {}), reasoning="Oh.")], message_format=alone)
     assert [message.get("reasoning_content") for message in translated(found)] == [
         None, None, None, None, "Ah.", None, "Oh."
     ]  # fmt: skip
 
 
 def said(*named: tuple[str, Any]) -> list[str]:
-    """Give what the policy reads of the results of calls of which Strands ran none."""
+    """Return the texts of the results of calls that Strands did not run."""
     message = calls(*named)[0]
     shown = results(*(f"Unknown tool: {MALFORMED_CALL}" if name == MALFORMED_CALL else "fine" for name, _ in named))
     return [str.__str__(each["content"]) for each in template_messages([message, shown])[1:]]
@@ -141,12 +141,12 @@ def malformed(**given: Any) -> tuple[str, dict[str, Any]]:
         ([(MALFORMED_CALL, None)], ["Error: the tool call was malformed and was not executed."]),
     ],
 )
-def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -> None:
+def test_feedback_on_malformed_calls(named: Any, read: list[str]) -> None:
     assert said(*named) == read
 
 
 @pytest.mark.parametrize(
-    ("said_of_it", "shown"),
+    ("malformed", "shown"),
     [
         ({"name": "look", "raw": "<c>", "reason": "Bad."}, ("look", {"raw": "<c>"})),
         ({"raw": "<c>"}, (MALFORMED_CALL, {"raw": "<c>"})),
@@ -154,26 +154,22 @@ def test_what_the_policy_reads_of_malformed_calls(named: Any, read: list[str]) -
         ("edited", (MALFORMED_CALL, "edited")),
     ],
 )
-def test_a_malformed_call_is_shown_as_it_was_said(said_of_it: Any, shown: tuple[str, Any]) -> None:
-    message, answered = translated(template_messages([*calls((MALFORMED_CALL, said_of_it)), results("x")]))
+def test_a_malformed_call_is_rendered_as_it_was_sampled(malformed: Any, shown: tuple[str, Any]) -> None:
+    message, answered = translated(template_messages([*calls((MALFORMED_CALL, malformed)), results("x")]))
     assert message["tool_calls"] == [call(0, *shown)]
     assert (answered["name"], answered["tool_call_id"]) == (shown[0], "call_0")
 
 
-def test_the_input_of_another_tool_is_its_own() -> None:
+def test_the_input_of_other_tools_is_unchanged() -> None:
     [message] = translated(template_messages(calls(("look", {"name": "x", "raw": "y", "reason": "z"}))))
     assert message["tool_calls"] == [call(0, "look", {"name": "x", "raw": "y", "reason": "z"})]
 
 
 @pytest.mark.parametrize(("block", "kind"), [({"image": {}}, "image"), ({"video": {}, "x": 1}, "video"), ({}, "empty")])
-def test_a_block_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str) -> None:
+def test_an_unsupported_block_is_refused(block: Any, kind: str) -> None:
     message: Message = {"role": "user", "content": [block]}
-    with pytest.raises(UnsupportedContentError) as refused:
+    with pytest.raises(UnsupportedContentError, match=f"'{kind}' block.*Send text"):
         template_messages([message])
-    assert str(refused.value) == (
-        f"A message holds a '{kind}' block, which this provider cannot turn into tokens: "
-        "send text, tool calls, tool results or reasoning."
-    )
 
 
 @pytest.mark.parametrize(
@@ -184,18 +180,14 @@ def test_a_block_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str)
         ({"json": {"a": {1}}}, "json", "Object of type set is not JSON serializable"),
     ],
 )
-def test_a_result_that_is_no_text_is_refused_in_a_sentence(block: Any, kind: str, why: str) -> None:
+def test_an_unsupported_result_is_refused(block: Any, kind: str, why: str) -> None:
     shown = results("x")
     shown["content"][0]["toolResult"]["content"] = [block]
-    with pytest.raises(UnsupportedContentError) as refused:
+    with pytest.raises(UnsupportedContentError, match=f"'call_0' holds a '{kind}' block.*{why}.*Return text"):
         template_messages([*calls(("f", {})), shown])
-    assert str(refused.value) == (
-        f"Tool result 'call_0' holds a '{kind}' block, which this provider "
-        f"cannot turn into tokens ({why}): return text or JSON from the tool."
-    )
 
 
-def test_results_of_calls_of_an_earlier_turn_are_nobodys() -> None:
+def test_results_of_calls_of_an_earlier_turn_have_no_tool_name() -> None:
     found = translated(template_messages([*calls(("look", {})), results("x"), answer("So."), results("y")]))
     assert [message["name"] for message in found if message["role"] == "tool"] == ["look", ""]
 
@@ -209,7 +201,7 @@ def test_results_of_calls_of_an_earlier_turn_are_nobodys() -> None:
         ("call_0123abcd_0", "", "call_0123abcd_0"),
     ],
 )
-def test_an_id_that_the_policy_wrote_is_read_again(ours: str, sampled: str | None, shown: str) -> None:
+def test_a_sampled_id_is_rendered_again(ours: str, sampled: str | None, shown: str) -> None:
     whole = with_sampled_id(ours, sampled)
     assert whole.startswith(ours)
     assert sampled_id(whole) == shown

@@ -1,4 +1,4 @@
-"""Templates that depend on what no probe shows: their deltas are right, or refused before anything is lost."""
+"""Templates that depend on what no probe covers: their deltas are right, or refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_closer_that_depends_on_the_tools_name_loses_no_result() -> None:
     assert source != CHATML_TOOLS
     template = ChatTemplate.of(of(source))
     [called] = calls(("python", {"at": "it"}))
-    with pytest.raises(TemplateError, match="does not end an assistant turn as it ended one before"):
+    with pytest.raises(TemplateError, match="did not end this assistant turn"):
         template.delta(called, [results("THE RESULT")], template.closer_id, tool_specs=[LOOK], history=[asked("hi")])
 
 
@@ -51,7 +51,7 @@ def test_an_empty_system_block_does_not_make_a_part_of_the_closer_the_stop() -> 
     assert ChatTemplate.of(tokenizer).stop_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
 
 
-def test_what_is_counted_past_the_probes_is_caught_in_use() -> None:
+def test_a_template_that_counts_beyond_the_probes_is_caught_in_use() -> None:
     reminder = "{{- 'Remember. ' if loop.index == 21 else '' -}}"
     template = ChatTemplate.of(of(CHATML_TOOLS.replace("{%- else -%}", "{%- else -%}" + reminder, 1)))
     history: list[Any] = [asked("a")]
@@ -85,7 +85,7 @@ def test_a_system_prompt_that_changes_the_generation_prompt_is_caught_in_use() -
             compare()
 
 
-def test_a_word_that_the_template_only_names_is_no_control_token() -> None:
+def test_a_word_in_the_templates_code_is_not_a_control_token() -> None:
     tokenizer = of(CHATML_TOOLS, control=("role",))
     template = ChatTemplate.of(tokenizer)
     own = tokenizer.apply_chat_template(
@@ -94,7 +94,7 @@ def test_a_word_that_the_template_only_names_is_no_control_token() -> None:
     assert template.first_prompt([asked("which role?")], None, None).ids.tolist() == own
 
 
-def test_of_a_call_that_was_cut_off_behind_its_own_end_only_the_rest_is_inserted() -> None:
+def test_a_call_truncated_after_its_own_end_gets_only_the_rest() -> None:
     source = CHATML_TOOLS.replace("+ '}</tool_call>' -}}", "+ '}<|call_end|></tool_call>' -}}")
     assert source != CHATML_TOOLS
     tokenizer = of(source, control=("</tool_call>",))

@@ -1,4 +1,4 @@
-"""The judge passes a delta that is the plain rendering's, and says how any other differs."""
+"""The judge accepts a delta that equals the plain rendering, and reports any difference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from support.budget import examples
 from support.byte_level import CHATML_TOOLS, byte_level
 from support.families import FAMILIES
 from support.talks import LOOK, Writer, after, numbers, plain, talks
@@ -24,7 +25,7 @@ CLOSER = "<|im_end|>"
 
 
 class Bench:
-    """A template's judge, and the tokens that the template writes after a turn."""
+    """A template's judge, and the expected tokens after a turn."""
 
     def __init__(self, tokenizer: Any, stops: tuple[str, ...]) -> None:
         self.tokenizer = tokenizer
@@ -36,13 +37,13 @@ class Bench:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def rest(self, turn: Turn) -> str:
-        whole = plain(self.tokenizer, [*turn.before, turn.answered, *turn.new], turn.system, turn.tools)
-        return after(turn.answered, turn.new, whole)
+        whole = plain(self.tokenizer, [*turn.before, turn.answer, *turn.new], turn.system, turn.tools)
+        return after(turn.answer, turn.new, whole)
 
     def best(self, turn: Turn) -> Callable[[int | None], list[int]]:
-        """Return the delta that is right whatever the engine stopped at."""
+        """Return a function that returns the right delta after any stop."""
         ids = self.encode(self.rest(turn))
-        end = self.tokenizer.convert_tokens_to_ids("<|end|>")  # which gpt-oss writes later in the place of <|return|>
+        end = self.tokenizer.convert_tokens_to_ids("<|end|>")  # gpt-oss replaces <|return|> by it if a message follows
 
         def delta(last: int | None) -> list[int]:
             written = last if last in ids else end
@@ -51,15 +52,15 @@ class Bench:
         return delta
 
     def verdict(self, turn: Turn, text: str, *, cut: bool = False) -> Difference | None:
-        """Judge a delta that is given as text; after a whole turn it is asked for after the closer."""
-        asked: list[int | None] = []
+        """Judge a delta given as text, and check the stop for which it is requested."""
+        requested: list[int | None] = []
 
         def delta(last: int | None) -> list[int]:
-            asked.append(last)
+            requested.append(last)
             return self.encode(text)
 
         found = self.judge.difference(turn, delta)
-        assert asked == [None if cut else self.tokenizer.convert_tokens_to_ids(CLOSER)]
+        assert requested == [None if cut else self.tokenizer.convert_tokens_to_ids(CLOSER)]
         return found
 
 
@@ -87,23 +88,23 @@ def right(turn: Turn) -> str:
     return bench().rest(turn).split(CLOSER, 1)[1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG)
-def test_the_plain_renderings_own_text_is_right(messages: Any) -> None:
+def test_the_plain_rendering_itself_is_right(messages: Any) -> None:
     turn = last_turn(messages)
     assert bench().verdict(turn, right(turn)) is None
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG)
-def test_a_turn_that_was_cut_off_is_to_be_closed_first(messages: Any) -> None:
+def test_a_truncated_turn_must_be_closed_first(messages: Any) -> None:
     turn = last_turn(messages, completed=False)
     whole = bench().rest(turn)
     assert bench().verdict(turn, whole, cut=True) is None
     assert isinstance(bench().verdict(turn, right(turn), cut=True), Difference)
 
 
-@settings(max_examples=40)
+@settings(max_examples=13)
 @given(LONG, st.data())
 def test_one_wrong_token_is_a_difference(messages: Any, data: Any) -> None:
     turn, made = last_turn(messages), bench()
@@ -138,7 +139,7 @@ def _swapped(text: str) -> str:
     ],
 )
 def test_a_planted_defect_is_a_difference(planted: Callable[[str], str], drawn: Any) -> None:
-    @settings(max_examples=10)
+    @settings(max_examples=examples(10))
     @given(drawn)
     def check(messages: Any) -> None:
         turn = last_turn(messages)
@@ -211,7 +212,7 @@ def test_a_stop_within_a_turn_is_a_difference(
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_closes_the_turn(calls: bool) -> None:
+def test_an_opener_as_stop_is_a_difference_if_another_token_closes_the_turn(calls: bool) -> None:
     writer = Writer(lambda: "So")
     answered, new = (writer.calls(), writer.results()) if calls else (writer.answer(), writer.question())
     turn = last_turn([writer.question(), answered, new])
@@ -222,7 +223,7 @@ def test_a_stop_that_opens_the_next_message_is_a_difference_where_another_token_
     assert "<|start|>" in found.found
 
 
-def test_the_delta_is_asked_for_after_the_stop_that_the_policy_samples() -> None:
+def test_the_delta_is_requested_after_the_sampled_stop() -> None:
     channels = FAMILIES["parts end as questions do"]
     asked = "{{ m.role }}<|message|>{{ m.content }}<|end|>"
     source = channels.source.replace(asked, asked.replace("<|end|>", "<|return|><|end|>"))
@@ -237,14 +238,14 @@ def test_the_delta_is_asked_for_after_the_stop_that_the_policy_samples() -> None
     assert isinstance(wrong, Difference)
 
 
-def test_a_stop_that_never_comes_is_a_difference() -> None:
+def test_a_stop_outside_the_rendering_is_a_difference() -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.answer(), writer.question()])
     never = of_family("numbers all results", "<|call|>")
     assert isinstance(never.judge.difference(turn, never.best(turn)), Difference)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(1, 3), st.booleans())
 def test_results_lost_within_the_turn_are_a_difference(count: int, question: bool) -> None:
     writer = Writer(lambda: "So")
@@ -256,9 +257,9 @@ def test_results_lost_within_the_turn_are_a_difference(count: int, question: boo
         assert isinstance(made.judge.difference(turn, lambda last, lost=lost: made.encode(lost)), Difference)  # type: ignore[misc]
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(0, 5), st.integers(1, 3))
-def test_results_are_numbered_through_the_whole_conversation(earlier: int, count: int) -> None:
+def test_results_numbered_over_the_conversation_are_right(earlier: int, count: int) -> None:
     writer = Writer(lambda: "So")
     messages = [writer.question()]
     for _ in range(earlier):
@@ -273,7 +274,7 @@ def test_results_are_numbered_through_the_whole_conversation(earlier: int, count
         assert (found is None) == (first == earlier)
 
 
-def test_what_is_no_text_of_the_conversation_is_a_difference() -> None:
+def test_text_outside_the_conversation_is_a_difference() -> None:
     writer = Writer(lambda: "So")
     turn = last_turn([writer.question(), writer.calls(), writer.results()])
     text = right(turn)
@@ -293,9 +294,7 @@ def test_what_is_no_text_of_the_conversation_is_a_difference() -> None:
     ],
     ids=["where it was sampled", "left out", "behind the calls", "a turn of its own"],
 )
-def test_text_besides_calls_is_moved_where_it_stands_behind_one_or_ends_before(
-    text: str, behind: bool, moved: bool
-) -> None:
+def test_moves_text(text: str, behind: bool, moved: bool) -> None:
     source = CHATML_TOOLS.replace("{{- header(message.role) + message.content -}}", "{{- " + text + " -}}")
     if behind:
         source = source.replace("{%- endfor -%}\n        {{- '<", "{%- endfor -%}{{- message.content + '<")

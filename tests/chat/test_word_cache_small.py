@@ -1,4 +1,4 @@
-"""Words of a small tokenizer: looked up and remembered, with the ids and the provenance of the tokenizer itself."""
+"""The word cache of a small tokenizer gives the ids and the provenance of the tokenizer itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.byte_level import MARKUP, SPECIAL, wrapped
 from tito_core.chat import word_cache as words
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.traced import Traced, concat
-from tito_core.chat.word_cache import LONGEST, WordCache, _ascii
+from tito_core.chat.word_cache import MAX_CACHED_CHARS, WordCache, _ascii
 
 EXPRESSION = r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 
@@ -47,11 +47,11 @@ def known() -> WordCache:
 
 @settings(deadline=None, max_examples=100)
 @given(st.text("the in12'<|>\n", min_size=1, max_size=200))
-def test_ids_and_places_are_the_tokenizers_own(text: str) -> None:
+def test_ids_and_positions_equal_the_tokenizers(text: str) -> None:
     encoding = PLAIN.encode(text, add_special_tokens=False)
-    for few in (0, words.FEW_BYTES, 2**30):
+    for few in (0, words.SMALL_BYTES, 2**30):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(words, "FEW_BYTES", few)
+            patch.setattr(words, "SMALL_BYTES", few)
             found = known().encode(text)
         assert found is not None
         assert np.frombuffer(found.ids, np.int32).tolist() == encoding.ids
@@ -61,7 +61,7 @@ def test_ids_and_places_are_the_tokenizers_own(text: str) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(RUNS)
-def test_provenance_word_by_word_is_that_of_the_whole(runs: list[tuple[bool, str]]) -> None:
+def test_provenance_is_the_same_with_and_without_the_word_cache(runs: list[tuple[bool, str]]) -> None:
     text = concat(Traced.content(text, i) if content else text for i, (content, text) in enumerate(runs))
     rendered = text if isinstance(text, Traced) else Traced.of(text, ())
     found, expected = BY_WORD.encode(rendered), WHOLE.encode(rendered)
@@ -71,15 +71,15 @@ def test_provenance_word_by_word_is_that_of_the_whole(runs: list[tuple[bool, str
     assert BY_WORD._words is not None
 
 
-def test_what_was_looked_up_is_remembered_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_cached_up_to_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
     found = known()
-    longest = "t" * LONGEST
+    longest = "t" * MAX_CACHED_CHARS
     for text in ("a", longest, f"{longest[1:]}1"):
         assert found.encode(text) is found.encode(text)
     assert longest in found._words
     assert found.encode(longest + "t") is not found.encode(longest + "t")
     assert longest + "t" not in found._words
-    monkeypatch.setattr(words, "REMEMBERED", 3)
+    monkeypatch.setattr(words, "CACHE_SIZE", 3)
     found = known()
     for i in range(10):
         text = "abcdefghij"[i]
@@ -103,7 +103,7 @@ def test_what_was_looked_up_is_remembered_up_to_a_length(monkeypatch: pytest.Mon
         (r"\p{Greek}", None),
     ],
 )
-def test_an_expression_is_rewritten_for_ascii_or_left_alone(expression: str, ascii_only: str | None) -> None:
+def test_expressions_are_converted_for_ascii_or_refused(expression: str, ascii_only: str | None) -> None:
     assert _ascii(expression) == ascii_only
 
 
@@ -127,7 +127,7 @@ def changed(step: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}])
-def test_a_tokenizer_that_cuts_by_one_expression_works_word_by_word(normalizer: Any) -> None:
+def test_a_tokenizer_with_one_split_expression_has_a_word_cache(normalizer: Any) -> None:
     assert WordCache.of(PLAIN, DEFINITION | {"normalizer": normalizer}) is not None
 
 
@@ -153,10 +153,10 @@ def test_a_tokenizer_that_cuts_by_one_expression_works_word_by_word(normalizer: 
         changed(1, use_regex=True),
     ],
 )
-def test_what_cuts_otherwise_is_left_alone(definition: dict[str, Any]) -> None:
+def test_other_pre_tokenizers_have_no_word_cache(definition: dict[str, Any]) -> None:
     assert WordCache.of(PLAIN, definition) is None
 
 
 @pytest.mark.parametrize("text", ["", "é", "aé"])
-def test_text_that_is_no_ascii_words_is_left_alone(text: str) -> None:
+def test_text_that_is_not_ascii_words_is_not_encoded(text: str) -> None:
     assert known().encode(text) is None

@@ -1,4 +1,4 @@
-"""Templates of many families: certified, exact over random rollouts, and safe from what content spells."""
+"""Templates of many families: certified, exact over random rollouts, and safe from control tokens in content."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support import structures, zoo
 from support.attacks import Attempt, attack, controls, from_content
+from support.budget import examples
 from support.conversations import answer, asked, calls, results, translated
 from support.extending import broken_prefixes
 from support.rollouts import Features, check, encode, rollout
@@ -20,7 +21,7 @@ from tito_core.chat.messages import MALFORMED_CALL, template_messages
 from tito_core.chat.template import ChatTemplate
 from tito_core.ledger.provenance import Provenance
 
-NAMES = (*zoo.NAMES, *structures.STRUCTURES)
+NAMES = (*zoo.SAMPLE, *structures.STRUCTURES)
 randoms = st.randoms(use_true_random=False)
 
 
@@ -49,11 +50,11 @@ def test_the_zoo_has_all_native_tool_templates() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_deltas_are_the_templates_own_over_random_rollouts(name: str) -> None:
+def test_deltas_equal_the_templates_rendering_over_random_rollouts(name: str) -> None:
     template, tokenizer = pair(name)
     shown = Features.of(template)
 
-    @settings(deadline=None, max_examples=8)
+    @settings(deadline=None, max_examples=examples(8))
     @given(randoms)
     def holds(random: Random) -> None:
         drawn = rollout(random, shown)
@@ -79,7 +80,7 @@ def test_no_attack_makes_a_control_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nemotron_3_nano", "qwen3", "cohere-like"])
-def test_in_parity_mode_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> None:
+def test_as_template_attacks_succeed_as_with_the_tokenizer_itself(name: str) -> None:
     _, tokenizer = pair(name)
     template = ChatTemplate.of(tokenizer, content_tokens="as-template")
     assert template.certificate.content_tokens == "as-template"
@@ -102,7 +103,7 @@ def test_a_schema_key_makes_no_reasoning_block_under_nemotron() -> None:
     ids = template.first_prompt([asked("a")], None, [spec]).ids.tolist()
     think = tokenizer.convert_tokens_to_ids("<think>")
     assert "<think>on</think>" in tokenizer.decode(ids)
-    assert ids.count(think) == 1  # the generation prompt's own
+    assert ids.count(think) == 1  # of the generation prompt
     own = encode(tokenizer, tokenizer.decode(ids))
     assert own.count(think) == 2
 
@@ -112,7 +113,7 @@ def test_plain_content_gives_the_tokenizers_own_ids(name: str) -> None:
     template, tokenizer = pair(name)
     plain = st.text(st.characters(exclude_characters="<|>[]｜", exclude_categories=["Cs"]), max_size=30)
 
-    @settings(deadline=None, max_examples=40)
+    @settings(deadline=None, max_examples=examples(40))
     @given(plain)
     def holds(text: str) -> None:
         rendered = template.rendering.of_messages([asked(text)])
@@ -145,7 +146,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_what_a_truncated_turn_left_open_is_closed(name: str) -> None:
+def test_truncated_turns_are_closed(name: str) -> None:
     template, tokenizer = pair(name)
     for opened, words in zip(Opened, CLOSED[name], strict=True):
         encoded = template.delta(answer("a"), [asked("b")], None, opened=opened)
@@ -165,7 +166,7 @@ def test_what_a_truncated_turn_left_open_is_closed(name: str) -> None:
         ("deepseekv3", "<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>"),
     ],
 )
-def test_a_call_that_was_cut_off_and_gets_feedback_is_closed(name: str, words: str) -> None:
+def test_a_truncated_call_with_feedback_is_closed(name: str, words: str) -> None:
     template, tokenizer = pair(name)
     [called] = calls((MALFORMED_CALL, {"reason": "It was cut off."}))
     encoded = template.delta(called, [results("")], None, opened=Opened.CALL, history=[])
@@ -185,7 +186,7 @@ def test_a_call_that_was_cut_off_and_gets_feedback_is_closed(name: str, words: s
         ("qwen3", "</tool_call>", "<|im_end|>\n<|im_start|>user\n<tool_response>"),
     ],
 )
-def test_a_stop_that_opens_what_follows_is_written_once(name: str, last: str, rest: str) -> None:
+def test_a_stop_that_opens_the_next_message_is_written_once(name: str, last: str, rest: str) -> None:
     template, tokenizer = pair(name)
     [called] = calls(("look", {"at": "x"}))
     ids = template.delta(called, [results("open")], tokenizer.convert_tokens_to_ids(last)).ids
@@ -225,16 +226,17 @@ def test_of_several_closers_only_the_missing_ones_are_inserted() -> None:
         ("deepseekv3", Thinking.NOT_SHOWN, True, True),
     ],
 )
-def test_what_becomes_of_reasoning(name: str, thinking: Thinking, by_question: bool, by_result: bool) -> None:
+def test_reasoning_of_earlier_answers(name: str, thinking: Thinking, by_question: bool, by_result: bool) -> None:
     template, _ = pair(name)
     assert template.certificate.thinking == thinking
     assert template.strips_thinking([asked("b")]) == by_question
     assert template.strips_thinking([results("b")]) == by_result
 
 
-def test_arguments_have_the_type_that_the_family_reads() -> None:
+def test_arguments_have_the_type_of_the_family() -> None:
     forms = {
-        name: pair(name)[0].rendering.form.arguments for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
+        name: pair(name)[0].rendering.message_format.arguments
+        for name in ("deepseekv3", "qwen3", "granite-like", "lfm2_v2")
     }
     assert forms == {"deepseekv3": "string", "qwen3": "mapping", "granite-like": "string", "lfm2_v2": "mapping"}
     template, tokenizer = pair("deepseekv3")

@@ -81,7 +81,7 @@ async def play(model: Any, messages: list[Any], state: dict[str, Any]) -> None:
 async def test_a_turn_costs_no_more_after_many_messages(
     kind: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "LONGEST", 0)  # the referee renders short conversations whole
+    monkeypatch.setattr(comparison, "MAX_COMPARED_TOKENS", 0)  # the referee renders short conversations whole
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         model = model_of(kind, Says("Yes, indeed."), max_model_len=10**6, store=file, stream=stream)
         messages, state, counts = list[Any](), dict[str, Any](), list[int]()

@@ -18,12 +18,12 @@ _WIDE = str.maketrans({chr(c): chr(c + 0xFEE0) for c in range(0x21, 0x7F)})
 
 
 def controls(template: ChatTemplate) -> list[str]:
-    """Give the control strings, those that the template writes first."""
+    """Return the control strings in sorted order."""
     return sorted(template.encoder.added)
 
 
 def attack(random: Random, strings: list[str]) -> str:
-    """Draw a string that spells control tokens whole, in parts, disguised, nested or doubled."""
+    """Return a random string with control tokens: whole, partial, disguised, nested or doubled."""
     return "".join(_piece(random, strings) for _ in range(random.randint(1, 3)))
 
 
@@ -44,7 +44,7 @@ def _piece(random: Random, strings: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A conversation in which every place for content is under attack."""
+    """A conversation with attacks in every place for content."""
 
     system: str
     spec: Any
@@ -53,7 +53,7 @@ class Attempt:
 
     @classmethod
     def of(cls, draw: Any, tools: bool) -> Attempt:
-        """Fill a conversation with what `draw()` gives."""
+        """Fill a conversation with strings from `draw`."""
         first: Message = asked(draw(), draw())
         if not tools:
             answer: Message = {"role": "assistant", "content": [{"text": draw() + HARMLESS}]}
@@ -68,7 +68,7 @@ class Attempt:
 
 
 def written(template: ChatTemplate, text: Traced) -> list[int]:
-    """List the control tokens that lie in the template's own text from end to end, found run by run."""
+    """List the control tokens that lie wholly in the template's own text."""
     alternatives = sorted(template.encoder.added, key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, alternatives)))
     plain, found, at = str.__str__(text), [], 0
@@ -79,7 +79,7 @@ def written(template: ChatTemplate, text: Traced) -> list[int]:
 
 
 def from_content(template: ChatTemplate, attempt: Attempt, *, system: bool = True) -> int:
-    """Count the control ids that are not the template's own, in a first prompt and in a delta."""
+    """Return the number of control ids from content, in a first prompt and in a delta."""
     prompt = attempt.system if system else None
     specs = [attempt.spec] if attempt.spec else None
     text = template.rendering.of_messages(attempt.messages, prompt, specs)

@@ -1,9 +1,9 @@
-"""Chat templates that we did not choose: what other projects collected or ship, each archive pinned by sha256.
+"""Chat templates that other projects collected or ship; each archive is pinned by sha256.
 
     python -m support.corpora      (from tests/: fetches the light ones, prints a line each; --all: all)
 
-The light ones (21 MB) serve `make test`; the heavy ones (124 MB) `make prove`, which can also take the newest
-versions. Nothing of them is kept here. `corpora.json` holds the names and hashes.
+`make test` uses the light archives (21 MB), `make prove` also the heavy ones (124 MB), pinned or in their newest
+versions. `corpora.json` holds the names and hashes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support import zoo
 DATA: dict[str, Any] = json.loads(Path(__file__).with_name("corpora.json").read_text(encoding="utf-8"))
 _BACKEND = Path(__file__).with_name("pip_backend.py")
 _BACKENDS = ("setuptools/build_meta.py", "scikit_build_core/build.py")
-"""The build backends of these archives, which `pip_backend` stands in for."""
+"""The build backends of these archives, which `pip_backend` replaces."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Archive:
     """A published archive with templates.
 
     Attributes:
-        source: Whose templates they are, as tables name it.
+        source: Name of the project in tables.
         light: Whether `make test` fetches it.
         wheel: Whether it is a wheel instead of a source archive.
         size: Bytes.
-        folders: Where in the archive the files lie, after its top folder.
-        members: Templates that speak of tools: path in the archive -> sha256.
-        plain: Templates that do not; none of these where the newest version is wanted.
+        folders: Folders with the files, relative to the archive's top folder.
+        members: sha256 of the templates that mention tools, by path in the archive.
+        plain: The same for other templates; empty for the newest version.
         files: Vocabularies.
     """
 
@@ -62,7 +62,7 @@ class Archive:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def fetch(self) -> Path:
-        """Give the folder with the files, under their base names; fetched at the first call.
+        """Return the folder with the files under their base names; fetch them on the first call.
 
         Raises:
             WrongHash: The archive is not the pinned one.
@@ -106,7 +106,7 @@ class Archive:
 
 @cache
 def archives() -> dict[str, Archive]:
-    """Give the pinned archives by their sources, the light ones first."""
+    """Return the pinned archives by source, the light ones first."""
     return {
         source: Archive(source=source, **{**given, "folders": tuple(given["folders"])})
         for source, given in DATA.items()
@@ -115,13 +115,13 @@ def archives() -> dict[str, Archive]:
 
 @cache
 def names(*, light: bool = True, plain: bool = False) -> dict[str, tuple[str, str]]:
-    """Give the pinned templates by `source/name`, each with its source and its file, without fetching any.
+    """Return the source and file of each pinned template by `source/name`, without fetching any.
 
-    Of several that are equal, the first; none that TRL ships.
+    Equal templates are listed once, and those that TRL ships are left out.
 
     Args:
-        light: Only those of the light archives.
-        plain: Also those that do not speak of tools.
+        light: Whether to list the light archives only.
+        plain: Whether to include templates that do not mention tools.
     """
     found: dict[str, tuple[str, str]] = {}
     seen = set(zoo.HASHES.values())
@@ -134,13 +134,13 @@ def names(*, light: bool = True, plain: bool = False) -> dict[str, tuple[str, st
 
 
 def template(name: str) -> str:
-    """Give a pinned template."""
+    """Return a pinned template."""
     source, file = names(light=False, plain=True)[name]
     return (_folder(source) / file).read_text(encoding="utf-8")
 
 
 def newest() -> Iterator[tuple[str, str]]:
-    """Yield the templates of the newest versions, TRL's too, each with its `source/name`; equal ones once."""
+    """Yield (`source/name`, template) of the newest versions, with TRL's; equal templates once."""
     trl = Archive("trl", "trl", "", "", zoo.TRL.size, True, True, ("trl/chat_templates",), {}, {})
     unpinned = [replace(a, version="", sha256="", members={}, plain={}, files={}) for a in archives().values()]
     seen = set()
@@ -153,7 +153,7 @@ def newest() -> Iterator[tuple[str, str]]:
 
 
 def vocabulary(name: str) -> Path:
-    """Give the file of one of llama.cpp's vocabularies."""
+    """Return the file of one of llama.cpp's vocabularies."""
     return _folder("llama.cpp") / f"ggml-vocab-{name}.gguf"
 
 
@@ -163,7 +163,7 @@ def _folder(source: str) -> Path:
 
 
 def _members(archive: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """Yield the files right inside these folders, each with its path after the archive's top folder."""
+    """Yield (path relative to the archive's top folder, content) of the files directly in these folders."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for name in wheel.namelist():
@@ -179,7 +179,7 @@ def _members(archive: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, byt
 
 
 def main() -> None:
-    """Fetch what is named."""
+    """Fetch the light archives, or all with --all."""
     for archive in archives().values():
         if archive.light or "--all" in sys.argv:
             print(f"{archive.source}: {archive.fetch()}")

@@ -1,4 +1,4 @@
-"""The tokenizer of each template of the corpora: its family's real one where a package ships it, else a stand-in."""
+"""The tokenizer of each template of the corpora: its family's real one if a package ships it, else a stand-in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES = {
     "gemma3": r"gemma-?[23]",
     "deepseek": r"deepseek-?(?:ai-DeepSeek-)?(?:v3|r1)",
 }
-"""Real tokenizers of `zoo`, each with the names of templates that are its family's."""
+"""Real tokenizers of `zoo`, each with a pattern of its family's template names."""
 VOCABULARIES = {
     "command-r": r"command-?r",
     "gemma-4": r"gemma-?4",
@@ -29,13 +29,13 @@ VOCABULARIES = {
     "starcoder": r"granite.*20b|starcoder",
     "falcon": r"falcon-",
 }
-"""Those that llama.cpp's vocabularies give, which only the heavy archives hold."""
+"""The same for llama.cpp's vocabularies, which are in the heavy archives only."""
 TEXT = {"llama-spm": {"[INST]", "[/INST]"}, "gptoss": {"<|final|>"}}
-"""What looks like a control token and is text in these."""
+"""Texts that look like control tokens but are ordinary text in these vocabularies."""
 
 
 def family(name: str, template: str, *, light: bool = True) -> str:
-    """Give the name of the real tokenizer that knows all of a template's control tokens, or "" for a stand-in."""
+    """Return the name of the real tokenizer that has all of a template's control tokens, or "" for a stand-in."""
     controls = set(SPECIAL.findall(template)) - {"<s>", "</s>"}
     for real, names in {**({} if light else VOCABULARIES), **FAMILIES}.items():
         if re.search(names, name, re.IGNORECASE) and controls - TEXT.get(real, set()) <= _known(real):
@@ -44,11 +44,11 @@ def family(name: str, template: str, *, light: bool = True) -> str:
 
 
 def tokenizer(name: str, template: str, *, light: bool = True) -> Any:
-    """Give a tokenizer with the template on it."""
+    """Return a tokenizer with the template on it."""
     real = family(name, template, light=light)
     if not real:
         return stand_in(template)
-    made = copy(_real(real))  # the heavy backend stays one
+    made = copy(_real(real))  # shares the heavy backend
     made.chat_template = template
     return made
 

@@ -1,4 +1,4 @@
-"""Small templates of our own, each with one idiom by which a family's template misled an earlier certification."""
+"""Small templates, each with an idiom of a model family that misled an earlier certification."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALWAYS_PROMPTS = """
 {%- endfor -%}
 <|start|>assistant<|sep|>
 """
-"""Writes the generation prompt whether or not it is asked for."""
+"""Always writes the generation prompt."""
 
 CALL_CLOSERS = """
 {%- if tools -%}<SPECIAL_10>System

@@ -1,7 +1,7 @@
-"""Tokenizers out of GGUF files that hold a vocabulary and nothing else, as llama.cpp ships them.
+"""Tokenizers from GGUF files that hold only a vocabulary, as llama.cpp ships them.
 
-The vocabulary, merges, scores and kinds of tokens are the file's; the pre-tokenizer is rebuilt from its name. It need
-not be the model's to the last digit: what is tested takes the same tokenizer on both sides.
+The vocabulary, merges, scores and token types come from the file; the pre-tokenizer is rebuilt from its name. It may
+differ slightly from the model's, because tests use the same tokenizer on both sides.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SPLITS = {
     "qwen35": _CASELESS + r"\p{N}" + _REST,
 }
 _DIGITS = ("command-r", "starcoder", "refact", "deepseek-coder", "deepseek-llm")
-"""Pre-tokenizers that take each digit alone."""
+"""Pre-tokenizers that split digits."""
 
 
 def from_gguf(path: Path) -> Any:
     """Load a tokenizer.
 
     Raises:
-        ValueError: Its model is neither byte-level BPE nor SentencePiece's BPE.
+        ValueError: The model is neither byte-level BPE nor SentencePiece BPE.
     """
     with path.open("rb") as stream:
         header = {key.removeprefix("tokenizer.ggml."): value for key, value in read_header(stream).items()}
     tokens: Any = header["tokens"]
     make = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _sentencepiece}.get(str(header["model"]))
     if make is None:
-        raise ValueError(f"{path.name} has a tokenizer of the kind {header['model']!r}.")
+        raise ValueError(f"{path.name} has an unsupported tokenizer model {header['model']!r}.")
     backend = make(header, tokens)
     kinds: Any = header["token_type"]
     pairs = list(zip(tokens, kinds, strict=True))
@@ -79,7 +79,7 @@ def _sentencepiece(header: Any, tokens: list[str]) -> Tokenizer:
 
 
 def _merges(header: Any, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Find the merges of a SentencePiece vocabulary: each pair of pieces that makes a piece, the best piece first."""
+    """Return the merges of a SentencePiece vocabulary: each pair of pieces that makes a piece, the best piece first."""
     scores: Any = header["scores"]
     found = []
     for piece, number in vocabulary.items():

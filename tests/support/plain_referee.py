@@ -1,8 +1,7 @@
-"""Hold a certified template to transformers' plain rendering of whole conversations (law 7).
+"""Compare a certified template with transformers' plain rendering of whole conversations (law 7).
 
-Independent of what it judges: of `tito_core.chat` it only calls the results that anybody can call (`first_prompt`,
-`delta`, `stop_ids`, `certificate`) and the argument `Opened`. Messages, renderings, ids, stops and expected deltas are
-worked out here.
+Of `tito_core.chat` it uses only public results (`first_prompt`, `delta`, `stop_ids`, `certificate`) and `Opened`. It
+has its own messages, renderings, ids, stops and expected deltas.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tito_core.chat.template import ChatTemplate, TemplateError
 
 REPRS = re.compile(r"<bound method|Undefined|Traced|Opaque|<function |<jinja2|object at 0x|<generator")
 SHOWN = 60
-"""Characters shown around a difference."""
+"""Characters shown on each side of a difference."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A turn that is not what the plain rendering says."""
+    """A turn that differs from the plain rendering."""
 
     what: str
     seed: str
@@ -49,13 +48,13 @@ class Difference:
 
 @dataclass
 class Verdict:
-    """What was compared.
+    """Counts of compared turns, and the differences.
 
     Attributes:
-        whole: Turns after which all ids so far were compared with the whole rendering's.
+        whole: Turns after which all ids were compared with those of the whole rendering.
         tails: Turns whose delta was compared with the end of the rendering.
-        refused: Turns that the certified template refused at run time.
-        skipped: Turns that the plain rendering refuses, or of whose answer it shows nothing.
+        refused: Turns that the certified template refused.
+        skipped: Turns that transformers refuses, or whose answer is not shown.
     """
 
     conversations: int = 0
@@ -68,7 +67,7 @@ class Verdict:
 
 
 def judge(template: ChatTemplate, tokenizer: Any, seeds: Iterator[str], most: int = 6) -> Verdict:
-    """Play conversations, up to the first few differences, at the time at which the template was loaded."""
+    """Play conversations until `most` differences, with the clock frozen at the time of the template."""
     rendering = getattr(template, "rendering", None)
     clock = datetime if rendering is None else SimpleNamespace(now=lambda: rendering.now)
     with patch("transformers.utils.chat_template_utils.datetime", clock):  # Hunyuan writes seconds
@@ -111,7 +110,7 @@ class _Played:
     stops: set[tuple[str, bool]]
 
     def differences(self) -> list[Difference]:
-        """Play a conversation up to its first difference."""
+        """Play a conversation until its first difference."""
         chat, plain = self.chat, self.plain
         try:
             text = plain.of(chat, 0)
@@ -135,7 +134,7 @@ class _Played:
         return self._first_prompts()
 
     def _first_prompts(self) -> list[Difference]:
-        """Compare the first prompt of the whole conversation, as a branch would send it."""
+        """Compare the first prompt of the whole conversation, as in a new branch."""
         number = len(self.chat.turns)
         try:
             text = self.plain.of(self.chat, number)
@@ -172,7 +171,7 @@ class _Played:
         wrong = _unshown(reply, decoded) or _repr(decoded)
         if wrong:
             return Difference(wrong, self.seed, number, whole[-len(decoded) :], decoded)
-        if how is None:  # reasoning that was cut off, and stripped before what follows
+        if how is None:  # truncated reasoning that is stripped
             self.verdict.skipped += 1
             return "", []
         if answer.cut is None:
@@ -184,8 +183,8 @@ class _Played:
         return self._extended(number, text, ids, prompt, alone, whole, how, delta)
 
     def _shown(self, number: int) -> str:
-        """Render the conversation with a word in each empty result: without one, an end that follows the results
-        would seem to follow the call."""
+        """Render the conversation with a word in each empty result, so that an end after the results is not
+        mistaken for an end of the call."""
         answer, reply = self.chat.turns[number]
         worded = replace(reply, results=tuple(texts or ("zq0v",) for texts in reply.results))
         turns = (*self.chat.turns[:number], (answer, worded))
@@ -195,7 +194,7 @@ class _Played:
         self, number: int, text: str, ids: list[int], prompt: str, alone: str, whole: str, how: Ended,
         delta: list[int],
     ) -> Difference | tuple[str, list[int]]:  # fmt: skip
-        """Compare all ids so far, where the template only adds to what it wrote."""
+        """Compare all ids so far, if the template only extends its earlier text."""
         answer = self.chat.turns[number][0]
         if not text or text != prompt or not alone.startswith(prompt):
             return "", []
@@ -206,7 +205,7 @@ class _Played:
             return "", []
         everything = self.plain.ids(whole)
         boundary = len(everything) - len(delta)
-        if everything[: len(ids)] != ids:  # what was sampled merges with the prompt's end when both are encoded at once
+        if everything[: len(ids)] != ids:  # the completion merges with the prompt when encoded together
             return "", []
         if everything[boundary:] != delta:
             return Difference("all ids", self.seed, number, whole, self.plain.decoded([*ids, *delta]))
@@ -215,7 +214,7 @@ class _Played:
 
 
 def _unshown(reply: Reply, decoded: str) -> str:
-    """Tell which text of a reply is not shown once and in order."""
+    """Return which text of a reply is not shown once and in order, or ""."""
     at = 0
     for text in reply.texts():
         forms = {text.strip(), json.dumps(text, ensure_ascii=False)[1:-1].strip(), json.dumps(text)[1:-1].strip()}

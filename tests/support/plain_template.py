@@ -1,6 +1,6 @@
-"""A tokenizer and its chat template as transformers has them, and what renderings alone tell of them.
+"""A tokenizer and its chat template in transformers, analysed by renderings alone.
 
-Imports nothing of ours: the referee of `plain_referee` takes what it expects from here.
+Imports nothing of ours; `plain_referee` takes its expected values from here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from support.random_chats import Answer, Chat, Reading, Reply, openai_answer
 
 
 class Plain:
-    """A tokenizer and its template as transformers has them."""
+    """A tokenizer and its chat template in transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -31,7 +31,7 @@ class Plain:
         self.inner = (self._inner(calls=False), self._inner(calls=True)) if self.reading else (frozenset(),) * 2
 
     def render(self, messages: list[Any], tools: Any = None, prompt: bool = False) -> str:
-        """Give the rendering as text; raises whatever the template raises."""
+        """Return the rendering; raise any exception of the template."""
         if self.needs_tools and not tools:
             tools = Chat("", 3, "", ()).openai_tools()
         shown: str = self.tokenizer.apply_chat_template(
@@ -40,7 +40,7 @@ class Plain:
         return shown
 
     def of(self, chat: Chat, turns: int, answer: Answer | None = None) -> str:
-        """Render the first turns of a conversation, to be answered, or with the next answer as the last message."""
+        """Render the first turns of a conversation with a generation prompt, or with an answer as the last message."""
         assert self.reading is not None
         messages = chat.openai(turns, self.reading)
         if answer is not None:
@@ -48,7 +48,7 @@ class Plain:
         return self.render(messages, chat.openai_tools(), prompt=answer is None)
 
     def ids(self, text: str, start: int = 0) -> list[int]:
-        """Encode a rendering, and give the ids from a character on."""
+        """Encode a rendering and return the ids from character `start` on."""
         encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         if not start:
             return list(encoded.ids)
@@ -59,30 +59,30 @@ class Plain:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def found(self, text: str) -> list[tuple[str, int]]:
-        """List the control tokens of a text, each with the place of its end."""
-        return [(found[0], found.end()) for found in self.controls.finditer(text)]
+    def control_tokens(self, text: str) -> list[tuple[str, int]]:
+        """Return (control token, end) of each control token in a text."""
+        return [(match[0], match.end()) for match in self.controls.finditer(text)]
 
     def closers(self, text: str) -> list[tuple[str, int]]:
-        """List those up to the first that opens an answer."""
-        return list(takewhile(lambda pair: pair[0] not in self.openers, self.found(text)))
+        """Return the control tokens up to the first that opens an answer."""
+        return list(takewhile(lambda pair: pair[0] not in self.openers, self.control_tokens(text)))
 
     def shows(self, words: list[str], messages: list[Any], tools: Any = None) -> str | None:
-        """Give a rendering that holds these words in this order, or None."""
+        """Return the rendering if it shows these words in order, else None."""
         try:
             text = self.render(messages, tools)
-        except Exception:  # a template is a program: it raises whatever its author made it raise
+        except Exception:  # a template may raise any exception
             return None
         places = [text.find(word) for word in words]
         return text if -1 not in places and places == sorted(places) else None
 
     def _read(self) -> Reading | None:
-        """Find what the template reads, by renderings alone; None where it shows not even a question."""
+        """Return what the template reads, found by rendering; None if it does not show a question."""
         plain = Reading(arguments="mapping", parts=False)
-        asked = Chat("", 0, "zq1v", ())
+        question = Chat("", 0, "zq1v", ())
         for parts in (False, True):
             reading = replace(plain, parts=parts)
-            if self.shows(["zq1v"], asked.openai(0, reading)):
+            if self.shows(["zq1v"], question.openai(0, reading)):
                 break
         else:
             return None
@@ -94,7 +94,7 @@ class Plain:
         tools = Chat("", 1, "", ()).openai_tools()
         for key in keys:
             tried = replace(reading, reasoning=key)
-            alone, called = ([*asked.openai(0, tried), openai_answer(answer, 0, tried)] for answer in thought)
+            alone, called = ([*question.openai(0, tried), openai_answer(answer, 0, tried)] for answer in thought)
             if self.shows(["zq2v"], alone) or self.shows(["zq2v"], called, tools):
                 moved = self.shows(["zq3v", "zq2v"], called, tools) is not None
                 return replace(tried, thought_and_calls=not moved)
@@ -105,7 +105,7 @@ class Plain:
         call = ("look", {"zz": "zq2v"})
         one = Answer("", "", (call,), "zq2v"), Reply((("zq3v",),), "")
         two = Answer("", "", (call, ("look", {"zz": "zq4v"})), "zq4v"), Reply((("zq5v",), ("zq6v",)), "")
-        beside = Answer("zq1v", "", (call,), "zq2v"), Reply((("zq3v",),), "")
+        with_text = Answer("zq1v", "", (call,), "zq2v"), Reply((("zq3v",),), "")
         both = one[0], Reply((("zq3v",),), "zq7v")
 
         def shown(turn: tuple[Answer, Reply], words: str, tried: Reading) -> str | None:
@@ -119,26 +119,26 @@ class Plain:
                 return replace(
                     tried,
                     parallel=shown(two, "02456", tried) is not None,
-                    beside=shown(beside, "0123", tried) is not None,
+                    text_and_calls=shown(with_text, "0123", tried) is not None,
                     results_and_question=shown(both, "0237", tried) is not None,
                 )
         return replace(reading, tools=False)
 
     def _openers(self) -> frozenset[str]:
-        """Collect the control tokens that open an answer, and the first of a conversation."""
+        """Return the control tokens that open an answer, and the first of a conversation."""
         assert self.reading is not None
         messages = Chat("", 0, "zq1v", ()).openai(0, self.reading)
-        asked = self.render(messages)
+        question = self.render(messages)
         try:
             prompted = self.render(messages, prompt=True)
         except Exception:  # as in `shows`
-            prompted = asked
-        opening = prompted.removeprefix(asked) if prompted.startswith(asked) else ""
-        first = [pair for pair in self.found(asked) if pair[0] != self.tokenizer.bos_token][:1]
-        return frozenset(text for text, _ in [*first, *self.found(opening)])
+            prompted = question
+        opening = prompted.removeprefix(question) if prompted.startswith(question) else ""
+        first = [pair for pair in self.control_tokens(question) if pair[0] != self.tokenizer.bos_token][:1]
+        return frozenset(text for text, _ in [*first, *self.control_tokens(opening)])
 
     def _ends(self) -> frozenset[str]:
-        """Collect what stands between an answer of plain text and the question after it, up to its opener."""
+        """Return the control tokens between an answer of text and the opener of the next question."""
         assert self.reading is not None
         chat = Chat("", 0, "zq1v", ((Answer("zq2v", "", (), "zq2v"), Reply((), "zq3v")),))
         try:
@@ -149,7 +149,7 @@ class Plain:
         return frozenset(control for control, _ in self.closers(between))
 
     def _inner(self, *, calls: bool) -> frozenset[str]:
-        """Collect the control tokens inside answers, or calls: what closes a part of a turn is no stop."""
+        """Return the control tokens inside answers or calls; a token that closes a part of a turn is not a stop."""
         assert self.reading is not None
         first, last = ("look", {"zz": "zq3v"}), ("look", {"zz": "zq4v"})
         answer = Answer("zq4v", "zq2v", (), "zq4v")
@@ -161,7 +161,7 @@ class Plain:
         except Exception:  # as in `shows`
             return frozenset()
         begin = min((at for at in map(text.find, ("zq2v", "zq3v", "zq4v")) if at >= 0), default=len(text))
-        return frozenset(control for control, _ in self.found(text[begin : text.rfind("zq4v")]))
+        return frozenset(control for control, _ in self.control_tokens(text[begin : text.rfind("zq4v")]))
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ class Ended:
 
     Attributes:
         stop: The control token at which an engine stops.
-        sampled: What the policy samples after the turn's last word, the stop included.
-        at: Place in the rendering of the whole where the delta begins.
-        after: Place after the turn's last word.
+        sampled: Text that the policy samples after the turn's last word, with the stop.
+        at: Position in the whole rendering where the delta begins.
+        after: Position after the turn's last word.
     """
 
     stop: str
@@ -182,11 +182,11 @@ class Ended:
 
 
 def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
-    """Compare a turn at the end of a conversation with the same turn in front of messages.
+    """Compare a turn at the end of a conversation with the same turn followed by messages.
 
-    What both write after the turn's last word, up to the next message's opener, closes the turn; its last control token
-    is the stop. Where only the turn at the end has one (gpt-oss), the other rewrites it. Where nothing closes a turn
-    (GLM), the next message's opener is the stop. An engine stops where the stop occurs first.
+    The text that both have after the turn's last word, up to the next message's opener, closes the turn; its last
+    control token is the stop. If only the turn at the end has a stop (gpt-oss), the other rewrites it. If nothing
+    closes a turn (GLM), the next message's opener is the stop. An engine stops at the first occurrence of the stop.
     """
     here, there = alone.rfind(answer.last), whole.rfind(answer.last)
     if here < 0 or there < 0:
@@ -204,14 +204,14 @@ def ended(plain: Plain, answer: Answer, alone: str, whole: str) -> Ended | None:
         markup = answer.calls and stops[-1] not in plain.ends
         then = rewritten[common : common + 1] if markup else []
         if then and then[0][0] in plain.ends - inner and not re.search(r"zq\d+v", later[: then[0][1]]):
-            stop, end = then[0]  # the call's markup ends it, and what ends answers follows
+            stop, end = then[0]  # a closer of answers follows the call's markup
             return Ended(stop, later[:end], after + end, after)
         end, other = (next(end for text, end in found if text == stops[-1]) for found in (closers, rewritten))
         return Ended(stops[-1], rest[:end], after + other, after)
     if own := [pair for pair in closers if pair[0] not in inner]:
         stop, end = own[-1]
         return Ended(stop, rest[:end], after + (rewritten[-1][1] if rewritten else 0), after)
-    if openers := [pair for pair in plain.found(later) if pair[0] not in inner]:
+    if openers := [pair for pair in plain.control_tokens(later) if pair[0] not in inner]:
         stop, end = openers[0]
         return Ended(stop, later[:end], after + end, after)
     return None

@@ -1,7 +1,7 @@
-"""Random agent conversations in plain values, as Strands messages and as OpenAI-style ones; imports nothing of ours.
+"""Random agent conversations as Strands messages and as OpenAI-style messages; imports nothing of ours.
 
-Contents are harmless: they spell no control token. Each text ends with a word that occurs once in a conversation, so
-that a reader of a rendering can find it.
+Contents hold no control token. Each text ends with a word that is unique in its conversation, so that it can be located
+in a rendering.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """What a template reads and shows of a conversation, and under which names.
+    """What a template reads and shows of a conversation.
 
     Attributes:
-        arguments: Whether a call's arguments are a mapping or its JSON.
-        parts: Whether a content is a list of parts instead of a string.
-        reasoning: Key of an answer's reasoning; None where the template shows none.
-        beside: Whether an answer may have text beside calls, in front of them.
+        arguments: "mapping", or "string" for JSON text.
+        parts: Whether content is a list of parts.
+        reasoning: Key of an answer's reasoning; None if the template shows none.
+        text_and_calls: Whether an answer may have text in front of its calls.
         thought_and_calls: Whether an answer may have reasoning in front of its calls.
-        results_and_question: Whether a question may follow results at once.
+        results_and_question: Whether a question may follow results in the same message.
     """
 
     tools: bool = True
@@ -43,14 +43,14 @@ class Reading:
     arguments: str = "mapping"
     parts: bool = False
     reasoning: str | None = "reasoning_content"
-    beside: bool = True
+    text_and_calls: bool = True
     thought_and_calls: bool = True
     results_and_question: bool = True
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An assistant's message. `last` is the word at its end; `cut` tells what a length limit cut off, or None."""
+    """An assistant message. `last` is its last word; `cut` names the part that a length limit truncated, or is None."""
 
     text: str
     thought: str
@@ -61,13 +61,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reply:
-    """What follows an answer: for each call the texts of its result, and a question; either may be empty."""
+    """The messages after an answer: the texts of each call's result, and a question; either may be empty."""
 
     results: tuple[tuple[str, ...], ...]
     question: str
 
     def texts(self) -> list[str]:
-        """List what must be shown, in order."""
+        """Return the texts that must be shown, in order."""
         return [text for texts in self.results for text in texts] + ([self.question] if self.question else [])
 
 
@@ -81,14 +81,14 @@ class Chat:
     turns: tuple[tuple[Answer, Reply], ...]
 
     def strands(self, turns: int) -> list[Any]:
-        """Give the question and the first turns as Strands messages."""
+        """Return the question and the first turns as Strands messages."""
         messages: list[Any] = [{"role": "user", "content": [{"text": self.question}]}]
         for number, (answer, reply) in enumerate(self.turns[:turns]):
             messages += [strands_answer(answer, number), strands_reply(reply, number)]
         return messages
 
     def openai(self, turns: int, reading: Reading) -> list[dict[str, Any]]:
-        """Give the same, after the system prompt, as OpenAI-style messages."""
+        """Return the same, with the system prompt, as OpenAI-style messages."""
         messages = [_plain("system", self.system, reading)] if self.system else []
         messages.append(_plain("user", self.question, reading))
         for number, (answer, reply) in enumerate(self.turns[:turns]):
@@ -96,11 +96,11 @@ class Chat:
         return messages
 
     def strands_tools(self) -> list[Any]:
-        """Give the tools as Strands specifications."""
+        """Return the tools as Strands specifications."""
         return [{"name": n, "description": f"Tool {n}.", "inputSchema": {"json": SPEC}} for n in _TOOLS[: self.tools]]
 
     def openai_tools(self) -> list[Any] | None:
-        """Give the tools as OpenAI-style functions; None for none."""
+        """Return the tools as OpenAI-style functions, or None."""
         functions = [{"name": n, "description": f"Tool {n}.", "parameters": SPEC} for n in _TOOLS[: self.tools]]
         return [{"type": "function", "function": function} for function in functions] or None
 
@@ -154,7 +154,7 @@ def openai_reply(answer: Answer, reply: Reply, number: int, reading: Reading) ->
 
 
 def call_id(number: int, i: int) -> str:
-    """Give the id of a call, of nine letters and digits as Mistral's templates demand."""
+    """Return the id of a call: nine letters and digits, as Mistral's templates require."""
     return f"c{number:04d}x{i:03d}"
 
 
@@ -163,14 +163,14 @@ def _plain(role: str, text: str, reading: Reading) -> dict[str, Any]:
 
 
 class Writer:
-    """Draws conversations."""
+    """Writes random conversations."""
 
     def __init__(self, random: Random, reading: Reading, *, cuts: float = 0.15) -> None:
         self.random, self.reading, self.cuts = random, reading, cuts
         self.count = 0
 
     def chat(self, turns: int) -> Chat:
-        """Draw a conversation."""
+        """Return a random conversation."""
         chance = self.random.random
         system = self.text() if self.reading.system and chance() < 0.5 else ""
         tools = self.random.randint(1, len(_TOOLS)) if self.reading.tools and chance() < 0.85 else 0
@@ -195,7 +195,7 @@ class Writer:
 
     def called(self, tools: int) -> Answer:
         thought = self.thought() if self.reading.thought_and_calls else ""
-        text = self.text() if self.reading.beside and not thought and self.random.random() < 0.3 else ""
+        text = self.text() if self.reading.text_and_calls and not thought and self.random.random() < 0.3 else ""
         count = self.random.randint(1, 3 if self.reading.parallel else 1)
         calls = []
         for _ in range(count):
@@ -213,7 +213,7 @@ class Writer:
         return self.random.random() < self.cuts
 
     def text(self, *, lines: bool = True) -> str:
-        """Draw a text of a few words; the last occurs nowhere else."""
+        """Return a text of a few words; the last word is unique."""
         self.count += 1
         words = [self.random.choice(_WORDS) for _ in range(self.random.randint(0, 5))]
         gaps = _GAPS if lines and self.random.random() < 0.2 else _GAPS[:-2]

@@ -87,7 +87,7 @@ class Features:
             system=not any(probe == "question, first, with a system prompt" for probe in refused),
             parallel=certificate.tools and not one_call and not only_first,
             remarks=not any(line.startswith("text besides calls") for line in certificate.rewrites),
-            reasoning=template.rendering.form.reasoning is not None,
+            reasoning=template.rendering.message_format.reasoning is not None,
         )
 
 
@@ -218,7 +218,11 @@ def encode(tokenizer: Any, plain: str) -> list[int]:
 
 def render(template: ChatTemplate, source: str, messages: Messages, drawn: Rollout, prompt: bool = True) -> str:
     """Render with transformers, as plain strings."""
-    plain = json.loads(json.dumps(translated(template_messages(messages, drawn.system, form=template.rendering.form))))
+    plain = json.loads(
+        json.dumps(
+            translated(template_messages(messages, drawn.system, message_format=template.rendering.message_format))
+        )
+    )
     (shown,), _ = render_jinja_template(
         [plain],
         translated(template_tools(drawn.tools)),

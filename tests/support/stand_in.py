@@ -1,4 +1,4 @@
-"""A byte-level stand-in for a tokenizer that no package ships: it has every control token that a template writes."""
+"""Byte-level stand-ins for tokenizers that no package ships, with every control token that a template writes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _BEGINS = {
     "<|START_OF_TURN_TOKEN|>": "<BOS_TOKEN>",
     "<|startoftext|>": "<|startoftext|>",
 }
-_ASKED = {"role": "user", "content": "zq1v"}
+_QUESTION = {"role": "user", "content": "zq1v"}
 _CALL = {"id": "c0000x000", "type": "function", "function": {"name": "look", "arguments": {"at": "zq2v"}}}
 _TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}
 _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
-    [_ASKED, {"role": "assistant", "content": "zq2v"}, _ASKED],
-    [{"role": "system", "content": "zq0v"}, _ASKED, {"role": "assistant", "content": "zq2v"}],
-    [_ASKED, {"role": "assistant", "content": "zq2v", "reasoning_content": "zq3v", "thinking": "zq3v"}],
+    [_QUESTION, {"role": "assistant", "content": "zq2v"}, _QUESTION],
+    [{"role": "system", "content": "zq0v"}, _QUESTION, {"role": "assistant", "content": "zq2v"}],
+    [_QUESTION, {"role": "assistant", "content": "zq2v", "reasoning_content": "zq3v", "thinking": "zq3v"}],
     [
-        _ASKED,
+        _QUESTION,
         {"role": "assistant", "content": "", "tool_calls": [_CALL]},
         {"role": "tool", "content": "zq3v", "tool_call_id": "c0000x000", "name": "look"},
     ],
@@ -47,7 +47,7 @@ _CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
 
 
 def stand_in(template: str) -> Any:
-    """Make a tokenizer for a template, whose bos and eos are its family's."""
+    """Return a tokenizer for a template, with the bos and eos of its family."""
     source_controls = set(SPECIAL.findall(template))
     begin = next((begin for sign, begin in _BEGINS.items() if sign in template), "<s>")
     end = _end(template, source_controls)
@@ -62,7 +62,7 @@ def stand_in(template: str) -> Any:
 
 
 def _end(template: str, controls: set[str]) -> str:
-    """Give the token that ends an answer: the one that the template writes there, or its family's."""
+    """Return the token that ends an answer in the template, or its family's."""
     for conversation in _CONVERSATIONS[:2]:
         shown = _rendered(template, conversation, "<s>", "zq9v")
         after = shown.partition("zq2v")[2]
@@ -78,11 +78,11 @@ def _renderings(template: str, begin: str, end: str) -> list[str]:
 
 
 def _rendered(template: str, messages: list[dict[str, Any]], begin: str, end: str) -> str:
-    """Render as transformers does; empty where the template refuses."""
+    """Render as transformers does; return "" if the template refuses."""
     try:
         (shown,), _ = render_jinja_template(
             [messages], [_TOOL], None, template, add_generation_prompt=True, bos_token=begin, eos_token=end
         )
-    except Exception:  # a template is a program: it raises whatever its author made it raise
+    except Exception:  # a template may raise any exception
         return ""
     return str(shown)

@@ -1,4 +1,4 @@
-"""Small templates of our own with the structures of families that no package ships: Mistral, Cohere, Phi, Granite."""
+"""Small templates with the structure of families that no package ships: Mistral, Cohere, Phi, Granite."""
 
 from __future__ import annotations
 

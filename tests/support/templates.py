@@ -1,4 +1,4 @@
-"""Chat templates over the tokenizers of the tests, made once: a copy of a real tokenizer takes a second."""
+"""Certified chat templates over the tests' tokenizers, cached because a copy of a real tokenizer takes a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.scripted import tokenizer
 from tito_core.chat.template import ChatTemplate
 
 NAMES = ("byte level", "text markup", "smollm2", "qwen3-tiny")
-"""Control tokens as markup, and plain text as markup; then the real ones."""
+"""A byte-level tokenizer with markup as control tokens, one with markup as text, and real tokenizers."""
 
 
 def tokenizer_of(name: str) -> Any:

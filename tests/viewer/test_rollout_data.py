@@ -146,7 +146,7 @@ def test_a_rollouts_own_tokenizer_is_looked_for_on_this_machine_only(
     def never(name: str) -> None:
         raise AssertionError(f"the hub was asked for {name}")
 
-    monkeypatch.setattr("tito_core.chat.tokenizer._expect_hub", never)
+    monkeypatch.setattr("tito_core.chat.tokenizer._check_hub", never)
     texts = TokenTexts()
     assert texts.of("nobody/has-this-model") is None
     assert texts.of(None) is None

@@ -20,7 +20,7 @@ from strands.types.tools import ToolSpec
 from tito_core.chat.encoder import ContentSafeEncoder
 from tito_core.chat.ending import cut
 from tito_core.chat.messages import template_messages, template_tools
-from tito_core.chat.probes import TOOLS, asked, called, cases, returned, said
+from tito_core.chat.probes import TOOLS, assistant_message, call_message, cases, result_message, user_message
 from tito_core.chat.rendering import TemplateError
 from tito_core.chat.template import ChatTemplate
 from tito_core.chat.traced import Traced
@@ -34,7 +34,7 @@ AROUND = 6
 """Tokens that a difference shows around the first token."""
 SEAMS = ("\nhi", " hi ", "\n\n", "\t", "e\u0301", "日本", "0", "'s", "<", ">")
 """Content that merges with what a template writes around it."""
-CALLED = called(("look", {"at": "the door"}))
+CALLED = call_message(("look", {"at": "the door"}))
 
 
 class Renderer(Protocol):
@@ -131,15 +131,15 @@ class RendererComparison:
         """Yield what differs: on every probe that is certified, and on content that spells control tokens."""
         passed = self.template.certificate.passed
         for case in cases():
-            if case.name in passed and (found := self.difference(case.answered, case.new, case.tools, case.before)):
+            if case.name in passed and (found := self.difference(case.answer, case.new, case.tools, case.before)):
                 yield f"{case.name}: {found}"
         spelled = " ".join(sorted(self.template.encoder.added))
         for text in (*SEAMS, spelled, f"{spelled}\n"):
-            if found := self.difference(said(), [asked(text)]):
+            if found := self.difference(assistant_message(), [user_message(text)]):
                 yield f"a question {text[:40]!r}: {found}"
             if not self.template.certificate.tools:
                 continue
-            if found := self.difference(CALLED, [returned([{"text": text}])], TOOLS):
+            if found := self.difference(CALLED, [result_message([{"text": text}])], TOOLS):
                 yield f"a result {text[:40]!r}: {found}"
 
     def difference(
@@ -154,7 +154,10 @@ class RendererComparison:
         last = len(tail.ending.closing)
         done = before if last else [*before, *ours[:1]]
         last = max(1, last)
-        messages = [plain(each) for each in template_messages([answered, *new], form=self.template.rendering.form)[1:]]
+        messages = [
+            plain(each)
+            for each in template_messages([answered, *new], message_format=self.template.rendering.message_format)[1:]
+        ]
         specs = [plain(tool) for tool in template_tools(tools) or ()] or None
         try:
             bridged = self.renderer.bridge_to_next_turn(done[:-last], done[-last:], messages, tools=specs)

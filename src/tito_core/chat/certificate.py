@@ -1,6 +1,6 @@
-"""The evidence that a chat template's deltas equal its own rendering (law 7): a value, kept on disk.
+"""The certificate: evidence that a chat template's deltas equal its own rendering (law 7).
 
-One small file for each template, tokenizer and set of arguments.
+Certificates are cached on disk, one small file per template, tokenizer and set of template arguments.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Thinking(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was tried on a template, and what was found.
+    """The result of certifying a template.
 
     Attributes:
         template: sha256 of the template's source, hex.
         tokenizer: sha256 of the tokenizer's definition, hex.
         arguments: The template arguments as text.
-        candidate: Name of the chosen way to find a delta.
+        candidate: Name of the chosen candidate for the delta.
         passed: Names of the probes on which the delta equals the template's own rendering.
-        refused: Probes that the template itself refuses, with its reason.
-        rewrites: Where the template writes its own past in another way than it was sampled or prompted.
-        thinking: What it does with the reasoning of earlier answers.
-        tools: Whether results of tools were among the probes that passed.
-        needs_tools: Whether the template works only where tools are given.
-        content_tokens: Whether content may become control tokens ("as-template") or not.
+        refused: Probes that the template itself refuses, each with the reason.
+        rewrites: Where the template renders earlier messages differently from how they were sampled or prompted.
+        thinking: What the template does with the reasoning of earlier answers.
+        tools: Whether probes with tool results passed.
+        needs_tools: Whether the template works only with tools.
+        content_tokens: "inert", or "as-template" where content may become control tokens.
     """
 
     template: str
@@ -83,10 +83,10 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Read what `to_json` gave.
+        """Load a certificate from the output of `to_json`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text is not a certificate.
         """
         try:
             fields: dict[str, Any] = json.loads(text)
@@ -96,7 +96,7 @@ class Certificate:
             fields["thinking"] = Thinking(fields["thinking"])
             return cls(**fields)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"This is not a certificate of a chat template ({error!r}).") from error
+            raise ValueError(f"Not a certificate of a chat template: {error!r}. Delete it to certify again.") from error
 
 
 _KEEP = {
@@ -114,30 +114,30 @@ _AS_TEMPLATE = {
 
 
 def default_folder() -> Path:
-    """Return the folder of certificates: in `TITO_CACHE_DIR` where set, else in the platform's cache directory."""
+    """Return the folder of certificates: under `TITO_CACHE_DIR` if set, else under the platform's cache directory."""
     chosen = os.environ.get("TITO_CACHE_DIR")
     return (Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tito"))) / "certificates"
 
 
 class CertificateStore:
-    """Reads and writes certificates; a folder that cannot be used means that none is kept, and a bad file is none."""
+    """Reads and writes cached certificates. An unusable folder or a bad file counts as a cache miss."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or default_folder()
 
     def key(self, *facts: str) -> str:
-        """Return the name under which what holds for these facts, under this very code, is kept."""
+        """Return the cache key for these facts and the current version of this package."""
         return hashlib.sha256("\0".join((_code(), *facts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def load(self, key: str) -> Certificate | None:
-        """Read a certificate, or give None."""
+        """Return a certificate, or None where none is cached."""
         try:
             return Certificate.from_json((self.folder / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
 
     def save(self, key: str, certificate: Certificate) -> None:
-        """Write a certificate, whole or not at all."""
+        """Write a certificate atomically."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, path = tempfile.mkstemp(dir=self.folder, suffix=".part")
@@ -145,11 +145,11 @@ class CertificateStore:
                 stream.write(certificate.to_json())
             os.replace(path, self.folder / f"{key}.json")
         except OSError:
-            return  # a cache that cannot be written costs a tenth of a second the next time
+            return  # certified again next time, which takes a tenth of a second
 
 
 @cache
 def _code() -> str:
-    """Digest this package: certificates hold for the code that made them."""
+    """Return a digest of this package: a certificate is valid only for the code that made it."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()

@@ -1,4 +1,4 @@
-"""Certification: try candidates on the probes, and choose the first that the referee finds right on all of them."""
+"""Certification: try candidates on the probes and choose the first that the referee accepts on all of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.verdict import Difference, Judge, Turn
 
 JudgeOf = Callable[[Sequence[int]], Judge]
-"""Makes the judge of deltas, given the ids at which the engine is to stop."""
+"""Makes the judge of deltas for the given stop token ids."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """What the probes showed of one candidate.
+    """Results of the probes for one candidate.
 
     Attributes:
-        passed: Those on which its delta is the template's own.
-        refused: Those that the template refuses, or shows in part only, each with the reason.
-        unable: How many of these the template takes, so that another candidate may be able to.
-        moved: Those in which the template writes text besides calls in another place than it was sampled in.
-        difference: The first that is wrong, and how.
+        passed: Probes on which the delta equals the template's own rendering.
+        refused: Probes that the template refuses or renders only in part, each with the reason.
+        unable: Number of refused probes that another candidate may be able to render.
+        moved: Probes in which the template moves text that was sampled before calls.
+        difference: The first probe whose delta is wrong, with the difference.
     """
 
     source: DeltaSource
@@ -39,24 +39,25 @@ class Trial:
 
     @property
     def tools(self) -> bool:
-        """Whether results of tools are right."""
+        """Whether a probe with tool results passed."""
         return any(case.calls and not case.remark for case in self.passed)
 
     @property
     def needs_tools(self) -> bool:
-        """Whether the template works only where tools are given."""
+        """Whether the template works only with tools."""
         return bool(self.passed) and all(case.tools for case in self.passed)
 
 
 def choose(
     rendering: Rendering, encoder: ContentSafeEncoder, judge: JudgeOf, candidates: Sequence[Candidate] = CANDIDATES
 ) -> Trial:
-    """Return the first candidate that is right on all probes that the template takes.
+    """Return the first candidate that is right on all probes that the template accepts.
 
-    Where each is unable to render some of them, the one that is able to render most: the others raise in use.
+    If every candidate fails to render some of them, return the one that renders most; the rest raise in use.
 
     Raises:
-        TemplateError: None is; the message shows the first difference of the one that came furthest.
+        TemplateError: Each candidate gives a wrong delta. The message shows the first difference of the one that
+            passed most probes.
     """
     _check_renderings(rendering, judge(()).referee)
     trials: list[Trial] = []
@@ -75,31 +76,32 @@ def choose(
         return min(right, key=lambda trial: trial.unable)
     furthest = max(trials, key=lambda trial: len(trial.passed), default=None)
     if furthest is None or furthest.difference is None:
-        raise refusal or TemplateError("There is no candidate to try.")
+        raise refusal or TemplateError("No candidates to certify: pass at least one.")
     probe, difference = furthest.difference
     raise TemplateError(
-        "What the chat template writes after a turn depends on more than the turn, so a turn's prompt cannot extend "
-        f"the one before it: on the probe {probe!r}, rendering {furthest.source.candidate.name} differs {difference}\n"
-        "Use a template that writes a message alike in every place, such as the training variant of this one."
+        "The chat template renders a message differently depending on what precedes it, so a turn's prompt cannot "
+        f"extend the previous one. On the probe {probe!r}, rendering {furthest.source.candidate.name} differs "
+        f"{difference}\nUse a template that renders a message the same everywhere, such as its training variant."
     )
 
 
 def _check_renderings(rendering: Rendering, referee: Referee) -> None:
-    """Check that tracing content changes nothing of what the template writes.
+    """Check that tracing content does not change the rendering.
 
     Raises:
-        TemplateError: Some conversation is rendered in another way than transformers renders it.
+        TemplateError: A probe is rendered differently from transformers.
     """
     for case in cases():
         try:
             plain = referee.render(case.history, case.system, case.tools)
             traced = rendering.of_messages(case.history, case.system, case.tools)
         except (RefusedError, TemplateError):
-            continue  # one of them refuses it, which is judged with the delta
+            continue  # refused probes are judged together with the delta
         if str.__ne__(traced, plain):
             raise TemplateError(
-                "The chat template cannot be followed: with its content traced it writes another text than with "
-                f"transformers, on the probe {case.name!r}, {Difference(plain, str.__str__(traced))}"
+                "Unsupported chat template: content cannot be traced through it. On the probe "
+                f"{case.name!r}, its traced rendering differs from that of transformers "
+                f"{Difference(plain, str.__str__(traced))}\nSimplify its string operations, or use another template."
             )
 
 
@@ -111,13 +113,13 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
     """
     trial, judge = Trial(source), judge_of(source.stops)
     for case in probes:
-        turn = Turn(case.before, case.answered, case.new, case.system, case.tools, case.opened is None)
+        turn = Turn(case.before, case.answer, case.new, case.system, case.tools, case.opened is None)
         try:
             difference = judge.difference(turn, partial(_ids, source, case))
         except RefusedError as error:
             trial.refused.append((case.name, str(error)))
             continue
-        except TemplateError as error:  # the template takes the conversation, and not what the candidate makes of it
+        except TemplateError as error:  # only the candidate's conversation is refused
             if case.name.partition(",")[0] not in USUAL:
                 trial.refused.append((case.name, str(error)))
                 trial.unable += 1
@@ -126,25 +128,25 @@ def attempt(source: DeltaSource, judge_of: JudgeOf, probes: Iterable[Case]) -> T
         if difference is None:
             trial.passed.append(case)
         elif case.remark and judge.moves_text(turn):
-            # A policy's text besides calls stays where it was sampled; the probes without it decide.
+            # Sampled text stays in its place, so only the probes without text before calls decide.
             trial.moved.append(case.name)
         else:
             trial.difference = case.name, difference
             return trial
     if not trial.passed:
-        raise TemplateError(trial.refused[0][1] if trial.refused else "There is no probe to try.")
+        raise TemplateError(trial.refused[0][1] if trial.refused else "No probes to try: pass at least one.")
     return trial
 
 
 def _ids(source: DeltaSource, case: Case, last: int | None) -> list[int]:
     opened = case.opened or Opened.MESSAGE
-    encoded = source.delta(case.answered, case.new, last, opened, case.tools or (), case.before)
+    encoded = source.delta(case.answer, case.new, last, opened, case.tools or (), case.before)
     ids: list[int] = encoded.ids.tolist()
     return ids
 
 
 def judge_of(referee: Referee, encoder: ContentSafeEncoder) -> JudgeOf:
-    """Return what makes judges for a tokenizer: they use the tokenizer itself, not the encoder's stand-in for it."""
+    """Return a factory of judges. They use the tokenizer itself, not the encoder's inert copy."""
     backend = encoder.tokenizer
     controls = {index: text for text, index in encoder.added.items()}
 

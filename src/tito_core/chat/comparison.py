@@ -1,4 +1,4 @@
-"""The referee in use: the first delta of each shape is compared with the plain rendering before it is sent (law 7)."""
+"""Runtime checks: the first delta of each shape is compared with the plain rendering before it is sent (law 7)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tito_core.chat.verdict import Difference
 from tito_core.ledger.errors import LawViolationError
 
 MOVED = "text besides calls"
-"""What a certificate's rewrites say of a template that writes such text elsewhere than the policy sampled it."""
-LONGEST = 8192
-"""Tokens of the longest conversation that is rendered anew to be compared."""
+"""Prefix of the rewrite that marks a template which moves text that was sampled with calls."""
+MAX_COMPARED_TOKENS = 8192
+"""Longest prompt, in tokens, that is rendered again for a comparison."""
 
 Shape = tuple[Any, ...]
-"""What a template can tell deltas apart by, other than content."""
+"""What a template's rendering of a delta may depend on, other than content."""
 
 
 class Comparisons:
-    """Remembers which shapes of deltas were right. Threads may share it.
+    """Compares the first delta of each shape and remembers the shapes that passed. Thread-safe.
 
     Args:
         referee: Renders whole conversations.
@@ -42,21 +42,21 @@ class Comparisons:
         length: int,
         text: Callable[[], str],
     ) -> Callable[[], None] | None:
-        """Return what compares a delta, where its shape was not compared yet; it may run in a thread.
+        """Return a function that compares a delta, or None if no comparison is due.
 
         Args:
             messages: The whole history.
-            answered: Number of leading messages up to the turn that the delta follows; 0 where it is a first prompt.
+            answered: Number of leading messages up to and including the parent turn; 0 for a first prompt.
             system: The system prompt.
             tools: The tool specifications.
-            length: Tokens of the whole prompt; long ones are not compared.
-            text: Renders the delta as text; a first prompt is compared whole.
+            length: Tokens of the whole prompt; prompts above `MAX_COMPARED_TOKENS` are not compared.
+            text: Renders the delta as text, or the whole of a first prompt.
 
         Returns:
-            A function that may run in a thread and raises `LawViolationError` (law 7) where they differ, or None.
+            A function that may run in a thread. It raises `LawViolationError` (law 7) on a difference.
         """
-        if length > LONGEST or any(_calls(message, MALFORMED_CALL) for message in messages):
-            return None  # of a malformed call the policy reads our own words
+        if length > MAX_COMPARED_TOKENS or any(_calls(message, MALFORMED_CALL) for message in messages):
+            return None  # a malformed call is rendered with feedback of ours
         if answered and self._moves_text and {"text", "toolUse"} <= set(_kinds(messages[answered - 1])):
             return None
         shape = shape_of(messages, answered, system, tools)
@@ -66,15 +66,15 @@ class Comparisons:
         def compare() -> None:
             try:
                 whole = self._referee.render(messages, system, tools)
-            except RefusedError:  # the template takes no such history as a whole: there is nothing to compare with
+            except RefusedError:  # the template cannot render the whole history, so there is no reference
                 return
             found = text()
             expected = whole[len(whole) - len(found) :] if answered else whole
-            if expected != found or _left_behind(messages[answered:], whole, found):
+            if expected != found or _text_before_delta(messages[answered:], whole, found):
                 raise LawViolationError(
                     7,
-                    "what this turn adds to the prompt is not the chat template's own rendering. It differs "
-                    f"{Difference(expected, found)}\nNothing was sent. Use another chat template, and report this one.",
+                    "the prompt tokens that this turn adds differ from the chat template's own rendering "
+                    f"{Difference(expected, found)}\nNothing was sent. Use another chat template and report this one.",
                 )
             self._seen.add(shape)
 
@@ -82,22 +82,24 @@ class Comparisons:
 
 
 def shape_of(messages: Sequence[Any], answered: int, system: str | None, tools: Sequence[Any] | None) -> Shape:
-    """Return the shape of a delta: the system prompt, the tools, how many messages and results came before, and the
-    kinds of the blocks in its turn and in what follows it; of a first prompt, those of all messages.
+    """Return the shape of a delta or, where `answered` is 0, of a first prompt.
+
+    It holds the system prompt, tool names, counts of earlier messages and tool results, and the kinds of the blocks
+    from the parent turn on; of a first prompt, those of all messages.
     """
-    opened = system, tuple(tool["name"] for tool in tools or ())
+    opening = system, tuple(tool["name"] for tool in tools or ())
     if not answered:
-        return (*opened, *map(_kinds, messages))
+        return (*opening, *map(_kinds, messages))
     earlier = sum("toolResult" in block for message in messages[: answered - 1] for block in message["content"][:1])
-    return (*opened, answered, earlier, *map(_kinds, messages[answered - 1 :]))
+    return (*opening, answered, earlier, *map(_kinds, messages[answered - 1 :]))
 
 
 def _calls(message: Any, name: str) -> bool:
     return any(block.get("toolUse", {}).get("name") == name for block in message["content"])
 
 
-def _left_behind(new: Sequence[Any], whole: str, found: str) -> bool:
-    """Return whether a text of the new messages stands before a delta instead of in it."""
+def _text_before_delta(new: Sequence[Any], whole: str, found: str) -> bool:
+    """Return whether the rendering shows a text of the new messages before the delta instead of in it."""
     return any(text.strip() not in found and text.strip() in whole for message in new for text in _texts(message))
 
 

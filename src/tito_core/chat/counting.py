@@ -1,6 +1,6 @@
-"""What messages add to a prompt, counted from their own text: Strands asks for it before every turn.
+"""Estimate the prompt tokens that messages add, which Strands requests before every turn.
 
-To render them takes as long as the turn's own delta, and would count what a template writes before all messages.
+The estimate avoids rendering them, which takes as long as the turn's delta and includes the template's opening text.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.delta import DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder
-from tito_core.chat.messages import Form, TemplateMessage, template_messages
-from tito_core.chat.probes import LOOK, asked, called, returned, said
+from tito_core.chat.messages import MessageFormat, TemplateMessage, template_messages
+from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
 
 _AGAIN = "tool, again"
-"""The role of a result right after another, which templates write together."""
-_ASKED, _LOOK, _SEEN = asked("."), ("look", {"at": "it"}), [{"text": "."}]
+"""Pseudo-role of a tool result that follows another; templates group them."""
+_QUESTION, _LOOK, _RESULT = user_message("."), ("look", {"at": "it"}), [{"text": "."}]
 _ROUNDS: Mapping[str, tuple[Message, Messages]] = {
-    "user": (said("."), [_ASKED]),
-    "tool": (called(_LOOK), [returned(_SEEN)]),
-    _AGAIN: (called(_LOOK, _LOOK), [returned(_SEEN, _SEEN)]),
+    "user": (assistant_message("."), [_QUESTION]),
+    "tool": (call_message(_LOOK), [result_message(_RESULT)]),
+    _AGAIN: (call_message(_LOOK, _LOOK), [result_message(_RESULT, _RESULT)]),
 }
-"""By role of a template's message: an answer, and what comes after it, with one more message of that role."""
+"""For each role of a template message: an answer, and the messages after it, one of that role more than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +33,45 @@ class Counting:
     """Counts messages for one template. Build it with `Counting.of`; immutable.
 
     Attributes:
-        around: Tokens that the template writes around a message's text, by role; without those that it refuses.
+        around: Tokens that the template adds around a message's text, by role. Roles that it refuses are missing.
     """
 
     encoder: ContentSafeEncoder
-    form: Form
+    message_format: MessageFormat
     around: Mapping[str, int]
 
     @classmethod
     def of(cls, source: DeltaSource) -> Counting:
-        """Learn from a template's own deltas what it writes around a question and around a tool's result."""
+        """Measure, in a template's own deltas, the tokens around a question and around a tool result."""
         around: dict[str, int] = {}
-        learned = cls(source.encoder, source.rendering.form, around)
+        learned = cls(source.encoder, source.rendering.message_format, around)
         without, begun = (
             len(source.encoder.encode(_rendered(source.rendering, prompt)).ids) for prompt in (False, True)
         )
         for role, (answer, more) in _ROUNDS.items():
             try:
-                tail = source.tail(answer, more, [LOOK], [_ASKED])
+                tail = source.tail(answer, more, [LOOK], [_QUESTION])
             except TemplateError:
                 continue
             written = len(source.encoder.encode(tail.text, tail.start, tail.controls).ids)
-            around[role] = 0  # so that the others, and its text, are counted
+            around[role] = 0  # `added` returns None for a role that is missing
             around[role] = written - (begun - without) - (learned.added(more) or 0)
         return learned
 
     def added(self, messages: Messages) -> int | None:
-        """Count about what questions and results add to a prompt, without the generation prompt.
+        """Return about how many tokens user messages add to a prompt, without the generation prompt.
 
-        Each message's text is counted by itself: where it would merge with what the template writes around it, or the
-        template strips its blanks, the count is off by as much.
+        Each text is counted alone. The count is off where a text merges with the template's text around it, or where
+        the template strips blanks.
 
         Returns:
-            The count; None where there are other messages.
+            The count; None if there are messages of other roles.
 
         Raises:
-            UnsupportedContentError: A block that cannot become text.
+            UnsupportedContentError: A block cannot become text.
         """
         count, before = 0, ""
-        for message in template_messages(messages, form=self.form):
+        for message in template_messages(messages, message_format=self.message_format):
             role = message["role"]
             around = self.around.get(_AGAIN if role == before == "tool" else role)
             if around is None:
@@ -82,7 +82,7 @@ class Counting:
 
 
 def _rendered(rendering: Rendering, prompt: bool) -> Traced:
-    return rendering.of_messages([_ASKED], tool_specs=rendering.usual_tools, generation_prompt=prompt)
+    return rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools, generation_prompt=prompt)
 
 
 def _text(message: TemplateMessage) -> str:

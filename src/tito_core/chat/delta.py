@@ -1,4 +1,4 @@
-"""Candidates for a template's delta, and the tail of a rendering that each gives."""
+"""Candidates for rendering a template's delta, and the tail of the rendering that holds it."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from tito_core.chat.learning import (
     stops_of,
 )
 from tito_core.chat.messages import TemplateMessage, template_messages, template_tools
-from tito_core.chat.probes import LOOK, asked, called, returned, said
+from tito_core.chat.probes import LOOK, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.traced import Traced
 from tito_core.ledger.provenance import Provenance
 
-_ASKED = asked(".")
-_SAID = said(".")
-_LOOKED = ("look", {"at": "it"})
-_CALLED = called(_LOOKED)
-_RETURNED = returned([{"text": "seen"}])
-_ROUND: Messages = [_ASKED, _CALLED, _RETURNED, _SAID, _ASKED]
+_QUESTION = user_message(".")
+_ANSWER = assistant_message(".")
+_LOOK_CALL = ("look", {"at": "it"})
+_CALL = call_message(_LOOK_CALL)
+_RESULT = result_message([{"text": "seen"}])
+_ROUND: Messages = [_QUESTION, _CALL, _RESULT, _ANSWER, _QUESTION]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is rendered around the real calls and the new messages, so that the template writes these as in place.
+    """A minimal conversation around the turn's calls and the new messages, rendered to obtain their delta.
 
     Attributes:
         before: Messages before the turn.
-        later: The same for a turn that comes after tool results, where that makes a difference.
-        alike: Before the turn come messages like the rollout's own, in number and kind, with stand-ins for content.
+        before_after_results: Messages before a turn that follows tool results, if they differ from `before`.
+        mirrors_history: Whether the messages before the turn mirror the rollout's own in number and kind, with short
+            texts in place of their content.
         system: System prompt.
         tools: No tools, a tool of ours, or those of the rollout.
-        remark: Text beside the calls.
+        remark: Text in front of the calls.
     """
 
     name: str
-    before: Messages = field(default_factory=lambda: [_ASKED])
-    later: Messages | None = None
-    alike: bool = False
+    before: Messages = field(default_factory=lambda: [_QUESTION])
+    before_after_results: Messages | None = None
+    mirrors_history: bool = False
     system: str | None = None
     tools: Literal["none", "ours", "own"] = "none"
     remark: str = ""
@@ -63,23 +64,23 @@ CANDIDATES = (
     Candidate("after a question, with a tool", tools="ours"),
     Candidate("after a system prompt and a question, with a tool", system=".", tools="ours"),
     Candidate("after a round of tools, with a tool", _ROUND, tools="ours"),
-    Candidate("after a round of tools where there was one", later=_ROUND),
+    Candidate("after a round of tools where there was one", before_after_results=_ROUND),
     Candidate("after a question, with a remark beside the calls", remark="."),
     Candidate("after a question, with the rollout's tools", tools="own"),
-    Candidate("after messages like the rollout's own", alike=True),
-    Candidate("after messages like the rollout's own, with a tool", alike=True, tools="ours"),
+    Candidate("after messages like the rollout's own", mirrors_history=True),
+    Candidate("after messages like the rollout's own, with a tool", mirrors_history=True, tools="ours"),
 )
-"""In the order of what a delta costs: the first that is right on all probes is chosen."""
+"""Ordered by the cost of a delta; the first that is right on all probes is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A turn in the minimal conversation around it, as the template reads it.
+    """A minimal conversation around a turn, as template messages.
 
     Attributes:
-        messages: The conversation, the turn's stand-in and the messages after it.
+        messages: The messages before the turn, its stand-in, and the new messages.
         source: Trace source of the stand-in.
-        tools: The tools that are shown.
+        tools: The tools to render.
         ending: How the turn ends.
     """
 
@@ -91,13 +92,14 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A rendering and where in it the next messages begin.
+    """A rendering and the position in it where the delta begins.
 
     Attributes:
         text: The stand-in conversation, the new messages and the generation prompt.
         source: Trace source of the turn's stand-in.
-        start: The character after what closes the turn.
-        controls: The control tokens from there on.
+        start: Index of the first character after the turn's closing tokens.
+        controls: The control tokens from `start` on.
+        ending: How the turn ends.
     """
 
     text: Traced
@@ -109,7 +111,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSource:
-    """One candidate at work on one template. Build it with `DeltaSource.of`."""
+    """A candidate bound to a template. Build it with `DeltaSource.of`."""
 
     rendering: Rendering
     encoder: ContentSafeEncoder
@@ -117,39 +119,43 @@ class DeltaSource:
     answers: Ending
     calls: Ending | None
     stops: tuple[int, ...]
-    """Ids at which an engine must stop, the usual one first."""
+    """Stop token ids for the engine, the usual one first."""
     opening: list[TemplateMessage]
-    """The candidate's messages before the turn, translated once."""
+    """The candidate's messages before the turn, as template messages."""
 
     @classmethod
     def of(cls, rendering: Rendering, encoder: ContentSafeEncoder, candidate: Candidate) -> DeltaSource:
-        """Learn how turns end in the candidate's surroundings.
+        """Learn how turns end in the candidate's conversation.
 
         Raises:
-            TemplateError: The template refuses these, or no control token ends its turns.
+            TemplateError: The template refuses that conversation, or no control token ends its turns.
         """
-        specs = [LOOK] if candidate.tools == "ours" else rendering.usual_tools
+        specs = [LOOK] if candidate.tools == "ours" else rendering.default_tools
 
         def shown(turn: Message, *new: Message) -> Traced:
             history = [*candidate.before, turn, *new]
             return rendering.of_messages(history, candidate.system, specs, generation_prompt=bool(new))
 
         source = len(candidate.before)
-        mused = said("", THOUGHT)
-        alone_or_not = ([mused, _ASKED], [mused], [called(_LOOKED, thought=THOUGHT)])
-        thoughts = [_or_none(shown, *messages) for messages in alone_or_not]
-        several = [_or_none(shown, said(".", THOUGHT)), _or_none(shown, called(_LOOKED, thought=THOUGHT))]
+        thought = assistant_message("", THOUGHT)
+        thought_turns = ([thought, _QUESTION], [thought], [call_message(_LOOK_CALL, thought=THOUGHT)])
+        thoughts = [_try_render(shown, *messages) for messages in thought_turns]
+        several = [
+            _try_render(shown, assistant_message(".", THOUGHT)),
+            _try_render(shown, call_message(_LOOK_CALL, thought=THOUGHT)),
+        ]
         inner = inner_controls(encoder, [(text, source) for text in several if text is not None])
         answers = learn_answers(
-            Sample(encoder, shown(_SAID), shown(_SAID, _ASKED), source),
+            Sample(encoder, shown(_ANSWER), shown(_ANSWER, _QUESTION), source),
             [text for text in thoughts if text is not None],
             inner,
         )
         if answers is None:
             raise TemplateError(
-                "The chat template ends assistant turns with no control token, so turns cannot be told apart."
+                "Unsupported chat template: no control token ends its assistant turns. Use one that ends them with a "
+                "control token, such as the tokenizer's eos_token."
             )
-        alone, followed = _or_none(shown, _CALLED), _or_none(shown, _CALLED, _RETURNED)
+        alone, followed = _try_render(shown, _CALL), _try_render(shown, _CALL, _RESULT)
         calls = None
         if alone is not None and followed is not None:
             calls = learn_calls(Sample(encoder, alone, followed, source), answers)
@@ -160,16 +166,16 @@ class DeltaSource:
             if encoder.eos_id is None or encoder.eos_id in inner:
                 raise TemplateError(
                     "Each control token that ends an answer of this chat template also ends its reasoning, and the "
-                    "tokenizer has no other end of sequence: set the tokenizer's eos_token to what ends its turns."
+                    "tokenizer has no other eos_token. Set tokenizer.eos_token to the token that ends a turn."
                 )
             answers = replace(answers, finals=frozenset({encoder.eos_id}))
         stops = stops_of([answers, *([calls] if calls is not None else [])], inner)
-        opening = template_messages(candidate.before, candidate.system, form=rendering.form)
+        opening = template_messages(candidate.before, candidate.system, message_format=rendering.message_format)
         return cls(rendering, encoder, candidate, answers, calls, stops, opening)
 
     def delta(
         self,
-        answered: Message,
+        answer: Message,
         new: Messages,
         last_output_id: int | None,
         opened: Opened = Opened.MESSAGE,
@@ -177,7 +183,7 @@ class DeltaSource:
         history: Messages | None = None,
     ) -> EncodedText:
         """Return the tokens of a delta; see `ChatTemplate.delta`."""
-        tail = self.tail(answered, new, tools, history)
+        tail = self.tail(answer, new, tools, history)
         encoded = self.encoder.encode(tail.text, tail.start, tail.controls)
         missing = tail.ending.missing(last_output_id, opened, self.encoder.control_ids)
         if not len(missing) and not tail.ending.openers:
@@ -190,23 +196,23 @@ class DeltaSource:
 
     def tail(
         self,
-        answered: Message,
+        answer: Message,
         new: Messages,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
     ) -> Tail:
-        """Render a minimal conversation around the real calls of an answer and find where the answer ends.
+        """Render a minimal conversation around the answer's calls and locate the end of the answer.
 
         Args:
-            answered: The assistant message as Strands stores it; some templates quote its calls in the results.
+            answer: The assistant message as Strands stores it; some templates quote its calls in the results.
             new: The messages after it.
-            tools: The rollout's own, for a candidate that shows them.
-            history: Messages before the answer, for a candidate that looks for results there.
+            tools: The rollout's tools, for a candidate that renders them.
+            history: Messages before the answer, for a candidate that depends on them.
 
         Raises:
-            TemplateError: The template refuses the messages, or the candidate needs what was not given.
+            TemplateError: The template refuses the messages, or the candidate needs `tools` or `history`.
         """
-        placed = self._placed(answered, new, tools, history)
+        placed = self._placed(answer, new, tools, history)
         text = self.rendering.of_translated(placed.messages, placed.tools)
         controls = self.encoder.controls(text)
         end = _end(text, controls, placed.source, placed.ending)
@@ -214,38 +220,38 @@ class DeltaSource:
 
     def _placed(
         self,
-        answered: Message,
+        answer: Message,
         new: Messages,
         tools: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
     ) -> _Placed:
-        """Put a minimal conversation around the real calls of an answer; arguments and errors as `tail`."""
-        self._check_given(tools, history)
-        uses = [block for block in answered["content"] if "toolUse" in block]
+        """Return a minimal conversation around the answer's calls; arguments and errors as `tail`."""
+        self._check_inputs(tools, history)
+        uses = [block for block in answer["content"] if "toolUse" in block]
         candidate = self.candidate
         before, opening = candidate.before, self.opening
-        if candidate.later is not None and _has_results(history):
-            before = candidate.later
-        if candidate.alike:
-            before = [_like(message) for message in history or ()]
+        if candidate.before_after_results is not None and _has_results(history):
+            before = candidate.before_after_results
+        if candidate.mirrors_history:
+            before = [_mirror(message) for message in history or ()]
         if before is not candidate.before:
-            opening = template_messages(before, candidate.system, form=self.rendering.form)
-        stand_in = _SAID
+            opening = template_messages(before, candidate.system, message_format=self.rendering.message_format)
+        stand_in = _ANSWER
         if uses:
             remark: list[ContentBlock] = [{"text": candidate.remark}] if candidate.remark else []
             stand_in = {"role": "assistant", "content": [*remark, *uses]}
         shown: Any = {"none": None, "ours": [LOOK], "own": tools}[candidate.tools]
-        turn = template_messages([stand_in, *new], first=len(before), form=self.rendering.form)
+        turn = template_messages([stand_in, *new], first=len(before), message_format=self.rendering.message_format)
         ending = self.calls if uses and self.calls is not None else self.answers
         return _Placed([*opening, *turn], len(before), template_tools(shown), ending)
 
-    def _check_given(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
-        looks_back = self.candidate.alike or self.candidate.later
+    def _check_inputs(self, tools: Sequence[ToolSpec] | None, history: Messages | None) -> None:
+        looks_back = self.candidate.mirrors_history or self.candidate.before_after_results
         for needed, name in ((self.candidate.tools == "own", "tool_specs"), (looks_back, "history")):
             if needed and {"tool_specs": tools, "history": history}[name] is None:
                 raise TemplateError(
-                    f"The chat template's delta is rendered {self.candidate.name}, so it needs {name}=...: "
-                    "give it, empty where there is none."
+                    f"The chat template's delta is rendered {self.candidate.name}: pass {name}=..., "
+                    "an empty list if there are none."
                 )
 
 
@@ -262,17 +268,17 @@ def _end(text: Traced, controls: list[Control], source: int, ending: Ending) -> 
                 return begin
     named = ending.closing or sorted(ending.openers)
     raise TemplateError(
-        f"The chat template does not end an assistant turn as it ended one before (tokens {list(named)}); "
-        "found no place to continue from."
+        f"The chat template did not end this assistant turn with the expected tokens {list(named)}, so it cannot be "
+        "extended. Report this template."
     )
 
 
-def _like(message: Message) -> Message:
-    """Return a message of the same kind: its calls and results with their ids and names, and short texts."""
+def _mirror(message: Message) -> Message:
+    """Return a message with the same block kinds, ids and names, and short texts."""
     blocks: list[Any] = []
     for block in message["content"]:
         if "toolUse" in block:
-            blocks.append({"toolUse": {**block["toolUse"], "input": _LOOKED[1]}})
+            blocks.append({"toolUse": {**block["toolUse"], "input": _LOOK_CALL[1]}})
         elif "toolResult" in block:
             blocks.append({"toolResult": {**block["toolResult"], "content": [{"text": "."}]}})
         elif "reasoningContent" in block:
@@ -286,7 +292,7 @@ def _has_results(history: Messages | None) -> bool:
     return any("toolResult" in block for message in history or () for block in message["content"])
 
 
-def _or_none(shown: Any, *messages: Message) -> Traced | None:
+def _try_render(shown: Any, *messages: Message) -> Traced | None:
     try:
         text: Traced = shown(*messages)
     except TemplateError:

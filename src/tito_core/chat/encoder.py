@@ -1,9 +1,8 @@
 """Text with content spans -> token ids with provenance, so that content cannot become a control token (law 6).
 
-The added tokens that the scaffold wrote are found in the scaffold's own characters only. Each stretch between them
-is encoded whole, by a copy of the tokenizer that knows no added tokens: encoding content and scaffold apart would
-move the merges at their seams (`user\\n` + `\\nhi`), and the tokenizer itself would turn `<|im_end|>` in a user's
-text into the real thing.
+Control tokens are matched in the scaffold's characters only. Each stretch between them is encoded whole, by a copy of
+the tokenizer without control tokens. Encoding content and scaffold apart would change the merges at their seams
+(`user\\n` + `\\nhi`), and the tokenizer itself would encode `<|im_end|>` in a user's text as a control token.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 Control = tuple[int, int, int]
 """(start, stop, id) of a control token in rendered text, in characters."""
 
-REMEMBERED = 1 << 12
-"""Stretches of scaffold whose control tokens are remembered at once."""
-LONGEST_SCAFFOLD = 256
-"""Characters of the longest that is."""
+CACHE_SIZE = 1 << 12
+"""Capacity of the caches of scaffold stretches."""
+MAX_CACHED_SCAFFOLD = 256
+"""Longest cached stretch of scaffold, in characters."""
 _PROMPT, _SCAFFOLD = bytes([Provenance.PROMPT]), bytes([Provenance.SCAFFOLD])
 _SPACES = re.compile(r"\s*")
-_HALF_PAIRS = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair is no character: no tokenizer takes one."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Lone surrogates, which tokenizers reject."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,44 +47,44 @@ class EncodedText:
     provenance: Provenances
 
     @classmethod
-    def joined(cls, ids: Iterable[bytes], kinds: Iterable[bytes]) -> EncodedText:
-        """Put pieces together, packed: ids as int32, and the provenance of each as a byte."""
-        joined, of_each = bytearray().join(ids), bytearray().join(kinds)
-        return cls(np.frombuffer(joined, np.int32), np.frombuffer(of_each, np.uint8))
+    def joined(cls, ids: Iterable[bytes], provenance: Iterable[bytes]) -> EncodedText:
+        """Join packed pieces: ids as int32, provenance as one byte per id."""
+        packed_ids, packed_provenance = bytearray().join(ids), bytearray().join(provenance)
+        return cls(np.frombuffer(packed_ids, np.int32), np.frombuffer(packed_provenance, np.uint8))
 
 
 class ContentSafeEncoder:
-    """Encodes rendered templates.
+    """Encodes rendered templates so that content gives no control token (law 6).
 
     Args:
         tokenizer: A fast Hugging Face tokenizer.
-        markup: Texts of added tokens that a parser reads as control tokens, beyond those that look like it.
-        inert: Whether content cannot become a control token; without it, content is matched as scaffold is.
+        markup: Texts of added tokens that a parser reads as control tokens, besides those of a known form.
+        inert: Whether content gives no control token. If False, content is matched like scaffold.
 
     Attributes:
-        inert: As given.
-        tokenizer: The tokenizer itself, in which text spells control tokens.
-        added: Ids of the tokenizer's added tokens by their text.
-        control_ids: Ids of those that content must not make; the others are ordinary text.
+        inert: The argument.
+        tokenizer: The original tokenizer, which matches control tokens in any text.
+        added: Ids of the control tokens by text.
+        control_ids: Ids of the control tokens.
         digest: sha256 of the tokenizer's definition, hex.
-        eos_id: The tokenizer's end of sequence, where it is one of the control tokens.
+        eos_id: Id of the tokenizer's eos_token if it is a control token, else None.
         vocab_size: Number of the tokenizer's ids, added tokens included.
 
     Raises:
-        TypeError: The tokenizer has no `tokenizers` backend to copy.
+        TypeError: The tokenizer is not a fast tokenizer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, inert: bool = True, markup: Collection[str] = ()) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise TypeError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer, and token-exact prompts need one: "
-                "load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
+                f"{type(tokenizer).__name__} is not a fast tokenizer, which token-exact prompts need. "
+                "Load it with AutoTokenizer.from_pretrained(..., use_fast=True) from a folder with tokenizer.json."
             )
         self.tokenizer = backend
         plain = InertTokenizer.of(backend, str(tokenizer.chat_template or ""), markup)
         self.digest = plain.digest
-        self.vocab_size = len(tokenizer)  # asked once: a fast tokenizer counts anew each time
+        self.vocab_size = len(tokenizer)  # cached: a fast tokenizer counts on each call
         tokens = {i: token for i, token in backend.get_added_tokens_decoder().items() if token.content in plain.control}
         self.added = {token.content: index for index, token in tokens.items()}
         self.control_ids = frozenset(tokens)
@@ -94,125 +93,125 @@ class ContentSafeEncoder:
         self._scaffolds: dict[str, Sequence[Control]] = {}
         self._stretches: dict[str, tuple[bytes, bytes]] = {}
         self.inert = inert
-        self._eats_left = frozenset(index for index, token in tokens.items() if token.lstrip)
-        self._eats_right = frozenset(index for index, token in tokens.items() if token.rstrip)
-        self._plain = plain.tokenizer
+        self._strips_left = frozenset(index for index, token in tokens.items() if token.lstrip)
+        self._strips_right = frozenset(index for index, token in tokens.items() if token.rstrip)
+        self._inert_tokenizer = plain.tokenizer
         self._words = plain.words
         longest_first = sorted(self.added, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def encode(self, text: Traced, begin: int = 0, written: Sequence[Control] | None = None) -> EncodedText:
-        """Encode rendered text: control ids where the scaffold wrote them, ordinary ids everywhere else.
+        """Encode rendered text: control ids where the scaffold has them, ordinary ids elsewhere.
 
         Args:
             text: The rendering.
-            begin: The first character to encode: where a control token starts or has stopped.
-            written: The control tokens from there on, as `controls` lists them, where they are known already.
+            begin: First character to encode; must be a boundary of a control token.
+            written: The control tokens from `begin` on, if known from `controls`.
         """
         content = _Content.of(text.spans)
         ids: list[bytes] = []
-        kinds: list[bytes] = []
+        provenance: list[bytes] = []
         at = begin
         for start, stop, token in self._controls(text, begin) if written is None else written:
-            self._encode_stretch(text, at, start, content, ids, kinds)
+            self._encode_stretch(text, at, start, content, ids, provenance)
             ids.append(self._packed[token])
-            # The scaffold wrote it, even where it swallows blanks of content.
-            kinds.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
+            # It is scaffold, even if it strips blanks of content.
+            provenance.append(_SCAFFOLD if self.inert or not content.between(start, stop) else _PROMPT)
             at = stop
-        self._encode_stretch(text, at, len(text), content, ids, kinds)
-        return EncodedText.joined(ids, kinds)
+        self._encode_stretch(text, at, len(text), content, ids, provenance)
+        return EncodedText.joined(ids, provenance)
 
     def count(self, content: str) -> int:
-        """Count the tokens of content by itself."""
+        """Return the number of tokens of content alone."""
         return self._encoded(str.__str__(content))[1]
 
     def controls(self, text: Traced) -> list[Control]:
-        """List the added tokens the scaffold wrote: (start, stop, id) in characters, with the blanks they swallow."""
+        """List the scaffold's control tokens as (start, stop, id) in characters, with the blanks that they strip."""
         return list(self._controls(text, 0))
 
     def _controls(self, text: Traced, at: int) -> Iterator[Control]:
         plain = str.__str__(text)
         for gap_start, gap_stop in _gaps(text.spans, at, len(text)) if self.inert else ((at, len(text)),):
-            for first, last, token in self._spelled(plain[gap_start:gap_stop]):
+            for first, last, token in self._match_controls(plain[gap_start:gap_stop]):
                 start, stop = gap_start + first, gap_start + last
                 if start < at:
                     continue
-                if token in self._eats_left:
+                if token in self._strips_left:
                     start = at + len(plain[at:start].rstrip())
-                if token in self._eats_right and (blanks := _SPACES.match(plain, stop)):
+                if token in self._strips_right and (blanks := _SPACES.match(plain, stop)):
                     stop = blanks.end()
                 yield start, stop, token
                 at = stop
 
-    def _spelled(self, scaffold: str) -> Sequence[Control]:
-        """List the added tokens that a stretch of scaffold spells; a template writes few different ones."""
+    def _match_controls(self, scaffold: str) -> Sequence[Control]:
+        """List the control tokens in a stretch of scaffold; cached, since a template has few different ones."""
         known = self._scaffolds.get(scaffold)
         if known is None:
             found = self._pattern.finditer(scaffold)
             known = tuple((match.start(), match.end(), self.added[match.group()]) for match in found)
-            if len(scaffold) <= LONGEST_SCAFFOLD:
-                if len(self._scaffolds) >= REMEMBERED:
+            if len(scaffold) <= MAX_CACHED_SCAFFOLD:
+                if len(self._scaffolds) >= CACHE_SIZE:
                     self._scaffolds.clear()
                 self._scaffolds[scaffold] = known
         return known
 
     def _encode_stretch(
-        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], kinds: list[bytes]
+        self, text: Traced, start: int, stop: int, content: _Content, ids: list[bytes], provenance: list[bytes]
     ) -> None:
-        """Append the ids and the provenance of the tokens of characters `start` to `stop`, packed."""
+        """Append the packed ids and provenance of the characters from `start` to `stop`."""
         if start >= stop:
             return
         stretch = str.__getitem__(text, slice(start, stop))
         inside = content.between(start, stop)
         spans = [(a - start, b - start) for a, b, _ in inside]
-        packed, of_each = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
-        ids.append(packed)
-        kinds.append(of_each)
+        packed_ids, packed_provenance = self._stretch(stretch, spans) if spans else self._scaffold(stretch)
+        ids.append(packed_ids)
+        provenance.append(packed_provenance)
 
     def _stretch(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[bytes, bytes]:
-        """Return the ids and the provenance of text without control tokens, packed, by where in it content stands."""
-        packed, count, reaches = self._encoded(text)
+        """Return the packed ids and provenance of text without control tokens, given its content spans."""
+        packed, count, bounds = self._encoded(text)
         if len(spans) > 1:
             spans = _merged(spans)
         if spans[0][0] <= 0 and spans[0][1] >= len(text):
             return packed, _PROMPT * count
-        starts, stops = reaches()
-        return packed, _kinds(starts, stops, spans)
+        starts, stops = bounds()
+        return packed, _provenance(starts, stops, spans)
 
     def _scaffold(self, stretch: str) -> tuple[bytes, bytes]:
-        """Return the ids and the provenance of a stretch without content; a template writes few different ones."""
+        """Return the packed ids and provenance of a stretch without content; cached."""
         known = self._stretches.get(stretch)
         if known is None:
             packed, count, _ = self._encoded(stretch)
             known = packed, _SCAFFOLD * count
-            if len(stretch) <= LONGEST_SCAFFOLD:
-                if len(self._stretches) >= REMEMBERED:
+            if len(stretch) <= MAX_CACHED_SCAFFOLD:
+                if len(self._stretches) >= CACHE_SIZE:
                     self._stretches.clear()
                 self._stretches[stretch] = known
         return known
 
     def _encoded(self, stretch: str) -> tuple[bytes, int, Callable[[], tuple[Places | None, Places]]]:
-        """Return a stretch's ids, packed, their number, and what tells where each begins and ends."""
+        """Return a stretch's packed ids, their number, and a function that returns the bounds of each token."""
         found = self._words.encode(stretch) if self._words is not None else None
         if found is not None:
             return found.ids, len(found.stops), lambda: (None, found.stops)
         if not stretch.isascii():
-            stretch = without_half_pairs(stretch)
+            stretch = replace_surrogates(stretch)
         if len(stretch) < LONG_TEXT:
-            encoding = self._plain.encode(stretch, add_special_tokens=False)
-        else:  # the same, but other threads run meanwhile
-            encoding = self._plain.encode_batch([stretch], add_special_tokens=False)[0]
+            encoding = self._inert_tokenizer.encode(stretch, add_special_tokens=False)
+        else:  # the same result, but the GIL is released
+            encoding = self._inert_tokenizer.encode_batch([stretch], add_special_tokens=False)[0]
         ids = encoding.ids
-        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _reaches(_offsets(encoding), len(stretch))
+        return np.array(ids, np.int32).tobytes(), len(ids), lambda: _bounds(_offsets(encoding), len(stretch))
 
 
-def without_half_pairs(text: str) -> str:
-    """Return the text as tokenizers take it: half of a surrogate pair becomes U+FFFD."""
-    return _HALF_PAIRS.sub("\ufffd", text)
+def replace_surrogates(text: str) -> str:
+    """Return the text with lone surrogates replaced by U+FFFD."""
+    return _SURROGATES.sub("\ufffd", text)
 
 
 class _Content(NamedTuple):
-    """The content spans of a text, to be looked up by their characters."""
+    """The content spans of a text, indexed by character."""
 
     spans: tuple[Span, ...]
     begins: list[int]
@@ -223,7 +222,7 @@ class _Content(NamedTuple):
         return cls(spans, [span[0] for span in spans], [span[1] for span in spans])
 
     def between(self, start: int, stop: int) -> tuple[Span, ...]:
-        """Return the spans that hold any of the characters `start` to `stop`."""
+        """Return the spans that overlap the characters from `start` to `stop`."""
         return self.spans[bisect_right(self.ends, start) : bisect_left(self.begins, stop)]
 
 
@@ -231,7 +230,7 @@ Places = npt.NDArray[np.int64] | Sequence[int]
 
 
 def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.int64]:
-    """Return where each token begins and ends, of many a part at a time: `offsets` would keep other threads out."""
+    """Return the (start, stop) of each token. Long encodings are read in parts, because `offsets` holds the GIL."""
     count = len(encoding)
     if count < LONG_TEXT:
         return cast(Sequence[tuple[int, int]], encoding.offsets)
@@ -244,10 +243,10 @@ def _offsets(encoding: Encoding) -> Sequence[tuple[int, int]] | npt.NDArray[np.i
     )
 
 
-def _reaches(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
-    """Return where each token begins and ends.
+def _bounds(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length: int) -> tuple[Places, Places]:
+    """Return the starts and stops of tokens, in characters.
 
-    A normaliser that composes characters reports only the first of them, so that a token reaches up to the next one.
+    A normaliser that composes characters reports only the first, so each token is extended up to the next one.
     """
     starts, stops = np.array(offsets, np.int64).reshape(-1, 2).T
     if not (starts[1:] == stops[:-1]).all():
@@ -257,7 +256,7 @@ def _reaches(offsets: Sequence[tuple[int, int]] | npt.NDArray[np.int64], length:
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Make one of spans that touch: a token without characters between them is content's too."""
+    """Merge adjacent spans, so that an empty token between them counts as content."""
     merged = [*spans[:1]]
     for start, stop in spans[1:]:
         if start == merged[-1][1]:
@@ -267,21 +266,21 @@ def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _kinds(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
-    """Return which tokens hold any character of content: those that end after a span's start and start before its end.
+def _provenance(starts: Places | None, stops: Places, spans: Sequence[tuple[int, int]]) -> bytes:
+    """Return the packed provenance: PROMPT for each token that overlaps a content span, else SCAFFOLD.
 
-    Without `starts`, each token begins where the one before it ends.
+    If `starts` is None, each token starts where the one before it ends.
     """
-    kinds = bytearray(_SCAFFOLD * len(stops))
+    provenance = bytearray(_SCAFFOLD * len(stops))
     for begin, end in spans:
         first = bisect_right(stops, begin)
         last = min(bisect_left(stops, end) + 1, len(stops)) if starts is None else bisect_left(starts, end)
-        kinds[first:last] = _PROMPT * (last - first)
-    return bytes(kinds)
+        provenance[first:last] = _PROMPT * (last - first)
+    return bytes(provenance)
 
 
 def _gaps(spans: tuple[Span, ...], at: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of characters from `at` on that no content span covers."""
+    """Yield the stretches of scaffold from character `at` on."""
     for start, stop, _ in spans:
         if stop <= at:
             continue

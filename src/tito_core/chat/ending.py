@@ -1,4 +1,4 @@
-"""How a turn ends: what closes it, what of that a turn lacks, and where in rendered text it stands."""
+"""How a turn ends: its closing tokens, which of them a sampled turn lacks, and where they are in rendered text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_core.ledger.columns import TokenIds
 
 
 class Opened(StrEnum):
-    """What a truncated turn left open; what closes it is inserted before the next message."""
+    """The part that a truncated turn left open; its closing tokens are inserted before the next message."""
 
     MESSAGE = "message"
     REASONING = "reasoning"
@@ -21,14 +21,14 @@ class Opened(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How turns of one kind (answers, or calls) end.
+    """How turns of one kind (answers or calls) end.
 
     Attributes:
         closing: Ids of the control tokens between the turn and the next message's opener: one in most families, two
             in Cohere's, none where the next opener ends the turn (GLM).
-        finals: Ids that end a turn which nothing follows, where these differ (gpt-oss): they count as closed.
-        openers: Where nothing closes a turn, the ids that open the next message.
-        closers: Ids that close a turn which was cut off, by what it left open; the closing is their end.
+        finals: Ids that end the last turn of a conversation, if they differ from `closing` (gpt-oss).
+        openers: Ids that open the next message, if nothing else ends a turn.
+        closers: Ids to append to a truncated turn, by the part it left open; each ends with `closing`.
     """
 
     closing: tuple[int, ...]
@@ -37,12 +37,12 @@ class Ending:
     closers: Mapping[Opened, TokenIds]
 
     def missing(self, last_output_id: int | None, opened: Opened, controls: Set[int] = frozenset()) -> TokenIds:
-        """Return the ids to insert after a turn whose last token is this one; none where it closed itself.
+        """Return the ids to insert after a turn; none if it is closed.
 
         Args:
             last_output_id: The last token that the engine sampled.
             opened: What the turn left open.
-            controls: Ids of control tokens: one of a call's closers that was sampled last is not inserted again.
+            controls: Ids of control tokens. A call's closer that was sampled last is not inserted again.
         """
         closers = self.closers.get(opened, self.closers[Opened.MESSAGE])
         if last_output_id in self.finals:
@@ -56,12 +56,12 @@ class Ending:
 
     @property
     def stops(self) -> frozenset[int]:
-        """Return the ids at which an engine must stop."""
+        """Return the stop token ids for the engine."""
         return frozenset(self.closing[-1:]) | self.finals | self.openers
 
 
 def content_start(text: Traced, source: int) -> int:
-    """Return where the content of message `source` begins; the end where it shows none."""
+    """Return where the content of message `source` begins, or the length of the text if it is not shown."""
     return next((start for start, _, origin in text.spans if origin == source), len(text))
 
 
@@ -76,7 +76,7 @@ def controls_from(encoder: ContentSafeEncoder, text: Traced, start: int) -> list
 
 
 def find_run(controls: Sequence[Control], ids: Sequence[int], start: int) -> tuple[int, int] | None:
-    """Find the first run of control tokens with these ids from `start` on: its first and last character."""
+    """Return the (start, stop) characters of the first run of control tokens `ids` at or after `start`, or None."""
     last = len(ids) - 1
     for i in range(len(controls) - last):
         if controls[i][0] >= start and all(controls[i + j][2] == token for j, token in enumerate(ids)):
@@ -85,7 +85,7 @@ def find_run(controls: Sequence[Control], ids: Sequence[int], start: int) -> tup
 
 
 def run_before(controls: Sequence[Control], text: Traced, start: int, stop: int) -> int:
-    """Return where the run of control tokens begins that ends at `stop`, with blanks between and before them."""
+    """Return where the run of control tokens that ends at `stop` begins, with the blanks between and before them."""
     plain = str.__str__(text)
     at = stop
     for begin, end, _ in reversed([control for control in controls if start <= control[0] and control[1] <= stop]):
@@ -96,7 +96,7 @@ def run_before(controls: Sequence[Control], text: Traced, start: int, stop: int)
 
 
 def adjacent(controls: Sequence[Control]) -> tuple[int, ...]:
-    """Return the ids of the first control tokens that follow each other without text between."""
+    """Return the ids of the leading control tokens that have no text between them."""
     ids: list[int] = []
     for i, (start, _, token) in enumerate(controls):
         if i and start != controls[i - 1][1]:
@@ -106,6 +106,6 @@ def adjacent(controls: Sequence[Control]) -> tuple[int, ...]:
 
 
 def cut(text: Traced, start: int, stop: int | None = None) -> Traced:
-    """Slice with traces."""
+    """Return `text[start:stop]` with its content spans."""
     piece = text[start:stop]
     return piece if isinstance(piece, Traced) else Traced.of(piece, ())

@@ -1,7 +1,7 @@
 """A Jinja environment that renders a chat template as transformers does and traces content through it.
 
-What is formatted with `%` or `format` keeps the layout's own characters as scaffold, and each value put in whole
-keeps its spans. Filters are followed where templates use them on content; of the others all of a result is content.
+In text formatted with `%` or `format`, the format's own characters stay scaffold, and each inserted value keeps its
+spans. Filters that templates use on content are traced precisely; results of other filters are all content.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PERCENT = re.compile(r"%(?:\((?P<key>[^()]*)\))?(?P<kind>.)", re.DOTALL)
 
 
 def percent(layout: str, values: Any) -> str:
-    """Do `layout % values`."""
+    """Return `layout % values` with its spans."""
     plain = str.__mod__(str.__str__(layout), values)
     return _checked(plain, _percent(layout, values), layout, values)
 
 
 def braces(layout: str, plain: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return `plain`, which is `layout.format(*args, **kwargs)` as the sandbox made it, with its traces."""
+    """Return `plain`, the sandbox's `layout.format(*args, **kwargs)`, with its spans."""
     return _checked(plain, _braces(layout, args, kwargs), layout, args, kwargs)
 
 
-def _checked(plain: str, followed: str | None, *origins: object) -> str:
-    return mark(plain, *origins) if followed is None or str.__ne__(followed, plain) else followed
+def _checked(plain: str, traced: str | None, *origins: object) -> str:
+    return mark(plain, *origins) if traced is None or str.__ne__(traced, plain) else traced
 
 
 def _percent(layout: str, values: Any) -> str | None:
@@ -60,7 +60,7 @@ def _percent(layout: str, values: Any) -> str | None:
 
 def _braces(layout: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     if isinstance(layout, Traced) and layout.spans:
-        return None  # the parser of formats cuts plain strings
+        return None  # Formatter.parse returns plain strings
     pieces: list[str] = []
     unnamed = iter(args)
     for literal, field, layout_of_field, conversion in Formatter().parse(str.__str__(layout)):
@@ -73,14 +73,14 @@ def _braces(layout: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str 
     return concat(pieces)
 
 
-_TAKING = {"attr", "batch", "d", "default", "dictsort", "first", "groupby", "items", "last", "list", "map"}
+_PICKING = {"attr", "batch", "d", "default", "dictsort", "first", "groupby", "items", "last", "list", "map"}
 _CHOOSING = {"max", "min", "random", "reject", "rejectattr", "select", "selectattr", "slice", "sort", "unique"}
-SELECTING = _TAKING | _CHOOSING
-"""Filters that hand on what they were given, and make no string of their own."""
+SELECTING = _PICKING | _CHOOSING
+"""Filters that return items of their input unchanged and make no strings."""
 
 
 def traced_filters() -> dict[str, Callable[..., Any]]:
-    """Return every filter of Jinja's, and transformers' `tojson`, under its name."""
+    """Return all filters by name: Jinja's, and transformers' `tojson`."""
     return {name: function if name in SELECTING else _marking(function) for name, function in FILTERS.items()} | {
         "format": _format,
         "join": _join,
@@ -99,7 +99,7 @@ def _marking(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _traced(value: Any) -> Traced:
-    """Return a value as text whose methods keep the traces of their arguments too."""
+    """Return a value as `Traced`, whose methods also keep the spans of their arguments."""
     text = as_text(value)
     return text if isinstance(text, Traced) else Traced.of(text, ())
 
@@ -112,14 +112,14 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     # transformers replaces Jinja's tojson, which escapes HTML, by json.dumps with these defaults.
-    # All of it is content when any string in it is: the brackets stand for the content's own shape.
-    apart = None if separators is None else tuple(separators)
-    return mark(_encoder(ensure_ascii, indent, apart, sort_keys).encode(value), value)
+    # If any string in it is content, all of it is: the brackets are part of the content's structure.
+    pair = None if separators is None else tuple(separators)
+    return mark(_encoder(ensure_ascii, indent, pair, sort_keys).encode(value), value)
 
 
 @lru_cache(maxsize=64, typed=True)  # an indent of 2.0 is an error, also after one of 2
 def _encoder(ensure_ascii: bool, indent: int | None, separators: Any, sort_keys: bool) -> json.JSONEncoder:
-    """Make what `json.dumps` makes anew at each call."""
+    """Cache the encoder that `json.dumps` makes on each call."""
     return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -144,13 +144,13 @@ _TEXT_ATTRIBUTES = frozenset(dir(str))
 
 
 class _Generator(CodeGenerator):
-    """Compiles output and `a ~ b` to calls that keep the traces, where Jinja makes plain strings."""
+    """Compiles output and `a ~ b` to calls that keep the spans, where Jinja makes plain strings."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write("environment.text(")
 
     def visit_Getattr(self, node: nodes.Getattr, frame: Frame) -> None:
-        """Look into a message without a call of ours, which is most of what templates do."""
+        """Compile an item lookup in a dict to plain Python, because templates do little else."""
         owner, item = node.node, repr(node.attr)
         if not isinstance(owner, nodes.Name) or owner.name == "loop" or node.attr in _MAPPING_ATTRIBUTES:
             super().visit_Getattr(node, frame)
@@ -175,7 +175,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %}...{% endgeneration %}`, which marks assistant text, and renders its body."""
+    """Renders the body of `{% generation %}...{% endgeneration %}`, which marks assistant text."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own class attribute
 
@@ -194,7 +194,7 @@ _HARMLESS = (str, Namespace, LoopContext)
 
 
 class TracingEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox that transformers uses; what plain `str` would make of content is marked as content."""
+    """The sandbox that transformers uses, with content traced through string operations."""
 
     code_generator_class = _Generator
     concat = staticmethod(concat)
@@ -202,13 +202,13 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"%"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look into messages first: what is no attribute of a mapping is an item of it."""
+        """Return an attribute; of a message, its items come first unless `dict` has an attribute of that name."""
         if isinstance(obj, Traced) and attribute not in _TEXT_ATTRIBUTES:
-            return self.undefined(obj=obj, name=attribute)  # templates ask `content.content is defined` of plain text
+            return self.undefined(obj=obj, name=attribute)  # templates test `content.content is defined` on plain text
         if type(obj) is dict and attribute not in _MAPPING_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if isinstance(obj, _HARMLESS) and not attribute.startswith(("_", "format")):
-            # Public attributes of these are safe to the sandbox too, after a long look.
+            # The sandbox allows public attributes of these too, after slow checks.
             try:
                 return getattr(obj, attribute)
             except AttributeError:
@@ -216,18 +216,18 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look up an item; Jinja would fall back to attributes, of which traced text has more than plain text."""
+        """Return an item. Jinja would fall back to attributes, and `Traced` has more of them than `str`."""
         if isinstance(obj, Traced) and isinstance(argument, str):
             return self.getattr(obj, argument)
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Format with `%`, which on a plain left string would lose what the right side is."""
+        """Apply a binary operator; `%` on strings keeps the spans."""
         return percent(left, right) if isinstance(left, str) else super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a template's function; methods of plain strings (`', '.join(...)`) keep the traces too."""
-        if type(obj) is Macro:  # the template's own: safe, and asks for nothing of Jinja's but how to escape
+        """Call a template's function; methods of plain strings (`', '.join(...)`) keep the spans too."""
+        if type(obj) is Macro:  # the template's own macro: safe, and needs only the escaping context
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
             return obj(context.eval_ctx, *args, **kwargs)
@@ -238,17 +238,17 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
         return mark_result(result, (owner,)) if isinstance(owner, bytes) else result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Keep the sandbox's safe `str.format` and follow what it puts in."""
+        """Return the sandbox's safe `str.format` with spans, or None for other callables."""
         safe = super().wrap_str_format(value)
         if safe is None:
             return None
 
-        def traced(*args: Any, **kwargs: Any) -> str:
+        def traced_format(*args: Any, **kwargs: Any) -> str:
             plain = str.__str__(safe(*args, **kwargs))
             named = args[0] if value.__name__ == "format_map" else kwargs
             return braces(value.__self__, plain, args, named)
 
-        return traced
+        return traced_format
 
 
 def _raise_exception(message: str) -> None:
@@ -259,7 +259,7 @@ def tracing_environment(now: datetime | None = None) -> Environment:
     """Make the environment, with transformers' settings, filters and globals.
 
     Args:
-        now: What `strftime_now` tells for as long as the environment lives; the present by default.
+        now: The time for `strftime_now`, fixed for the life of the environment; by default the current time.
     """
     frozen = now or datetime.now()
     environment = TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -273,24 +273,22 @@ def compile_template(source: str, now: datetime | None = None) -> Any:
     """Compile a chat template once; render it many times with `render`.
 
     Raises:
-        jinja2.TemplateSyntaxError: The source is no Jinja template.
+        jinja2.TemplateSyntaxError: The source is not valid Jinja.
     """
     template = tracing_environment(now).from_string(source)
-    template.globals = dict(
-        template.globals
-    )  # every context copies them, and Jinja's chain of mappings is slow to copy
+    template.globals = dict(template.globals)  # every context copies them; a dict copies faster
     return template
 
 
 def render(template: Any, variables: Mapping[str, Any]) -> Traced:
-    """Render to a traced string.
+    """Return the rendering as a traced string.
 
     Raises:
-        Exception: Whatever the template's own code raises: `jinja2.TemplateError` where it refuses the messages.
+        Exception: Any exception of the template's code; `jinja2.TemplateError` if it refuses the messages.
     """
     context = template.new_context(dict(variables))
     try:
         text = concat(template.root_render_func(context))
     finally:
-        context.vars.clear()  # macros refer to the context that holds them: a cycle, garbage at every turn
+        context.vars.clear()  # break the reference cycle with macros, which would leave garbage every turn
     return text if isinstance(text, Traced) else Traced.of(text, ())

@@ -1,8 +1,8 @@
-"""Learning how a template ends its turns, from its own renderings of a turn with and without a message after it.
+"""Learn how a template ends its turns, from renderings of a turn with and without a message after it.
 
-Most families write a closer (`<|im_end|>`), some several tokens (Cohere: `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`),
-some none: in GLM's and Gemma 4's the token that opens the next message ends a turn of calls. gpt-oss ends a call, an
-answer, and the last answer of a conversation with three different tokens.
+Most families write one closing token (`<|im_end|>`), some several (Cohere: `<|END_RESPONSE|><|END_OF_TURN_TOKEN|>`).
+In GLM and Gemma 4, the token that opens the next message ends a turn of calls. gpt-oss ends a call, an answer, and the
+last answer of a conversation with three different tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tito_core.chat.traced import Traced
 from tito_core.ledger.columns import TokenIds
 
 THOUGHT = "Hm"
-"""Text of the probe's reasoning."""
+"""Reasoning text of the probes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Sample:
     """One turn in two renderings.
 
     Attributes:
-        alone: The conversation up to the turn, without generation prompt.
-        followed: The same with another message and the generation prompt. The template may write what comes before
-            the turn's content in another way (Qwen3: an empty reasoning block), and may quote the content later.
+        alone: The conversation up to and including the turn, without the generation prompt.
+        followed: The same with another message and the generation prompt. Text before the turn's content may differ
+            from `alone` (Qwen3: an empty reasoning block), and the content may be quoted again later.
         source: Trace source of the turn's message.
     """
 
@@ -38,7 +38,7 @@ class Sample:
     source: int
 
     def ends(self) -> tuple[int, int] | None:
-        """Return where the turn's content ends in both; None where they do not show the same."""
+        """Return where the turn's content ends in both renderings; None if they show different content."""
         here = content_spans(self.alone, self.source)
         there = content_spans(self.followed, self.source)[: len(here)]
         same = [str.__str__(cut(self.alone, a, b)) for a, b, _ in here]
@@ -47,8 +47,11 @@ class Sample:
         return here[-1][1], there[-1][1]
 
     def controls(self) -> tuple[list[Control], list[Control], int, int] | None:
-        """List the control tokens after the turn's content in both, count those in which they agree, and return where
-        the content ends when another message follows.
+        """Return the control tokens after the turn's content in both renderings.
+
+        Returns:
+            Those of `alone`, those of `followed`, how many leading ones agree, and where the content ends in
+            `followed`; None if the renderings show different content or nothing follows it.
         """
         ends = self.ends()
         if ends is None:
@@ -56,33 +59,35 @@ class Sample:
         here, there = (
             controls_from(self.encoder, t, e) for t, e in zip((self.alone, self.followed), ends, strict=True)
         )
-        # Only the ids count: some templates write other blanks between them when a message follows.
+        # Compare ids only: some templates change the blanks between them when a message follows.
         same = [one[2] == other[2] for one, other in zip(here, there, strict=False)]
         return (here, there, [*same, False].index(False), ends[1]) if there else None
 
     def openers(self) -> frozenset[int]:
-        """Return the ids with which the rendering begins, up to the first text: no turn ends with one of them.
+        """Return the ids before the first text of the rendering; no turn ends with one of them.
 
-        A template that ignores `add_generation_prompt` writes the next opener after the last turn as well.
+        A template that ignores `add_generation_prompt` also writes the next opener after the last turn.
         """
         controls = self.encoder.controls(self.followed)
-        asked = max((stop for _, stop, source in self.followed.spans if source == self.source - 1), default=0)
-        closer = next((token for start, _, token in controls if start >= asked), None)  # an empty first message has one
+        question_end = max((stop for _, stop, source in self.followed.spans if source == self.source - 1), default=0)
+        closer = next(
+            (token for start, _, token in controls if start >= question_end), None
+        )  # an empty first message ends with it
         return frozenset(adjacent(controls)) - {closer}
 
     def follows(self, end: int, text: Traced | None = None) -> int:
-        """Return where the next message's content begins; the end of a text that shows none."""
+        """Return where the next message's content begins, or the length of the text if it shows none."""
         text = self.followed if text is None else text
         return min((a for a, _, source in text.spans if source > self.source and a >= end), default=len(text))
 
 
 def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = frozenset()) -> Ending | None:
-    """Learn how answers end, or return None where no control token ends them.
+    """Learn how answers end, or return None if no control token ends them.
 
     Args:
-        sample: An answer of text.
-        thoughts: What holds reasoning: an answer without text, before a question and at the end, and calls.
-        inner: Ids that stand within turns too; see `inner_controls`.
+        sample: An answer with text.
+        thoughts: Renderings with reasoning: of an answer without text, followed and not, and of calls.
+        inner: Ids that also occur within turns; see `inner_controls`.
     """
     found = sample.controls()
     if found is None:
@@ -105,10 +110,10 @@ def learn_answers(sample: Sample, thoughts: Sequence[Traced], inner: Set[int] = 
 
 
 def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) -> tuple[tuple[int, ...], int]:
-    """Return the ids that close an answer, and where in the text they end.
+    """Return the ids that close an answer and where they end in the text.
 
-    The last control token before the next opener ends the answer, where it stands for the first time, with those right
-    before it (Command R writes two). Tokens that also stand within turns end parts of them (Kimi K3), unless all do.
+    The last control token before the next opener closes the answer at its first occurrence, with those right before it
+    (Command R writes two). Tokens that also occur within turns close parts of them (Kimi K3), unless all do.
     """
     tokens = _before_openers(tuple(token for _, _, token in controls), openers)
     ends = [token for token in tokens if token not in inner]
@@ -122,13 +127,13 @@ def _closing(controls: Sequence[Control], openers: Set[int], inner: Set[int]) ->
 
 
 def _before_openers(closing: tuple[int, ...], openers: Set[int]) -> tuple[int, ...]:
-    """Cut a run of closers where the next message's opener begins; the first of them may be both (Llama 2's BOS)."""
+    """Cut a run of closers at the next message's opener; the first closer may also be an opener (Llama 2's BOS)."""
     opener = next((i for i, token in enumerate(closing) if i and token in openers), len(closing))
     return closing[:opener]
 
 
 def learn_calls(sample: Sample, answers: Ending) -> Ending | None:
-    """Learn how turns of calls end, given how answers end: it tells a call's own markup from a closer."""
+    """Learn how turns of calls end; `answers` distinguishes a call's markup from a closer."""
     found = sample.controls()
     if found is None:
         return None
@@ -151,35 +156,35 @@ _CallsEnd = tuple[tuple[int, ...], frozenset[int], frozenset[int], tuple[int, in
 
 
 def _calls_end(sample: Sample, found: tuple[list[Control], list[Control], int, int], answers: Ending) -> _CallsEnd:
-    """Return the closing, finals and openers of turns of calls, and where the closing stands when results follow."""
+    """Return the closing, finals and openers of turns of calls, and where the closing is when results follow."""
     here, there, same, end = found
     none: frozenset[int] = frozenset()
     common = tuple(token for _, _, token in there[:same])
     length = len(answers.closing)
-    # The first: where one stands twice, an engine stops at the first.
+    # The first occurrence, because the engine stops there.
     at = next((i for i in range(same - length + 1) if common[i : i + length] == answers.closing), None)
     before = [control for control in there if control[0] < sample.follows(end)]
-    if not before:  # the result begins before anything that could end the call
+    if not before:  # the result begins before any token that could end the call
         return (), none, none, None
     if answers.closing and at is not None and at < len(before):
         return answers.closing, answers.finals, answers.openers, (there[at][0], there[at + length - 1][1])
     ended = next((i for i in range(min(same, len(before))) if common[i] in answers.openers), None)
-    if ended is not None:  # what ends answers only where a message follows ends calls always (Hunyuan 3)
+    if ended is not None:  # ends answers only if a message follows, and calls always (Hunyuan 3)
         return (common[ended],), none, answers.openers, there[ended][:2]
     if not answers.closing and same < len(before):
         opener = there[same]
         return (), none, answers.openers | {opener[2]}, (opener[0], opener[0])
     last = before[max(len(_before_openers(common[: len(before)], sample.openers())) - 1, 0)]
-    if last[2] in sample.openers() and last == before[0]:  # nothing closes the call: the next message does (Command R+)
+    if last[2] in sample.openers() and last == before[0]:  # only the next message's opener ends the call (Command R+)
         return (), none, answers.openers | {last[2]}, (last[0], last[0])
     return (last[2],), frozenset({here[-1][2]} if here and not same else ()), answers.openers, last[:2]
 
 
 def inner_controls(encoder: ContentSafeEncoder, turns: Sequence[tuple[Traced, int]]) -> frozenset[int]:
-    """Return the control tokens that stand within turns of several parts: they end a part, and not the turn.
+    """Return the ids of control tokens within turns of several parts; they end a part, not the turn.
 
     Args:
-        encoder: Finds control tokens.
+        encoder: The encoder that lists control tokens.
         turns: Renderings of a conversation that ends with such a turn, each with the turn's trace source.
     """
     inside: set[int] = set()
@@ -191,7 +196,7 @@ def inner_controls(encoder: ContentSafeEncoder, turns: Sequence[tuple[Traced, in
 
 
 def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
-    """Let either kind close what the other can: a call cut off is an answer to Strands, and openers end both."""
+    """Give each kind the closers and openers of the other: Strands stores a truncated call as an answer."""
     openers = answers.openers | calls.openers
     call = calls.closers[Opened.CALL]
     if calls.closing[-1:] != answers.closing[-1:]:
@@ -202,9 +207,9 @@ def share_closers(answers: Ending, calls: Ending) -> tuple[Ending, Ending]:
 
 
 def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | None:
-    """Return what the template writes from the end of reasoning to the end of an answer without text.
+    """Return the ids from the end of reasoning to the end of an answer without text; None if not shown.
 
-    Where it shows reasoning before calls only, the reasoning's own closer comes from there.
+    If the template shows reasoning only before calls, the reasoning's closer is taken from there.
     """
     spans = content_spans(thought, sample.source)
     if not spans or str.__str__(cut(thought, *spans[0][:2])) != THOUGHT:
@@ -212,7 +217,7 @@ def _reasoning(sample: Sample, thought: Traced, ending: Ending) -> TokenIds | No
     end, until = spans[0][1], sample.follows(spans[0][1], thought)
     controls = [control for control in controls_from(sample.encoder, thought, end) if control[0] < until]
     if until < len(thought) and not ending.closing:
-        return None  # the next message's opener would have to be told from reasoning's closer
+        return None  # the reasoning's closer is ambiguous with the next message's opener
     closing = np.array(ending.closing, np.int32)
     if len(spans) > 1:
         return np.concatenate([_ids(sample.encoder, thought, end, controls[0][1] if controls else end), closing])
@@ -230,11 +235,11 @@ def _ids(encoder: ContentSafeEncoder, text: Traced, start: int, stop: int) -> To
 
 
 def stops_of(endings: Sequence[Ending], inner: frozenset[int]) -> tuple[int, ...]:
-    """Return all ids at which an engine must stop, the usual one first.
+    """Return all stop token ids for the engine, the usual one first.
 
     Args:
         endings: How answers end, and calls.
-        inner: What also closes a part of a turn, and so ends none (gpt-oss: `<|end|>` after each analysis).
+        inner: Ids that also close a part of a turn, so they end no turn (gpt-oss: `<|end|>` after each analysis).
     """
     stops = frozenset().union(*(ending.stops for ending in endings)) - inner
     usual = [token for token in (*endings[0].closing[-1:], *sorted(endings[0].finals)) if token in stops][:1]

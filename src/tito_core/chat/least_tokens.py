@@ -1,13 +1,12 @@
-"""The fewest tokens that a text can become, counted in milliseconds: what cannot fit is refused without encoding it.
+"""A lower bound on a text's token count in milliseconds, so that oversized text is refused without encoding it.
 
-A token of n symbols covers at most n symbols of a text, each of which it holds. So if every symbol of the text weighs
-1/n, with n the length of the longest token that holds this symbol, then the symbols of one token weigh at most 1, and
-the text has at least as many tokens as its symbols weigh. A symbol is a byte for byte-level tokenizers, else a
-character.
+Give each symbol the weight 1/n, where n is the length of the longest token that contains it. The symbols of one token
+then weigh at most 1 together, so a text has at least as many tokens as its symbols weigh. A symbol is a byte for
+byte-level tokenizers, else a character.
 
-This holds where nothing is dropped or merged before the tokens are cut. So there is no bound for tokenizers whose
-normaliser, pre-tokenizer or added tokens may shrink a text, and symbols that may be unknown weigh nothing, because a
-run of them may become one token or none.
+The bound needs a tokenizer that drops and merges nothing before it splits text into tokens. There is none for
+tokenizers whose normaliser, pre-tokenizer or added tokens may shrink a text. Symbols that may be unknown weigh 0,
+because a run of them may become one token or none.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, Unigram
 
-from tito_core.chat.encoder import without_half_pairs
+from tito_core.chat.encoder import replace_surrogates
 
 _BLANK = "\u2581"
-"""How SentencePiece's vocabularies write a space."""
-_AT_ONCE = 1 << 20
-"""Symbols that are weighed before other threads get their turn."""
+"""A space in SentencePiece vocabularies."""
+_BATCH = 1 << 20
+"""Symbols weighed per batch, so that other threads can run in between."""
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that a byte-level vocabulary writes as the character of the same number; the others follow from U+0100 on."""
+"""Bytes that a byte-level vocabulary maps to the same code point; the others map to U+0100 and up."""
 _SLACK = 1e-6
-"""Share of a sum that rounding may add."""
+"""Relative rounding error allowed in a sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +41,8 @@ class LeastTokens:
     """The bound for one tokenizer. Build it with `LeastTokens.of`.
 
     Attributes:
-        weights: Weight of each symbol, float64: 256 of them for bytes, else one a code point.
-        composes: Whether the tokenizer normalises text by NFC, which may shrink what is not normalised yet.
+        weights: Weight of each symbol, float64, shape (256,) for bytes, else one per code point.
+        composes: Whether the tokenizer applies NFC, which may shrink text that is not in NFC.
     """
 
     weights: npt.NDArray[np.float64]
@@ -51,21 +50,21 @@ class LeastTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> LeastTokens | None:
-        """Return the bound for a tokenizer, worked out once; None where none is known to hold."""
+        """Return the bound for a tokenizer, cached; None if no bound is known."""
         if tokenizer not in _known:
             _known[tokenizer] = _bound(tokenizer)
         return _known[tokenizer]
 
     def of_text(self, text: str) -> int:
-        """Return a number of tokens that no encoding of the text is below."""
+        """Return a lower bound on the number of tokens of a text."""
         if not text.isascii():
-            text = without_half_pairs(text)
+            text = replace_surrogates(text)
             if self.composes and not unicodedata.is_normalized("NFC", text):
                 return 0
         by_byte = len(self.weights) == len(_BYTES)
         total = 0.0
-        for at in range(0, len(text), _AT_ONCE):
-            part = text[at : at + _AT_ONCE]
+        for at in range(0, len(text), _BATCH):
+            part = text[at : at + _BATCH]
             encoded = np.frombuffer(part.encode("utf-8" if by_byte else "utf-32-le"), np.uint8 if by_byte else "<u4")
             total += float(self.weights[encoded].sum())
         return int(total * (1 - _SLACK))
@@ -82,29 +81,31 @@ def _bound(tokenizer: Tokenizer) -> LeastTokens | None:
     renames_spaces = any(step["type"] in ("Replace", "Metaspace") for step in (*normalizers, *pre_tokenizers))
     if (
         not all(map(_keeps_text, normalizers))
-        or not all(map(_keeps_all, pre_tokenizers))
-        or not _is_known(tokenizer.model)
+        or not all(map(_keeps_characters, pre_tokenizers))
+        or not _tokens_are_text(tokenizer.model)
         or (by_byte and renames_spaces)
-        or any(token.lstrip or token.rstrip for token in added)  # which swallow any number of blanks
+        or any(token.lstrip or token.rstrip for token in added)  # these strip any number of blanks
     ):
         return None
     pieces = tokenizer.get_vocab(with_added_tokens=False).keys()
-    spelled = [token.content for token in added]
-    known = frozenset(piece for piece in pieces if len(piece) == 1).difference(spelled)  # a control token is renamed
+    added_texts = [token.content for token in added]
+    known = frozenset(piece for piece in pieces if len(piece) == 1).difference(
+        added_texts
+    )  # control tokens are renamed
     if by_byte:
-        longest = _longest([*pieces, *("".join(_BYTES[byte] for byte in text.encode()) for text in spelled)])
+        longest = _longest([*pieces, *("".join(_BYTES[byte] for byte in text.encode()) for text in added_texts)])
         weights = np.array([1 / longest[symbol] if symbol in known else 0.0 for symbol in _BYTES])
     else:
         unknown = 0.0
         if isinstance(tokenizer.model, BPE) and tokenizer.model.byte_fallback and pieces >= _ALL_BYTES:
-            unknown = 1 / max(map(len, (*pieces, *spelled)))  # it becomes its bytes, each at least a token
+            unknown = 1 / max(map(len, (*pieces, *added_texts)))  # encoded as its bytes, each at least one token
         space = _BLANK if renames_spaces else " "
-        weights = _of_characters(_longest([*pieces, *spelled]), known, unknown, space)
+        weights = _of_characters(_longest([*pieces, *added_texts]), known, unknown, space)
     return LeastTokens(weights, any(step["type"] == "NFC" for step in normalizers))
 
 
 def _steps(component: Any, several: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a normaliser or pre-tokenizer, as its definition lists them."""
+    """Return the steps of a normaliser or pre-tokenizer in order."""
     if component is None:
         return []
     step: Mapping[str, Any] = json.loads(component.__getstate__())
@@ -119,7 +120,7 @@ def _flat(step: Mapping[str, Any], several: str) -> Iterable[Mapping[str, Any]]:
 
 
 def _keeps_text(normalizer: Mapping[str, Any]) -> bool:
-    """Return whether a normaliser never shrinks text that is in NFC, and writes nothing but spaces anew."""
+    """Return whether a normaliser never shrinks NFC text and replaces only spaces."""
     match normalizer:
         case {"type": "NFC" | "Prepend"}:
             return True
@@ -128,8 +129,8 @@ def _keeps_text(normalizer: Mapping[str, Any]) -> bool:
     return False
 
 
-def _keeps_all(pre_tokenizer: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer drops no character, and writes nothing but bytes and spaces anew."""
+def _keeps_characters(pre_tokenizer: Mapping[str, Any]) -> bool:
+    """Return whether a pre-tokenizer drops no character and replaces only bytes and spaces."""
     match pre_tokenizer:
         case {"type": "ByteLevel" | "Digits"}:
             return True
@@ -140,15 +141,15 @@ def _keeps_all(pre_tokenizer: Mapping[str, Any]) -> bool:
     return False
 
 
-def _is_known(model: Any) -> bool:
-    """Return whether a model's tokens are the pieces of text that their names say."""
+def _tokens_are_text(model: Any) -> bool:
+    """Return whether the tokens of a model equal the text that they encode."""
     if isinstance(model, BPE):
         return not (model.continuing_subword_prefix or model.end_of_word_suffix)
     return isinstance(model, Unigram)
 
 
 def _longest(pieces: Iterable[str]) -> dict[str, int]:
-    """Return the length of the longest piece that holds each symbol."""
+    """Return the length of the longest piece that contains each symbol."""
     longest: dict[str, int] = {}
     for piece in sorted(pieces, key=len, reverse=True):
         for symbol in piece.replace(" ", _BLANK):
@@ -169,6 +170,6 @@ def _of_characters(
 
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = [chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)]
-"""Each byte as a byte-level vocabulary writes it (OpenAI's GPT-2 encoder)."""
+"""The character of each byte in byte-level vocabularies (OpenAI's GPT-2 encoder)."""
 _ALL_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-"""The pieces that an unknown character falls back to, in SentencePiece's vocabularies."""
+"""The byte-fallback pieces of SentencePiece vocabularies."""

@@ -1,4 +1,4 @@
-"""Messages and tools as Strands defines them, checked before anything is made of them: what is wrong, and where."""
+"""Validate Strands messages and tool specifications; errors name the place and the value."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from strands.types.content import ContentBlock
 from tito_core.chat.messages import UnsupportedContentError
 
 DEEPEST = 100
-"""Levels of lists and mappings in a tool's arguments; a sampled call may have as many."""
-_READ = frozenset({"text", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
-"""Keys of content blocks that can become tokens, or say nothing of them."""
-_KNOWN = _READ | ContentBlock.__annotations__.keys()
+"""Deepest nesting of lists and mappings in a tool's arguments; the parsers' limit for sampled calls is the same."""
+_SUPPORTED = frozenset({"text", "toolUse", "toolResult", "reasoningContent", "cachePoint"})
+"""Keys of the supported content blocks."""
+_KNOWN = _SUPPORTED | ContentBlock.__annotations__.keys()
 _LEAST, _BEYOND = -(2**63), 2**64
-"""The range of whole numbers that a ledger's file holds."""
+"""The range of integers that a ledger's file holds: `_LEAST <= n < _BEYOND`."""
 _SHOWN = 60
 """Characters of a wrong value that an error shows."""
 
 
 class InvalidMessageError(ValueError):
-    """A message, a system prompt or a tool specification does not have the form that Strands defines."""
+    """A message, system prompt or tool specification does not have the form that Strands defines."""
 
 
 def check_messages(messages: Any, first: int = 0) -> int:
-    """Check messages.
+    """Check messages and count their characters.
 
     Args:
         messages: The messages.
-        first: Index of the first of them in the history, for errors.
+        first: Index of the first message in the history, for error messages.
 
     Returns:
         The number of characters in them.
 
     Raises:
-        InvalidMessageError: One does not have Strands' form.
-        UnsupportedContentError: One holds a block that cannot become tokens, such as an image.
+        InvalidMessageError: A message does not have Strands' form.
+        UnsupportedContentError: A message holds a block that cannot become tokens, such as an image.
     """
     if not isinstance(messages, list | tuple):
         raise InvalidMessageError(
@@ -46,16 +46,16 @@ def check_messages(messages: Any, first: int = 0) -> int:
         )
     count = 0
     for index, message in enumerate(messages, first):
-        usual = _usual(message)
-        count += _message(message, f"messages[{index}]") if usual is None else usual
+        characters = _count_simple(message)
+        count += _message(message, f"messages[{index}]") if characters is None else characters
     return count
 
 
 def check_system_blocks(content: Any) -> None:
-    """Check a system prompt that is given as blocks.
+    """Check a system prompt given as blocks.
 
     Raises:
-        InvalidMessageError: It is not a list of blocks, or a text is not a string.
+        InvalidMessageError: The prompt is not a list of blocks, or a text is not a string.
     """
     if not isinstance(content, list | tuple):
         raise InvalidMessageError(
@@ -70,10 +70,10 @@ def check_system_blocks(content: Any) -> None:
 
 
 def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
-    """Check what a call is given: messages in a list, and what comes before all of them.
+    """Check that messages are a list, and check the system prompt and the tool specifications.
 
     Raises:
-        InvalidMessageError: There is no list of messages, the system prompt is not text, or a tool specification does
+        InvalidMessageError: `messages` is not a list, the system prompt is not a string, or a tool specification does
             not have Strands' form.
     """
     if not isinstance(messages, list | tuple):
@@ -102,28 +102,28 @@ def check_opening(messages: Any, system_prompt: Any, tool_specs: Any) -> None:
 
 
 def check_bounds(value: Any, where: str) -> None:
-    """Check that a value, whatever its form, can be kept: not nested too deeply, its whole numbers of 64 bits.
+    """Check that a value of any form fits a ledger's file.
 
     Raises:
-        InvalidMessageError: It cannot.
+        InvalidMessageError: It nests more than 100 levels deep, or an integer needs more than 64 bits.
     """
     if fault := _bound_fault(value, where):
-        raise InvalidMessageError(f"The value cannot be kept: {fault}.")
+        raise InvalidMessageError(f"The value cannot be stored: {fault}.")
 
 
 def check_schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> None:
-    """Check that tools' schemas are JSON; only the first turn of a path writes them.
+    """Check that tool schemas are JSON.
 
     Raises:
-        InvalidMessageError: One is not; the message names the place.
+        InvalidMessageError: A schema is not JSON; the message names the place.
     """
     for i, spec in enumerate(tool_specs or ()):
         if fault := _fault_of(spec["inputSchema"]["json"], f"tool_specs[{i}]['inputSchema']['json']", DEEPEST):
             raise InvalidMessageError(f"The schema of tool {spec['name']!r} is not JSON: {fault}.")
 
 
-def _usual(message: Any) -> int | None:
-    """Return the characters of a user's message of texts and results of text; None for others, which take longer."""
+def _count_simple(message: Any) -> int | None:
+    """Fast path: count the characters of a valid user message of texts and text results; None for others."""
     if type(message) is not dict or message.get("role") != "user" or type(message.get("content")) is not list:
         return None
     count = 0
@@ -162,16 +162,16 @@ def _block(block: Any, role: str, where: str) -> int:
         return _text(value, f"{where}['text']")
     if kind == "cachePoint":
         return 0
-    if kind not in _READ:
+    if kind not in _SUPPORTED:
         raise UnsupportedContentError(_unsupported(f"a block of kind {kind!r}", role, where))
     if not isinstance(value, dict):
         raise InvalidMessageError(f"{where}[{kind!r}] is {shown(value)}: give a dict.")
     if kind == "reasoningContent":
         return _reasoning(value, f"{where}['reasoningContent']")
     if (kind == "toolUse") != (role == "assistant"):
-        wants = "an assistant message" if kind == "toolUse" else "a user message"
+        expected = "an assistant message" if kind == "toolUse" else "a user message"
         raise InvalidMessageError(
-            f"{where} is a {kind!r} block in a message with the role {role!r}: put it in {wants}."
+            f"{where} is a {kind!r} block in a message with the role {role!r}: put it in {expected}."
         )
     inside = f"{where}[{kind!r}]"
     _text(value.get("toolUseId"), f"{inside}['toolUseId']")
@@ -179,14 +179,14 @@ def _block(block: Any, role: str, where: str) -> int:
 
 
 def _kind(block: Any, where: str) -> str:
-    """Return the key that says what a block is."""
+    """Return the key that names a block's kind."""
     if not isinstance(block, dict):
         raise InvalidMessageError(f"{where} is {shown(block)}: a block is a dict, such as {{'text': 'Hi'}}.")
     kinds = [key for key in block if key in _KNOWN]
     if len(kinds) == 1:
         return str(kinds[0])
     has = f"has the keys {', '.join(map(repr, kinds))}" if kinds else f"has none of the known keys: {shown(block)}"
-    raise InvalidMessageError(f"{where} {has}. Give each block one of {', '.join(sorted(_READ))}.")
+    raise InvalidMessageError(f"{where} {has}. Give each block one of {', '.join(sorted(_SUPPORTED))}.")
 
 
 def _text(value: Any, where: str) -> int:
@@ -239,16 +239,16 @@ def _result_item(item: Any, result: Mapping[str, Any], role: str, where: str) ->
 
 
 def _unsupported(what: str, role: str, where: str) -> str:
-    """Write what a message holds that stays in the history, and would fail every later call."""
+    """Return the error message for unsupported content, which would fail every later call until it is replaced."""
     index = where.partition("]")[0].removeprefix("messages[")
     return (
         f"Message {index} ({role}) holds {what}, which this provider cannot turn into tokens. It stays in the agent's "
-        f"history: put text in its place, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
+        f"history. Replace it by text, agent.{where} = {{'text': '...'}}, and call agent() without a prompt."
     )
 
 
 def _bound_fault(value: Any, where: str) -> str | None:
-    """Return what of a value is nested too deeply or is too large a number, or None; keys may be numbers."""
+    """Describe the first part of a value that nests too deeply or is too large an integer, or return None."""
     waiting = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -262,7 +262,7 @@ def _bound_fault(value: Any, where: str) -> str | None:
 
 
 def _fault_of(value: Any, where: str, depth: int) -> str | None:
-    """Return the first thing in a value that JSON cannot hold and where it is, or None."""
+    """Describe the first part of a value that is not JSON, or return None."""
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -283,7 +283,7 @@ def _fault_of(value: Any, where: str, depth: int) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Show a wrong value: its beginning, and its type where that does not say it."""
+    """Return a short description of a wrong value: the start of its `repr`, with its type if that is not obvious."""
     if isinstance(value, Mapping | list | tuple):
         names = (
             f" with the keys {', '.join(map(repr, list(value)[:5]))}" if isinstance(value, Mapping) and value else ""
@@ -291,7 +291,7 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}{names}" if value else f"an empty {type(value).__name__}"
     try:
         text = repr(value)
-    except Exception:  # whatever a stranger's object raises, and numbers of more digits than Python writes
+    except Exception:  # any `__repr__`, and integers with too many digits for `repr`
         text = "a value"
     known = value is None or isinstance(value, str | int | float)
     return text[:_SHOWN] if known else f"of type {type(value).__name__} ({text[:_SHOWN]})"

@@ -1,7 +1,7 @@
-"""The judge of deltas (law 7): transformers' own plain rendering of whole conversations.
+"""The referee of deltas (law 7): transformers' own plain rendering of whole conversations.
 
-It translates Strands messages by code of its own and imports nothing of the code that it judges (import-linter holds
-that), so that a mistake there cannot repeat itself here.
+It converts Strands messages with its own code and imports nothing that makes deltas (enforced by import-linter), so
+that the two share no mistakes.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """How Strands content is written into the messages that a template reads.
+    """How Strands messages are converted for a template.
 
     Attributes:
-        parts: Content is a list of `{"type": "text"}` parts rather than a string.
-        json_arguments: A call's arguments are JSON text rather than a mapping.
-        short_ids: Call ids have nine letters or digits, which Mistral's templates demand.
-        either: Beside calls stands text or reasoning, not both, which gpt-oss demands.
+        parts: Content is a list of `{"type": "text"}` parts, not a string.
+        json_arguments: A call's arguments are JSON text, not a mapping.
+        short_ids: Call ids have nine letters or digits, as Mistral's templates require.
+        text_or_reasoning: A message with calls has text or reasoning, not both, as gpt-oss requires.
     """
 
     parts: bool = False
     json_arguments: bool = False
     short_ids: bool = False
-    either: bool = False
+    text_or_reasoning: bool = False
 
     def messages(self, messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
         """Convert a history."""
-        found = [{"role": "system", "content": self._content(system)}] if system else []
+        converted = [{"role": "system", "content": self._content(system)}] if system else []
         calls: list[Any] = []
         for message in messages:
             texts = [block["text"] for block in message["content"] if "text" in block]
             if message["role"] == "assistant":
                 calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-                found.append(self._answer(message, texts, calls))
+                converted.append(self._answer(message, texts, calls))
                 continue
             results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
             names = {call["toolUseId"]: call["name"] for call in calls}
-            order = {identity: place for place, identity in enumerate(names)}
-            for result in sorted(results, key=lambda one: order.get(one["toolUseId"], len(order))):
-                shown = [b["text"] if "text" in b else _json(b["json"]) for b in result["content"]]
-                identity = result["toolUseId"]
-                found.append(
+            order = {call_id: position for position, call_id in enumerate(names)}
+            for result in sorted(results, key=lambda each: order.get(each["toolUseId"], len(order))):
+                texts_of_result = [b["text"] if "text" in b else _json(b["json"]) for b in result["content"]]
+                call_id = result["toolUseId"]
+                converted.append(
                     {
                         "role": "tool",
-                        "tool_call_id": self._id(identity),
-                        "name": names.get(identity, ""),
-                        "content": self._content("\n".join(shown)),
+                        "tool_call_id": self._id(call_id),
+                        "name": names.get(call_id, ""),
+                        "content": self._content("\n".join(texts_of_result)),
                     }
                 )
             if texts or not results:
-                found.append({"role": "user", "content": self._content("\n".join(texts))})
-        return found
+                converted.append({"role": "user", "content": self._content("\n".join(texts))})
+        return converted
 
     def _answer(self, message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
         blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
-        thoughts = [block["reasoningText"]["text"] for block in blocks if "reasoningText" in block]
+        reasoning = [block["reasoningText"]["text"] for block in blocks if "reasoningText" in block]
         answer: dict[str, Any] = {"role": "assistant", "content": self._content("\n".join(texts))}
-        if thoughts and not (self.either and calls and any(texts)):
-            answer |= dict.fromkeys(_REASONING_KEYS, "\n".join(thoughts))
+        if reasoning and not (self.text_or_reasoning and calls and any(texts)):
+            answer |= dict.fromkeys(_REASONING_KEYS, "\n".join(reasoning))
         if calls:
             answer["tool_calls"] = [
                 {
@@ -98,21 +98,21 @@ class Conversion:
     def _content(self, text: str) -> Any:
         return [{"type": "text", "text": text}] if self.parts else text
 
-    def _id(self, identity: str) -> str:
-        own = _OWN_ID.fullmatch(identity)
-        shown = own["sampled"] if own else identity
+    def _id(self, call_id: str) -> str:
+        own = _OWN_ID.fullmatch(call_id)
+        shown = own["sampled"] if own else call_id
         if self.short_ids and not _SHORT_ID.fullmatch(shown):
             return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:9]
         return shown
 
 
 class Referee:
-    """Renders conversations as transformers does, without a trace of anything.
+    """Renders conversations as transformers does, from plain strings.
 
     Args:
         source: The chat template.
         variables: The tokenizer's special tokens and the template arguments.
-        now: What the template is told of the time.
+        now: Returns the time for `strftime_now`.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], now: Callable[[], datetime] = datetime.now) -> None:
@@ -130,7 +130,7 @@ class Referee:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """Return the plain rendering of a history of Strands messages.
+        """Return the plain rendering of Strands messages.
 
         Raises:
             RefusedError: The template raises.
@@ -139,7 +139,7 @@ class Referee:
 
     @cached_property
     def conversion(self) -> Conversion:
-        """The conversion under which the template shows most of a small conversation, the usual one first."""
+        """The conversion under which the template shows most of a small conversation; on a tie, the default one."""
         question = {"role": "user", "content": [{"text": "zqask"}]}
         use = {"toolUse": {"toolUseId": "call_zq", "name": "zqtool", "input": {"zqkey": "zqvalue"}}}
         thought = {"reasoningContent": {"reasoningText": {"text": "zqthought"}}}
@@ -151,10 +151,10 @@ class Referee:
             [question, {"role": "assistant", "content": [thought, {"text": "zqbeside"}, use]}],
         ]
         options = [Conversion(*flags) for flags in product((False, True), repeat=4)]
-        return max(options, key=lambda option: sum(self._shown(option, messages) for messages in rounds))
+        return max(options, key=lambda option: sum(self._count_shown(option, messages) for messages in rounds))
 
-    def _shown(self, conversion: Conversion, messages: Sequence[Any]) -> int:
-        """Count the words of a conversation that its rendering shows plainly, not in Python's or JSON's notation."""
+    def _count_shown(self, conversion: Conversion, messages: Sequence[Any]) -> int:
+        """Count the words of a conversation that its rendering shows, except as Python or JSON literals."""
         words = set(re.findall(r"zq[a-z]+", json.dumps(messages))) - {"zqvalue"}
         counts = [0]
         for tools in (None, [_TOOL]):
@@ -163,8 +163,8 @@ class Referee:
             except RefusedError:
                 continue
             plain = re.sub(r"""(?:'|\\")zq[a-z]+""", "", text)
-            begun = plain.find("zqask")
-            counts.append(1 + sum(word in plain[max(begun, 0) :] for word in words))
+            start = plain.find("zqask")
+            counts.append(1 + sum(word in plain[max(start, 0) :] for word in words))
         return max(counts)
 
     def _rendered(
@@ -186,7 +186,7 @@ class Referee:
                     **self._variables,
                 )
             )
-        except Exception as error:  # a template is a program: it raises whatever its author made it raise
+        except Exception as error:  # a template may raise any exception
             raise RefusedError(f"{type(error).__name__}: {error}") from error
 
 

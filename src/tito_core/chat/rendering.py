@@ -1,6 +1,6 @@
 """A compiled chat template with its arguments: Strands messages in, traced text out.
 
-The form in which a template family reads messages is found by trying, because templates do not say.
+The message format of a template is found by trying, because templates do not declare it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from strands.types.content import Messages
 from strands.types.tools import ToolSpec
 
 from tito_core.chat.environment import compile_template, render
-from tito_core.chat.messages import REASONING_KEYS, Form, TemplateMessage, template_messages, template_tools
-from tito_core.chat.probes import LOOK, asked
+from tito_core.chat.messages import REASONING_KEYS, MessageFormat, TemplateMessage, template_messages, template_tools
+from tito_core.chat.probes import LOOK, user_message
 from tito_core.chat.traced import UNKNOWN, Traced, sources
 
 
 class TemplateError(ValueError):
-    """The chat template is missing, refuses the messages, or its turns cannot be told apart."""
+    """The chat template is missing, not supported, or refuses the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,32 @@ class Rendering:
 
     Attributes:
         variables: The tokenizer's special tokens and the template arguments, fixed for a rollout.
-        form: How the template's family reads messages.
-        usual_tools: Tools for renderings of our own that need none: empty, but for a template that demands some.
-        now: What the template is told of the time.
+        message_format: The format of the messages that the template reads.
+        default_tools: Tools for renderings of our own: empty, unless the template requires some.
+        now: The time for `strftime_now`.
     """
 
     compiled: Any
     variables: Mapping[str, Any]
-    form: Form
-    usual_tools: tuple[ToolSpec, ...]
+    message_format: MessageFormat
+    default_tools: tuple[ToolSpec, ...]
     now: datetime
 
     @classmethod
     def of(cls, source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
-        """Compile a template and find the form that it reads; `now` is what it is told of the time.
+        """Compile a template and find its message format. `now` is the time for `strftime_now`.
 
         Raises:
-            TemplateError: The source is no Jinja template.
+            TemplateError: The source is not valid Jinja.
         """
         now = now or datetime.now()
         try:
             compiled = compile_template(source, now)
         except TemplateSyntaxError as error:
             raise TemplateError(f"The chat template is not valid Jinja: {error} (line {error.lineno}).") from error
-        usual: tuple[ToolSpec, ...] = () if _takes(compiled, variables, ()) else (LOOK,)
-        render = partial(_run, compiled, variables, template_tools(usual), False)
-        return cls(compiled, variables, find_form(render), usual, now)
+        default: tuple[ToolSpec, ...] = () if _accepts_tools(compiled, variables, ()) else (LOOK,)
+        render = partial(_run, compiled, variables, template_tools(default), False)
+        return cls(compiled, variables, find_message_format(render), default, now)
 
     def of_messages(
         self,
@@ -69,10 +69,10 @@ class Rendering:
         """Render Strands messages; the trace source of each is its index.
 
         Raises:
-            TemplateError: The template refuses the messages, or shows nothing of one of them.
-            UnsupportedContentError: A block that cannot become text.
+            TemplateError: The template refuses the messages or drops one of them.
+            UnsupportedContentError: A block cannot become text.
         """
-        translated = template_messages(messages, system_prompt, form=self.form)
+        translated = template_messages(messages, system_prompt, message_format=self.message_format)
         return self.of_translated(translated, template_tools(tool_specs), generation_prompt=generation_prompt)
 
     def of_translated(
@@ -85,36 +85,38 @@ class Rendering:
         """Render template messages, as `template_messages` makes them; raises as `of_messages`."""
         try:
             text = _run(self.compiled, self.variables, tools, generation_prompt, messages)
-        except Exception as error:  # a template is a program: it raises whatever its author made it raise
-            why = str(error).rstrip(".")
-            raise TemplateError(f"The chat template refused messages with roles {_roles(messages)}: {why}.") from error
+        except Exception as error:  # a template may raise any exception
+            reason = str(error).rstrip(".")
+            raise TemplateError(
+                f"The chat template refused messages with roles {_roles(messages)}: {reason}."
+            ) from error
         shown = {origin for _, _, origin in text.spans}
         for position, message in enumerate(messages):
             if not _is_shown(message, shown):
                 raise TemplateError(
-                    f"The chat template leaves out message {position} of those with roles {_roles(messages)}: use one "
-                    f"that renders the role {message['role']!r}."
+                    f"The chat template leaves out message {position} of messages with roles {_roles(messages)}. Use a "
+                    f"template that renders the role {message['role']!r}."
                 )
         return text
 
 
 def _is_shown(message: TemplateMessage, shown: set[int]) -> bool:
-    """Return whether a rendering shows anything of a message that says something."""
-    # Of an answer's text a template may show nothing, where it strips reasoning.
-    told = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
-    name = told[0]["function"]["name"] if message["role"] == "assistant" and told else told
-    if isinstance(name, Traced) and name.spans and name.spans[0][2] in shown:  # the usual case, in no time
+    """Return whether a rendering shows a message, or the message is blank."""
+    # A template that strips reasoning may show no text of an answer, so only its calls count.
+    content = message.get("tool_calls") if message["role"] == "assistant" else message["content"]
+    name = content[0]["function"]["name"] if message["role"] == "assistant" and content else content
+    if isinstance(name, Traced) and name.spans and name.spans[0][2] in shown:  # fast path
         return True
-    if isinstance(told, str):
-        told = told.strip()
+    if isinstance(content, str):
+        content = content.strip()
     elif message["role"] != "assistant":  # content in parts
-        told = [part for part in told or () if part["text"].strip()]
-    return not told or not shown.isdisjoint({UNKNOWN, *sources(told)})
+        content = [part for part in content or () if part["text"].strip()]
+    return not content or not shown.isdisjoint({UNKNOWN, *sources(content)})
 
 
-def _takes(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
-    """Return whether the template renders a question with these tools, or with none that we could give it."""
-    question = template_messages([asked("Why?")])
+def _accepts_tools(compiled: Any, variables: Mapping[str, Any], tools: tuple[ToolSpec, ...]) -> bool:
+    """Return whether the template renders a question with these tools, or refuses it with the probe tool too."""
+    question = template_messages([user_message("Why?")])
     for given in (tools, (LOOK,)):
         try:
             _run(compiled, variables, template_tools(given), False, question)
@@ -149,73 +151,90 @@ def _roles(messages: Sequence[TemplateMessage]) -> list[str]:
 
 
 Render = Callable[[Sequence[TemplateMessage]], Traced]
-"""Renders template messages; raises whatever the template raises."""
-_ASKED, _CALLED, _THOUGHT = 0, 1, 2
+"""Renders template messages; raises any exception of the template."""
+_USER, _ASSISTANT, _REASONING = 0, 1, 2
 
 
-def find_form(render: Render) -> Form:
-    """Try what a template takes, each time the usual first; what nothing changes stays as usual."""
-    parts = not _shows(render, [_asked(Form())]) and _shows(render, [_asked(Form(parts=True))])
-    form = Form(parts=parts)
-    if not any(_takes_calls(render, each) for each in (form, replace(form, arguments="string"))):
-        short = replace(form, short_ids=True)
-        form = (
-            short if any(_takes_calls(render, each) for each in (short, replace(short, arguments="string"))) else form
-        )
-    if not _reads_mapping(render, form) and _reads_string(render, form):
-        form = replace(form, arguments="string")
+def find_message_format(render: Render) -> MessageFormat:
+    """Find the message format of a template by trying; options that make no difference keep their default."""
+    strings, parts = MessageFormat(), MessageFormat(parts=True)
+    shows_parts_only = not _shows(render, [_user_message(strings)]) and _shows(render, [_user_message(parts)])
+    message_format = parts if shows_parts_only else strings
+    if not _accepts_calls(render, message_format):
+        short_ids = replace(message_format, short_ids=True)
+        message_format = short_ids if _accepts_calls(render, short_ids) else message_format
+    if not _reads_mapping(render, message_format) and _reads_string(render, message_format):
+        message_format = replace(message_format, arguments="string")
     for key in REASONING_KEYS:
-        thought = {key: Traced.content("hm", _THOUGHT)}
-        answer = {"role": "assistant", "content": form.content(Traced.content("so", _CALLED))}
-        asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
-        if any(_shows(render, [asked, turn | thought], _THOUGHT) for turn in (answer, called)):
-            with_text = called | {"content": answer["content"]}
-            either = (
-                _try(render, [asked, with_text]) is not None and _try(render, [asked, called | thought]) is not None
-            )
-            both = not either or _try(render, [asked, with_text | thought]) is not None
-            return replace(form, reasoning=key, both=both)
-    return replace(form, reasoning=None)
+        reasoning = {key: Traced.content("hm", _REASONING)}
+        answer = {"role": "assistant", "content": message_format.content(Traced.content("so", _ASSISTANT))}
+        question, call = _call_messages(message_format)
+        if any(_shows(render, [question, turn | reasoning], _REASONING) for turn in (answer, call)):
+            with_text = call | {"content": answer["content"]}
+            takes_each = _renders(render, [question, with_text]) and _renders(render, [question, call | reasoning])
+            takes_both = not takes_each or _renders(render, [question, with_text | reasoning])
+            return replace(message_format, reasoning=key, text_and_reasoning=takes_both)
+    return replace(message_format, reasoning=None)
 
 
-def _takes_calls(render: Render, form: Form) -> bool:
-    """Return whether a call and its result are rendered at all."""
-    asked, called = _called(form, '{"at": "it"}' if form.arguments == "string" else {"at": "it"})
-    content = form.content(Traced.content("seen", _CALLED))
-    result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "name": "look", "content": content}
-    return _try(render, [asked, called, result]) is not None
+def _accepts_calls(render: Render, message_format: MessageFormat) -> bool:
+    """Return whether the template renders a call and its result, with arguments as a mapping or as a string."""
+    for each in (message_format, replace(message_format, arguments="string")):
+        question, call = _call_messages(each)
+        content = each.content(Traced.content("seen", _ASSISTANT))
+        result = {"role": "tool", "tool_call_id": call["tool_calls"][0]["id"], "name": "look", "content": content}
+        if _renders(render, [question, call, result]):
+            return True
+    return False
 
 
-def _asked(form: Form) -> TemplateMessage:
-    return {"role": "user", "content": form.content(Traced.content("why", _ASKED))}
+def _user_message(message_format: MessageFormat) -> TemplateMessage:
+    return {"role": "user", "content": message_format.content(Traced.content("why", _USER))}
 
 
-def _called(form: Form, arguments: Any) -> list[TemplateMessage]:
-    function = {"name": Traced.content("look", _CALLED), "arguments": arguments}
-    calls = [{"id": Traced.content(form.call_id("call_1"), _CALLED), "type": "function", "function": function}]
-    empty = {"role": "assistant", "content": form.content(Traced.content("", _CALLED)), "tool_calls": calls}
-    return [_asked(form), empty]
+def _call_messages(message_format: MessageFormat, arguments: Any = None) -> list[TemplateMessage]:
+    if arguments is None:
+        arguments = '{"at": "it"}' if message_format.arguments == "string" else {"at": "it"}
+    function = {"name": Traced.content("look", _ASSISTANT), "arguments": arguments}
+    calls = [
+        {"id": Traced.content(message_format.call_id("call_1"), _ASSISTANT), "type": "function", "function": function}
+    ]
+    empty = {
+        "role": "assistant",
+        "content": message_format.content(Traced.content("", _ASSISTANT)),
+        "tool_calls": calls,
+    }
+    return [_user_message(message_format), empty]
 
 
-def _reads_mapping(render: Render, form: Form) -> bool:
-    """Return whether a mapping of arguments is written as anything but Python's own notation for it."""
+def _reads_mapping(render: Render, message_format: MessageFormat) -> bool:
+    """Return whether the template renders a mapping of arguments as anything but its Python `repr`."""
     content = Traced.content
-    text = _try(render, _called(form, {content("at", _CALLED): content("it's", _CALLED), content("n", _CALLED): True}))
+    text = _try(
+        render,
+        _call_messages(
+            message_format, {content("at", _ASSISTANT): content("it's", _ASSISTANT), content("n", _ASSISTANT): True}
+        ),
+    )
     return text is not None and "'at'" not in text and "\"it's\", 'n" not in text
 
 
-def _reads_string(render: Render, form: Form) -> bool:
-    text = _try(render, _called(form, Traced.content('{"at": "it"}', _CALLED)))
+def _reads_string(render: Render, message_format: MessageFormat) -> bool:
+    text = _try(render, _call_messages(message_format, Traced.content('{"at": "it"}', _ASSISTANT)))
     return text is not None and '{"at": "it"}' in text
 
 
-def _shows(render: Render, messages: Sequence[TemplateMessage], source: int = _ASKED) -> bool:
+def _shows(render: Render, messages: Sequence[TemplateMessage], source: int = _USER) -> bool:
     text = _try(render, messages)
     return text is not None and any(origin == source for _, _, origin in text.spans)
+
+
+def _renders(render: Render, messages: Sequence[TemplateMessage]) -> bool:
+    return _try(render, messages) is not None
 
 
 def _try(render: Render, messages: Sequence[TemplateMessage]) -> Traced | None:
     try:
         return render(messages)
-    except Exception:  # a template is a program: what it raises on a form that it does not take is its author's
+    except Exception:  # a template may raise any exception
         return None

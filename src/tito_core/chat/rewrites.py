@@ -1,4 +1,4 @@
-"""Where a template writes its own past in another way than it was prompted or sampled."""
+"""Find what a template does with reasoning, and where it renders earlier messages differently from the first time."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from strands.types.content import Message, Messages
 
 from tito_core.chat.certificate import Thinking
 from tito_core.chat.ending import content_spans
-from tito_core.chat.probes import TOOLS, asked, called, returned, said
+from tito_core.chat.probes import TOOLS, assistant_message, call_message, result_message, user_message
 from tito_core.chat.rendering import Rendering, TemplateError
 
 _THOUGHT = "Hmmm"
 _DATES = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 10, 9, 8))
 _SECOND = "the second"
-_AT = ("look", {"at": "the door"})
-_WHY, _AND, _SAID = asked("Why?"), asked("And?"), said()
-_THOUGHT_OF, _CALLED = said(thought=_THOUGHT), called(_AT, thought=_THOUGHT)
-_RETURNED = returned([{"text": "Open."}])
-_TWICE = called(_AT, ("find", {"it": _SECOND}))
+_LOOK_CALL = ("look", {"at": "the door"})
+_QUESTION, _NEXT_QUESTION, _ANSWER = user_message("Why?"), user_message("And?"), assistant_message()
+_REASONED_ANSWER, _CALL = assistant_message(thought=_THOUGHT), call_message(_LOOK_CALL, thought=_THOUGHT)
+_RESULT = result_message([{"text": "Open."}])
+_TWO_CALLS = call_message(_LOOK_CALL, ("find", {"it": _SECOND}))
 
 
 def thinking(rendering: Rendering) -> Thinking:
-    """Find out what becomes of an answer's reasoning."""
-    if _shows(rendering, [_WHY, _THOUGHT_OF, _AND]):
+    """Return what the template does with the reasoning of earlier answers."""
+    if _shows(rendering, [_QUESTION, _REASONED_ANSWER, _NEXT_QUESTION]):
         return Thinking.KEPT
-    if _shows(rendering, [_WHY, _CALLED, _RETURNED]):
+    if _shows(rendering, [_QUESTION, _CALL, _RESULT]):
         return Thinking.STRIPPED
-    if any(_shows(rendering, [_WHY, turn], generation_prompt=False) for turn in (_THOUGHT_OF, _CALLED)):
+    if any(_shows(rendering, [_QUESTION, turn], generation_prompt=False) for turn in (_REASONED_ANSWER, _CALL)):
         return Thinking.ALWAYS_STRIPPED
     return Thinking.NOT_SHOWN
 
 
 def rewrites(source: str, variables: Mapping[str, Any], rendering: Rendering, *, tools: bool) -> Iterator[str]:
-    """Yield what the template rewrites, in words.
+    """Yield a description of each rewrite by the template.
 
     Args:
-        source: The template.
-        variables: Its arguments.
-        rendering: The template at work.
-        tools: Whether it shows calls and results.
+        source: Source of the template.
+        variables: The template's arguments.
+        rendering: The compiled template.
+        tools: Whether the template shows calls and results.
     """
     if tools:
         yield "calls: a call in the history is written anew from its parsed arguments"
-        if rendering.form.arguments == "mapping" and _collapses_calls(rendering):
+        if rendering.message_format.arguments == "mapping" and _collapses_calls(rendering):
             yield "calls: of several calls in one message only the first is shown"
     if not _begins_with_prompt(rendering):
         yield "prompt: what it writes at the end of a prompt is not what it writes before the answer in the history"
-    if "strftime_now" in source and _is_dated(source, variables):  # compiling it twice more takes a while
+    if "strftime_now" in source and _is_dated(source, variables):  # skip compiling it twice if not needed
         yield "date: the prompt holds the day or time, frozen for as long as the template lives"
-    if tools and _until_first_question(rendering) != _until_first_question(rendering, _SAID, _AND):
+    if tools and _until_first_question(rendering) != _until_first_question(rendering, _ANSWER, _NEXT_QUESTION):
         yield "tools: they are written elsewhere once more messages follow"
 
 
 def _is_dated(source: str, variables: Mapping[str, Any]) -> bool:
     dated = (Rendering.of(source, variables, now) for now in _DATES)
-    return str.__ne__(*(rendering.of_messages([_WHY], tool_specs=rendering.usual_tools) for rendering in dated))
+    return str.__ne__(*(rendering.of_messages([_QUESTION], tool_specs=rendering.default_tools) for rendering in dated))
 
 
 def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool = True) -> bool:
@@ -68,19 +68,19 @@ def _shows(rendering: Rendering, messages: Messages, *, generation_prompt: bool 
 
 
 def _begins_with_prompt(rendering: Rendering) -> bool:
-    tools = rendering.usual_tools
-    prompt = rendering.of_messages([_WHY], tool_specs=tools)
-    return str.startswith(rendering.of_messages([_WHY, _SAID, _AND], tool_specs=tools), prompt)
+    tools = rendering.default_tools
+    prompt = rendering.of_messages([_QUESTION], tool_specs=tools)
+    return str.startswith(rendering.of_messages([_QUESTION, _ANSWER, _NEXT_QUESTION], tool_specs=tools), prompt)
 
 
 def _until_first_question(rendering: Rendering, *later: Message) -> str:
-    text = rendering.of_messages([_WHY, *later], tool_specs=TOOLS)
+    text = rendering.of_messages([_QUESTION, *later], tool_specs=TOOLS)
     return str.__getitem__(text, slice(0, content_spans(text, 0)[-1][1]))
 
 
 def _collapses_calls(rendering: Rendering) -> bool:
     try:
-        text = rendering.of_messages([_WHY, _TWICE], tool_specs=TOOLS, generation_prompt=False)
+        text = rendering.of_messages([_QUESTION, _TWO_CALLS], tool_specs=TOOLS, generation_prompt=False)
     except TemplateError:
         return False
     return _SECOND not in text

@@ -1,4 +1,4 @@
-"""A chat template bound to its tokenizer: first prompts, and the certified delta that each later turn adds."""
+"""A chat template bound to its tokenizer: first prompts, and the certified deltas of later turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tito_core.chat.delta import CANDIDATES, DeltaSource
 from tito_core.chat.encoder import ContentSafeEncoder, EncodedText
 from tito_core.chat.ending import Opened, cut
 from tito_core.chat.message_check import shown
-from tito_core.chat.probes import asked, said
+from tito_core.chat.probes import assistant_message, user_message
 from tito_core.chat.referee import Referee
 from tito_core.chat.rendering import Rendering, TemplateError
 from tito_core.chat.rewrites import rewrites, thinking
@@ -39,11 +39,11 @@ class ChatTemplate:
 
     Attributes:
         closer_id: The token that usually ends an assistant turn (law 7: inserted once, never doubled).
-        stop_ids: All tokens that end one, the usual one first: those that close a turn of calls or the last answer,
-            and, where nothing closes a turn, those that open the next message.
+        stop_ids: All tokens that end an assistant turn, the usual one first. They include those that close a turn of
+            calls or the last answer and, if nothing closes a turn, those that open the next message.
         fingerprint: Digest of the template, the tokenizer's control tokens and the template arguments.
-        certificate: The evidence for its deltas.
-        deltas: The candidate that gives them.
+        certificate: The evidence that the deltas are right.
+        deltas: The candidate that renders the deltas.
     """
 
     encoder: ContentSafeEncoder
@@ -66,24 +66,24 @@ class ChatTemplate:
         certificates: Path | None = None,
         **arguments: Any,
     ) -> ChatTemplate:
-        """Bind a tokenizer's chat template and certify that its turns can be extended.
+        """Bind a tokenizer's chat template and certify its deltas.
 
         Args:
             tokenizer: A fast tokenizer with a chat template.
-            content_tokens: "as-template" lets content spell control tokens, as the tokenizer itself would.
-            markup: Texts of added tokens that the parser reads as control tokens, beyond those that look like it.
-            certificates: Folder of certificates made before; by default in the user's cache.
+            content_tokens: "inert", or "as-template" to let content become control tokens, as in the tokenizer itself.
+            markup: Texts of added tokens that the parser reads as control tokens, besides those of a known form.
+            certificates: Folder of cached certificates; by default in the user's cache directory.
             **arguments: Template arguments fixed for a rollout, such as `enable_thinking=False`.
 
         Raises:
-            TemplateError: No template, or one whose deltas do not equal its own rendering.
+            TemplateError: The tokenizer has no chat template, or its deltas do not equal its own rendering.
         """
         source = tokenizer.chat_template
         if not isinstance(source, str):
             has = f"several chat templates ({', '.join(sorted(source))})" if source else "no chat template"
             raise TemplateError(
-                f"The tokenizer {tokenizer.name_or_path!r} has {has}, so messages cannot become tokens: "
-                "set tokenizer.chat_template to one, or load the model's instruct version."
+                f"The tokenizer {tokenizer.name_or_path!r} has {has}; one is needed. "
+                "Set tokenizer.chat_template, or load the tokenizer of the model's instruct version."
             )
         if content_tokens not in ("inert", "as-template"):
             raise ValueError(f"content_tokens must be 'inert' or 'as-template', not {shown(content_tokens)}.")
@@ -91,7 +91,9 @@ class ChatTemplate:
         variables = {**tokenizer.special_tokens_map, **arguments}
         rendering = Rendering.of(source, variables)
         text = rendering.of_messages(
-            [asked("."), said("."), asked(".")], tool_specs=rendering.usual_tools, generation_prompt=False
+            [user_message("."), assistant_message("."), user_message(".")],
+            tool_specs=rendering.default_tools,
+            generation_prompt=False,
         )
         _check_encoding(encoder, tokenizer, text)
         store = CertificateStore(certificates)
@@ -106,7 +108,7 @@ class ChatTemplate:
             chosen = next(candidate for candidate in CANDIDATES if candidate.name == certificate.candidate)
             delta = DeltaSource.of(rendering, encoder, chosen)
         stops = delta.stops
-        # The probe's text shows what else a template writes, such as the date.
+        # The rendered text includes what else a template may write, such as the date.
         fixed = (source, sorted(encoder.added.items()), sorted(variables.items()), content_tokens, str.__str__(text))
         digest = hashlib.sha256(repr(fixed).encode())
         counting = Counting.of(delta)
@@ -117,7 +119,7 @@ class ChatTemplate:
     def certify(
         cls, tokenizer: PreTrainedTokenizerBase, *, content_tokens: ContentTokens = "inert", **arguments: Any
     ) -> Certificate:
-        """Return the certificate of a tokenizer's chat template; its `lines()` are for people.
+        """Return the certificate of a tokenizer's chat template; print its `lines()`.
 
         Raises:
             TemplateError: As `ChatTemplate.of`.
@@ -127,14 +129,14 @@ class ChatTemplate:
     def first_prompt(
         self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None
     ) -> EncodedText:
-        """Render and encode a whole history with the generation prompt: the delta of a root turn."""
+        """Return the tokens of a whole history with the generation prompt: the delta of a root turn."""
         if self.certificate.needs_tools and not tool_specs:
-            raise TemplateError("The chat template works only with tools: give the agent at least one tool.")
+            raise TemplateError("The chat template works only with tools. Give the agent at least one tool.")
         return self.encoder.encode(self.rendering.of_messages(messages, system_prompt, tool_specs))
 
     def delta(
         self,
-        answered: Message,
+        answer: Message,
         new: Messages,
         last_output_id: int | None,
         *,
@@ -142,37 +144,35 @@ class ChatTemplate:
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
     ) -> EncodedText:
-        """Render what comes after an assistant turn: its missing closers, the new messages, the generation prompt.
+        """Return the tokens after an assistant turn: missing closers, the new messages, the generation prompt.
 
         Cost grows with the new messages only (law 14).
 
         Args:
-            answered: The assistant message as Strands stores it; some templates quote its calls in the results.
-            new: Messages after it, none of them the assistant's.
-            last_output_id: The last token that the engine sampled, or None for an empty output. What the turn lacks
-                of its closing comes first, with provenance `INSERTED`; a stop token that is also the opener of the
-                next message is not written again.
-            opened: What a turn that was cut off left open.
-            tool_specs: The rollout's tools, an empty list for none: needed for templates that write them with later
+            answer: The assistant message as Strands stores it; some templates quote its calls in the results.
+            new: The messages after it, without assistant messages.
+            last_output_id: The last token that the engine sampled, or None for an empty output. The missing closers
+                come first, with provenance `INSERTED`. A stop token that also opens the next message is not repeated.
+            opened: The part that a truncated turn left open.
+            tool_specs: The rollout's tools, an empty list for none; required by templates that render them with later
                 messages.
-            history: Messages before the answer: needed for templates that write results after earlier ones in another
-                way.
+            history: Messages before the answer; required by templates whose deltas depend on earlier tool results.
 
         Raises:
-            TemplateError: The template refuses the messages, or needs what was not given.
+            TemplateError: The template refuses the messages, or needs `tool_specs` or `history`.
         """
-        return self.deltas.delta(answered, new, last_output_id, opened, tool_specs, history)
+        return self.deltas.delta(answer, new, last_output_id, opened, tool_specs, history)
 
     def tail(
         self,
-        answered: Message,
+        answer: Message,
         new: Messages,
         *,
         tool_specs: Sequence[ToolSpec] | None = None,
         history: Messages | None = None,
     ) -> Traced:
-        """Return the text of a delta, without what closes the turn; arguments and errors as `delta`."""
-        tail = self.deltas.tail(answered, new, tool_specs, history)
+        """Return the text of a delta without the turn's closers; arguments and errors as `delta`."""
+        tail = self.deltas.tail(answer, new, tool_specs, history)
         return cut(tail.text, tail.start)
 
     def comparison(
@@ -183,7 +183,7 @@ class ChatTemplate:
         tool_specs: Sequence[ToolSpec] | None,
         length: int,
     ) -> Callable[[], None] | None:
-        """Return what compares a delta with the template's plain rendering; see `Comparisons.due`."""
+        """Return a function that compares a delta with the template's plain rendering; see `Comparisons.due`."""
 
         def text() -> str:
             if not answered:
@@ -194,35 +194,35 @@ class ChatTemplate:
         return self._comparisons.due(messages, answered, system_prompt, tool_specs, length, text)
 
     def strips_thinking(self, new: Messages) -> bool:
-        """Return whether the template strips the reasoning of earlier answers once these messages follow them."""
+        """Return whether the template strips the reasoning of earlier answers when these messages follow."""
         match self.certificate.thinking:
             case Thinking.KEPT:
                 return False
             case Thinking.STRIPPED:
-                asked = (message["content"] for message in new if message["role"] == "user")
-                return any("text" in block for content in asked for block in content)
+                contents = (message["content"] for message in new if message["role"] == "user")
+                return any("text" in block for content in contents for block in content)
             case Thinking.ALWAYS_STRIPPED:
                 return bool(new)
             case Thinking.NOT_SHOWN:
                 return True
 
     def count_tokens(self, messages: Messages, system_prompt: str | None, tool_specs: Sequence[ToolSpec] | None) -> int:
-        """Count the tokens that a history would take as a first prompt, without the generation prompt."""
+        """Return the number of tokens of a history as a first prompt, without the generation prompt."""
         text = self.rendering.of_messages(messages, system_prompt, tool_specs, generation_prompt=False)
         return len(self.encoder.encode(text).ids)
 
     def added_tokens(self, messages: Messages) -> int:
-        """Count about what messages add to a prompt that has others before them, without the generation prompt.
+        """Return about how many tokens messages add to a non-empty prompt, without the generation prompt.
 
-        Questions and tool results are counted by their text and what the template writes around such a message, which
-        costs much less than `count_tokens`, and leaves out what it writes before all messages; others as there.
+        User messages are counted by their text plus the template's usual text around it, which is much faster than
+        `count_tokens` and excludes the template's opening text. Other messages are counted by `count_tokens`.
         """
         added = self._counting.added(messages)
-        return self.count_tokens(messages, None, self.rendering.usual_tools) if added is None else added
+        return self.count_tokens(messages, None, self.rendering.default_tools) if added is None else added
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Return what the template is rendered with, besides messages and tools."""
+        """Return the template's variables besides messages and tools."""
         return self.rendering.variables
 
 
@@ -248,11 +248,11 @@ def _certify(
 
 
 def _check_encoding(encoder: ContentSafeEncoder, tokenizer: PreTrainedTokenizerBase, text: Traced) -> None:
-    """Refuse a tokenizer that, on harmless text, gives other ids than the encoder."""
+    """Refuse a tokenizer whose ids of a rendering without markup in content differ from the encoder's."""
     expected: list[int] = tokenizer.backend_tokenizer.encode(str.__str__(text), add_special_tokens=False).ids
     found = encoder.encode(text).ids.tolist()
     if found != expected:
         raise TemplateError(
-            f"The tokenizer {tokenizer.name_or_path!r} cannot be followed with its control tokens apart from content: "
-            f"for {str.__str__(text)!r} it gives {expected}, and in parts {found}."
+            f"Unsupported tokenizer {tokenizer.name_or_path!r}: encoding control tokens apart changes its ids. "
+            f"For {str.__str__(text)!r} it gives {expected}, and {found} in parts. Use the model's own tokenizer.json."
         )

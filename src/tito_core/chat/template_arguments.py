@@ -1,4 +1,4 @@
-"""Arguments of a chat template, which are fixed for a rollout: checked where a user writes them."""
+"""Validation of a user's chat template arguments, which are fixed for a rollout."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from tito_core.chat.message_check import shown
 
 
 def checked_arguments(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return template arguments that `ChatTemplate.of` can take beside its own.
+    """Return template arguments that can be passed to `ChatTemplate.of`.
 
     Raises:
-        ValueError: They are not a dict by name, or one has a name that no template reads or cannot be written down.
+        ValueError: The arguments are not a dict by name, a name is reserved, or a value has no `repr`.
     """
     if given is not None and not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
         raise ValueError(
             f"template_arguments must be a dict by name, such as {{'enable_thinking': False}}, not {shown(given)}."
         )
     arguments = dict(given or {})
-    if taken := _SET & arguments.keys():
+    if reserved := _SET_EACH_TURN & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which each turn sets itself: leave it out."
+            f"template_arguments has {', '.join(sorted(reserved))}, which each turn sets itself: leave it out."
         )
-    if taken := _READ_BY_TRANSFORMERS & arguments.keys():
+    if reserved := _TRANSFORMERS_PARAMETERS & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which apply_chat_template takes itself and no "
-            "template reads: leave it out. Another template is set as tokenizer.chat_template."
+            f"template_arguments has {', '.join(sorted(reserved))}, which apply_chat_template takes itself and no "
+            "template reads: leave it out. To change the template, set tokenizer.chat_template."
         )
     for name, value in arguments.items():
         try:
             repr(value)
-        except Exception as error:  # nested too deeply, an integer of thousands of digits, a `__repr__` that raises
+        except Exception as error:  # too deep, an integer with too many digits, or a `__repr__` that raises
             raise ValueError(
-                f"template_arguments[{name[:80]!r}] is {shown(value)}, which cannot be written down for the "
-                f"certificate ({type(error).__name__}): give a smaller or a simpler value."
+                f"template_arguments[{name[:80]!r}] is {shown(value)}, which has no repr() for the "
+                f"certificate ({type(error).__name__}). Use a smaller or simpler value."
             ) from None
-    if taken := _OWN & arguments.keys():
+    if reserved := _OUR_PARAMETERS & arguments.keys():
         raise ValueError(
-            f"template_arguments has {', '.join(sorted(taken))}, which is not an argument of a chat template: give "
-            "content_tokens=... next to template_arguments."
+            f"template_arguments has {', '.join(sorted(reserved))}, which is not an argument of a chat template. Pass "
+            "content_tokens=... to the policy instead."
         )
     return arguments
 
 
-_SET = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
-_READ_BY_TRANSFORMERS = frozenset(
+_SET_EACH_TURN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "tokenizer", "cls"})
+_TRANSFORMERS_PARAMETERS = frozenset(
     {
         *("conversation", "conversations", "chat_template", "continue_final_message", "tokenize", "padding"),
         *("truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
@@ -53,4 +53,4 @@ _READ_BY_TRANSFORMERS = frozenset(
     }
 )
 """Parameters of `apply_chat_template` (transformers 5) that never reach a template."""
-_OWN = frozenset({"content_tokens", "markup", "certificates"})
+_OUR_PARAMETERS = frozenset({"content_tokens", "markup", "certificates"})

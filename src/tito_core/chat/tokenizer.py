@@ -1,4 +1,4 @@
-"""Loading a tokenizer, with errors that say what to do."""
+"""Load a tokenizer from a folder or the model hub."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-HUB_WITHIN_S = 5.0
-"""How long a model hub may take to answer at all, in seconds."""
+HUB_TIMEOUT_S = 5.0
+"""Seconds to wait for a first answer of the model hub."""
 
 
 class TokenizerError(ValueError):
@@ -20,24 +20,24 @@ class TokenizerError(ValueError):
 def load_tokenizer(
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase, *, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return a tokenizer object: from a folder, from the model hub's cache, from the hub, or the object itself.
+    """Return a tokenizer from a folder, the model hub's cache or the hub, or the given object itself.
 
     Args:
-        tokenizer: A name, a folder or the object.
-        local_files_only: Do not ask the hub.
+        tokenizer: A model's name on the hub, a folder, or a tokenizer.
+        local_files_only: Whether to skip the hub.
 
     Raises:
-        TokenizerError: Nothing loads under the name, or the object is not a tokenizer of `transformers`.
+        TokenizerError: No tokenizer loads from the name, or the object is not a tokenizer of `transformers`.
     """
     if not isinstance(tokenizer, str | os.PathLike):
         return _checked(tokenizer)
     name = os.fspath(tokenizer)
     try:
         is_folder = Path(name).is_dir()
-    except (OSError, ValueError) as error:  # too long for a path, or with a NUL
+    except (OSError, ValueError) as error:  # too long for a path, or has a NUL character
         raise TokenizerError(
             f"tokenizer={name[:80]!r}... of {len(name)} characters is neither a folder nor a model's name on the hub "
-            f"({getattr(error, 'strerror', None) or error}): check it."
+            f"({getattr(error, 'strerror', None) or error}). Check it."
         ) from error
     if is_folder:
         return _load(name, local_files_only=True)
@@ -48,46 +48,46 @@ def load_tokenizer(
     except TokenizerError:
         if local_files_only:
             raise
-        _expect_hub(name)
+        _check_hub(name)
         return _load(name, local_files_only=False)
 
 
 def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     if hasattr(tokenizer, "chat_template") and hasattr(tokenizer, "name_or_path"):
         return tokenizer
-    inner = " Give its tokenizer, processor.tokenizer." if hasattr(tokenizer, "tokenizer") else ""
-    shown = "None" if tokenizer is None else f"of type {type(tokenizer).__name__}"
+    hint = " Pass processor.tokenizer." if hasattr(tokenizer, "tokenizer") else ""
+    kind = "None" if tokenizer is None else f"of type {type(tokenizer).__name__}"
     raise TokenizerError(
-        f"tokenizer is {shown}: give a model's name on the hub, a folder with tokenizer.json, or what "
-        f"transformers.AutoTokenizer.from_pretrained returns.{inner}"
+        f"tokenizer is {kind}: give a model's name on the hub, a folder with tokenizer.json, or what "
+        f"transformers.AutoTokenizer.from_pretrained returns.{hint}"
     )
 
 
 def _load(name: str, *, local_files_only: bool) -> PreTrainedTokenizerBase:
-    # Without torch, which rollouts do not need, transformers would say so at every start.
+    # Rollouts do not need torch, and transformers would warn on each start that it is missing.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # takes seconds to import, and only this function needs it
 
     try:
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=local_files_only)
-    except Exception as error:  # the tokenizers library raises bare ones
-        said = next(iter(str(error).splitlines()), repr(error))
+    except Exception as error:  # the tokenizers library raises plain `Exception`
+        reason = next(iter(str(error).splitlines()), repr(error))
         raise TokenizerError(
-            f"No tokenizer loads from {name!r} ({said}): give a model's name on the hub, or a folder with "
+            f"Cannot load a tokenizer from {name!r} ({reason}). Pass a model's name on the hub, or a folder with "
             "tokenizer.json and a chat template."
         ) from error
     return loaded
 
 
-def _expect_hub(name: str) -> None:
-    """Ask the hub for a sign of life once: its own client would try for most of a minute."""
+def _check_hub(name: str) -> None:
+    """Check once that the hub answers: its own client would retry for most of a minute."""
     import httpx
     from huggingface_hub import constants
 
     try:
-        httpx.head(constants.ENDPOINT, timeout=HUB_WITHIN_S)
+        httpx.head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S)
     except httpx.HTTPError as error:
         raise TokenizerError(
-            f"The tokenizer {name!r} is in no folder and not in the model hub's cache, and the hub cannot be reached "
-            f"({error}): give a folder with tokenizer.json, or try again with a connection."
+            f"Tokenizer {name!r} is neither a folder nor in the model hub's cache, and the hub cannot be reached "
+            f"({error}). Pass a folder with tokenizer.json, or try again with a connection."
         ) from error

@@ -1,12 +1,11 @@
 """Strings that remember which of their characters are message content.
 
-A chat template is ordinary Jinja: it strips, slices, joins and compares the content it is given. `Traced` is a
-`str` with the same value, so a template behaves exactly as with plain strings, and every operation carries along
-which characters came from which message. The rendered prompt is therefore the template's own, character for
-character, and we know what in it is content and what is scaffold.
+A chat template is Jinja code that strips, slices, joins and compares message content. `Traced` is a `str` with the same
+value, so a template behaves as with plain strings, and every operation keeps track of which characters came from which
+message. The rendered prompt is the template's own, character for character, with content and scaffold told apart.
 
-An operation that is not followed precisely marks its whole result as content: that errs on the safe side, because
-content can never become a control token.
+Operations that are not tracked precisely mark their whole result as content. That is safe, because content never
+becomes a control token.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Span = tuple[int, int, int]
 
 
 UNKNOWN = -1
-"""Source of characters that are content, of which message is not known."""
+"""Source of content characters from an unknown message."""
 
 
 class Traced(str):
@@ -33,7 +32,7 @@ class Traced(str):
     spans: tuple[Span, ...]
 
     def __new__(cls, text: str = "", spans: Iterable[Span] | None = None) -> Traced:
-        """Make a traced string; without spans all of it counts as content, since nobody says otherwise."""
+        """Make a traced string; without spans, all of it counts as content."""
         traced = str.__new__(cls, text)
         traced.spans = tuple(spans) if spans is not None else ((0, len(text), UNKNOWN),) if text else ()
         return traced
@@ -56,7 +55,7 @@ class Traced(str):
         return self
 
     def __add__(self, other: str) -> str:
-        if type(other) is str:  # a template's own, most often
+        if type(other) is str:  # the usual case: a literal of the template
             text = str.__add__(self, other)
             return Traced.of(text, self.spans) if self.spans else text
         return concat((self, other)) if isinstance(other, str) else NotImplemented
@@ -138,7 +137,7 @@ class Traced(str):
         return self._cut(0, a), self._cut(a, b), self._cut(b, len(self))
 
     def _located(self, pieces: list[str], separator: int) -> list[str]:
-        """Cut each piece out of this string at the place it was found, left to right."""
+        """Locate each piece in this string, left to right, and cut it out with its spans."""
         at = 0
         located: list[str] = []
         for piece in pieces:
@@ -148,7 +147,7 @@ class Traced(str):
         return located
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """Replace, keeping the spans around and inside what is put in."""
+        """Replace, keeping the spans of this string and of `new`."""
         if not old:
             return mark(str.replace(self, old, new, count), self, new)
         parts: list[str] = []
@@ -170,12 +169,12 @@ class Traced(str):
         return Traced.of(text, self.spans) if len(text) == len(self) else mark(text, self)
 
     def join(self, items: Iterable[str], /) -> str:
-        """Join, carrying the spans."""
+        """Join, keeping the spans."""
         return join(self, items)
 
 
 def concat(pieces: Iterable[str]) -> str:
-    """Join pieces and shift their spans; a plain `str` when none carries content."""
+    """Concatenate pieces with their spans; a plain `str` if none has content."""
     items = list(pieces)
     if len(items) == 1 and (type(items[0]) is str or (type(items[0]) is Traced and items[0].spans)):
         return items[0]
@@ -191,7 +190,7 @@ def concat(pieces: Iterable[str]) -> str:
 
 
 def join(separator: str, items: Iterable[str]) -> str:
-    """Do `separator.join(items)` and carry the spans."""
+    """Return `separator.join(items)` with the spans."""
     pieces: list[str] = []
     for i, item in enumerate(items):
         pieces += [separator, item] if i else [item]
@@ -201,7 +200,7 @@ def join(separator: str, items: Iterable[str]) -> str:
 def sources(value: object) -> Iterator[int]:
     """Yield the content sources in a string, or anywhere inside a list, tuple, set, mapping or view of one.
 
-    An object of which nothing is known (bytes, a namespace, ...) may hold content: it yields `UNKNOWN`.
+    Any other object (bytes, a namespace, ...) may hold content, so it yields `UNKNOWN`.
     """
     if isinstance(value, Traced):
         yield from (source for _, _, source in value.spans)
@@ -217,24 +216,24 @@ def sources(value: object) -> Iterator[int]:
 
 
 def mark(text: str, *origins: object) -> str:
-    """Mark a whole string as content when anything it was made of is."""
+    """Return the text, all marked as content if any of `origins` holds content."""
     source = max((source for origin in origins for source in sources(origin)), default=None)
     return str.__str__(text) if source is None else Traced.content(text, source)
 
 
 def as_text(value: object) -> str:
-    """Do `str(value)`; a list or mapping that holds content becomes content from end to end."""
+    """Return `str(value)`; if `value` holds content, all of the result is content."""
     return value if isinstance(value, str) else mark(str(value), value)
 
 
 def conservative(function: Callable[..., Any], skip: int = 0) -> Callable[..., Any]:
-    """Wrap a Jinja filter or `str` method: a string made from content counts as content throughout.
+    """Wrap a Jinja filter or `str` method so that a string made from content is all content.
 
-    So does a string in which some characters still have their trace, since others may have lost theirs.
+    This includes strings with some traced characters, since others may have lost their trace.
 
     Args:
-        function: Returns a string, a list of strings, or anything that is not text.
-        skip: Number of leading arguments that are Jinja's own.
+        function: Returns a string, a list of strings, or another object.
+        skip: Number of leading arguments that Jinja passes.
     """
 
     @functools.wraps(function)
@@ -245,7 +244,7 @@ def conservative(function: Callable[..., Any], skip: int = 0) -> Callable[..., A
 
 
 def mark_result(result: Any, origins: tuple[Any, ...]) -> Any:
-    """Mark every string of a result as content when anything it was made of is."""
+    """Mark every string of a result as content if any of `origins` holds content."""
     if isinstance(result, str):
         return mark(result, result, *origins)
     if isinstance(result, list):
@@ -265,6 +264,6 @@ _REMAINING = (
     "translate",
     "zfill",
 )
-# Every `str` method that is not followed precisely.
+# All `str` methods that are not tracked precisely.
 for _name in (*_REMAINING, "__format__", "__mod__", "__rmod__", "__mul__", "__rmul__"):
     setattr(Traced, _name, conservative(getattr(str, _name)))

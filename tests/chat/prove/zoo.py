@@ -2,8 +2,8 @@
 
     python tests/chat/prove/zoo.py (--conversations | --attacks | --strings) N [--seed S]
 
-The templates are those of tests/support/zoo.py and of tests/support/structures.py, one after the other. The first that
-does not hold ends the run, with its template and its number.
+The templates of tests/support/zoo.py and tests/support/structures.py take turns. The first failure ends the run with
+its template and number.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from support.rollouts import Features, check, encode, rollout
 from tito_core.chat.template import ChatTemplate
 
 REAL = {"qwen3": "qwen3", "llama3": "llama3_1", "gptoss": "gptoss", "gemma3": "gemma3", "deepseek": "deepseekv3"}
-"""Each real tokenizer and a template of its own."""
+"""Each real tokenizer and a template of its family."""
 LETTERS = "abcdefghij XYZ 0123456789 .,;:!?'\"()-_/\\\n\t é日本語Ωß😀\u00a0{}="
 
 
 def certified() -> list[tuple[str, ChatTemplate, Any]]:
-    """Certify them all; a template that is refused is no part of the proof, and there must be few of these."""
+    """Return (name, template, tokenizer) of each template that is certified with tools."""
     names = [*((name, zoo) for name in zoo.TOOL_NAMES), *((name, structures) for name in structures.STRUCTURES)]
     made = [(name, of.template(name), of.tokenizer(name)) for name, of in names]
     return [each for each in made if each[1].certificate.tools]
 
 
 def numbered(count: int, seed: int) -> Iterator[tuple[str, ChatTemplate, Any, Random]]:
-    """Yield a template and its own random numbers, `count` times, all templates in turn."""
+    """Yield `count` times a label, a template, its tokenizer and a random generator; the templates take turns."""
     templates = certified()
     for number in range(count):
         name, template, tokenizer = templates[number % len(templates)]
@@ -45,13 +45,13 @@ def numbered(count: int, seed: int) -> Iterator[tuple[str, ChatTemplate, Any, Ra
 
 
 def conversations(count: int, seed: int) -> None:
-    """Hold each prompt to laws 1 and 7: it extends the one before, and is what the template writes there."""
+    """Check laws 1 and 7: each prompt extends the previous one and equals the template's rendering."""
     turns = truncated = 0
     for name, template, tokenizer, random in numbered(count, seed):
-        drawn = rollout(random, Features.of(template))
-        if broken_prefixes(template, tokenizer, drawn):
+        chat = rollout(random, Features.of(template))
+        if broken_prefixes(template, tokenizer, chat):
             raise SystemExit(f"{name}: a prompt does not begin with the one before and its completion")
-        for turn, found, expected, truth in check(template, tokenizer, drawn):
+        for turn, found, expected, truth in check(template, tokenizer, chat):
             turns += 1
             truncated += turn.opened is not None
             if found != expected:
@@ -60,7 +60,7 @@ def conversations(count: int, seed: int) -> None:
 
 
 def attacks(count: int, seed: int) -> None:
-    """Hold prompts and deltas to law 6: no control id is in them but the template's own."""
+    """Check law 6: all control ids in prompts and deltas come from the template."""
     for name, template, _, random in numbered(count, seed):
         shown, strings = Features.of(template), controls(template)
         attempt = Attempt.of(lambda random=random, strings=strings: attack(random, strings), shown.tools)
@@ -70,7 +70,7 @@ def attacks(count: int, seed: int) -> None:
 
 
 def strings(count: int, seed: int) -> None:
-    """Hold plain content to the tokenizer's own ids, `count` strings for each real tokenizer."""
+    """Check that plain content gives the tokenizer's own ids, with `count` strings for each real tokenizer."""
     for name in REAL.values():
         template, tokenizer, random = zoo.template(name), zoo.tokenizer(name), Random(f"{seed} {name}")
         for _ in range(count):
@@ -88,10 +88,10 @@ def main() -> None:
     for run in (conversations, attacks, strings):
         chosen.add_argument(f"--{run.__name__}", type=int, metavar="N", help=(run.__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     for run in (conversations, attacks, strings):
-        if (count := getattr(wanted, run.__name__)) is not None:
-            run(count, wanted.seed)
+        if (count := getattr(arguments, run.__name__)) is not None:
+            run(count, arguments.seed)
 
 
 if __name__ == "__main__":
