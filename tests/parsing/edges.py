@@ -17,11 +17,11 @@ def deep(call: Callable[[str], str], opened: str, closed: str, inner: str = "1")
     return [call(nested(opened, inner, closed, levels)) for levels in (98, 99, 100)]
 
 
-def in_json(said: str) -> list[str]:
+def in_json(completion: str) -> list[str]:
     """Fill the arguments of a format that writes them as JSON."""
     given = ["{}", " {} ", "[]", "1", "", '{"a": NaN}', '{"a": 1e999}', '{"a": 1, "a": 2}', '{"a": "\\ud800"}']
     given += ['{"a": "\\ud83d\\ude42"}', '{"a": 1} x', '{"a": {"b": [1, {"c": null}]}}', '{"a": "é漢"}']
-    return [said.replace("@", each) for each in given] + deep(lambda v: said.replace("@", f'{{"a": {v}}}'), "[", "]")
+    return [completion.replace("@", each) for each in given] + deep(lambda v: completion.replace("@", f'{{"a": {v}}}'), "[", "]")
 
 
 def objects(arguments: str) -> list[str]:
@@ -215,7 +215,7 @@ EDGES: dict[str, list[str]] = {
     "gpt_oss": HARMONY,
     "mistral": MISTRAL,
     "pythonic": PYTHONIC,
-    "llama4_pythonic": [f"<|python_start|>{said}<|python_end|>" for said in PYTHONIC],
+    "llama4_pythonic": [f"<|python_start|>{completion}<|python_end|>" for completion in PYTHONIC],
     "gemma4": GEMMA,
     "glm45": GLM,
     "glm47": GLM,

@@ -374,12 +374,12 @@ FAMILIES = {
 NAMES = sorted(FAMILIES)
 
 
-def ids_of(family: Family, said: str, by_token: bool = True) -> list[int]:
+def ids_of(family: Family, completion: str, by_token: bool = True) -> list[int]:
     """Encode a turn: the format's own tags as its vocabulary has them, and everything else with control tokens off."""
     tokenizer, spelled = family.tokenizer(by_token), _tokenizer(())
     tags = (*family.control, *family.thinks, "<|im_end|>") if by_token else ("<|im_end|>",)
     ids: list[int] = []
-    for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", said):
+    for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", completion):
         if piece in tags:
             ids.append(tokenizer.convert_tokens_to_ids(piece))
         else:

@@ -26,11 +26,11 @@ MOST = 30
 """Turns that are kept of a format."""
 
 
-def read(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+def read(family: Family, completion: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
     """Parse a turn, and give all that came out of it."""
     tools = {name: schema_of(given) for name, given in calls}
     session = get_tool_parser(family.name, family.tokenizer(by_token)).start((), tools)
-    session.feed(ids_of(family, said, by_token))
+    session.feed(ids_of(family, completion, by_token))
     return shown(session.finish(truncated=truncated))
 
 
@@ -54,7 +54,7 @@ def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, lis
     opened, closed = family.think or ("", "")
     for one, other in zip(sound(family, TURNS, 2), damaged(family, TURNS, 3), strict=True):
         cut = chance.randrange(len(one.text) + 1)
-        for said in (
+        for completion in (
             one.text,
             other.text,
             f"So. {one.text} Then?" if family.beside else one.text,
@@ -64,7 +64,7 @@ def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, lis
             one.text[cut:],
             other.text[:cut] + one.text,
         ):
-            yield said, [*one.calls, *other.calls]
+            yield completion, [*one.calls, *other.calls]
 
 
 def record(family: Family) -> list[dict[str, Any]]:
@@ -72,23 +72,23 @@ def record(family: Family) -> list[dict[str, Any]]:
     chance = random.Random(family.name)
     kept: dict[str, dict[str, Any]] = {}
     edges = [
-        entry(family, said, [("look", {"a": 1, "b": "x"})], by_token, truncated)
-        for said in EDGES.get(family.name, ())
+        entry(family, completion, [("look", {"a": 1, "b": "x"})], by_token, truncated)
+        for completion in EDGES.get(family.name, ())
         for by_token, truncated in ((True, False), (True, True), (False, False))
     ]
-    for said, calls in candidates(family, chance):
+    for completion, calls in candidates(family, chance):
         by_token, truncated = chance.random() < 0.7, chance.random() < 0.3
-        found = read(family, said, calls, by_token, truncated)
+        found = read(family, completion, calls, by_token, truncated)
         known = kept.get(signature(found))
-        if (known is None and len(kept) < MOST) or (known is not None and len(said) < len(known["said"])):
-            kept[signature(found)] = entry(family, said, calls, by_token, truncated)
+        if (known is None and len(kept) < MOST) or (known is not None and len(completion) < len(known["completion"])):
+            kept[signature(found)] = entry(family, completion, calls, by_token, truncated)
     return [*kept.values(), *edges]
 
 
-def entry(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+def entry(family: Family, completion: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
     """Write down one turn."""
-    found = read(family, said, calls, by_token, truncated)
-    return {"said": said, "calls": calls, "by_token": by_token, "truncated": truncated, "is": found}
+    found = read(family, completion, calls, by_token, truncated)
+    return {"completion": completion, "calls": calls, "by_token": by_token, "truncated": truncated, "parsed": found}
 
 
 def main() -> None:

@@ -60,8 +60,8 @@ FRAMES = {
 @pytest.mark.parametrize(("name", "frame"), [(name, frame) for name, frames in FRAMES.items() for frame in frames])
 def test_blanks_escapes_and_numbers_stay_as_written(name: str, frame: str) -> None:
     family = FAMILIES[name]
-    said = frame.format(SPACED).removesuffix(";")
-    call = parse(family, ids_of(family, said, True), [], by_token=True).calls[0]
+    completion = frame.format(SPACED).removesuffix(";")
+    call = parse(family, ids_of(family, completion, True), [], by_token=True).calls[0]
     assert (call.status, call.name, call.arguments) == (CallStatus.OK, "look", json.loads(SPACED))
     assert call.arguments_text == SPACED
 
@@ -69,6 +69,6 @@ def test_blanks_escapes_and_numbers_stay_as_written(name: str, frame: str) -> No
 @pytest.mark.parametrize("name", ["hermes", "granite", "kimi_k2"])
 def test_a_call_that_is_not_sound_has_none(name: str) -> None:
     family = FAMILIES[name]
-    said = family.render([("look", {"at": "x"})]).replace('"x"', "x")
-    [call] = parse(family, ids_of(family, said, True), [], by_token=True).calls
+    completion = family.render([("look", {"at": "x"})]).replace('"x"', "x")
+    [call] = parse(family, ids_of(family, completion, True), [], by_token=True).calls
     assert (call.status, call.arguments_text) == (CallStatus.MALFORMED, None)

@@ -36,19 +36,19 @@ def calls_for(family: Family) -> list[Call]:
 @pytest.mark.parametrize("name", NAMES)
 def test_losing_a_tag_or_a_character_of_structure_makes_no_other_call(name: str) -> None:
     family, calls = FAMILIES[name], calls_for(FAMILIES[name])
-    said = family.render(calls)
-    whole = sound(parse(family, ids_of(family, said), calls))
+    completion = family.render(calls)
+    whole = sound(parse(family, ids_of(family, completion), calls))
     assert whole.total() == len(calls)
-    damaged = {said[:i] + said[i + 1 :] for i, c in enumerate(said) if c in STRUCTURE}
+    damaged = {completion[:i] + completion[i + 1 :] for i, c in enumerate(completion) if c in STRUCTURE}
     if name not in VERBATIM:
-        damaged |= {said[:i] + c + said[i:] for i, c in enumerate(said) if c in STRUCTURE}
+        damaged |= {completion[:i] + c + completion[i:] for i, c in enumerate(completion) if c in STRUCTURE}
     for tag in family.control:
-        places = [match.span() for match in re.finditer(re.escape(tag), said)]
-        damaged |= {said[:start] + said[stop:] for start, stop in places}
-        damaged |= {said[:start] + tag + said[start:] for start, _ in places}
-        damaged |= {said[:start] + other + said[stop:] for start, stop in places for other in family.control}
+        places = [match.span() for match in re.finditer(re.escape(tag), completion)]
+        damaged |= {completion[:start] + completion[stop:] for start, stop in places}
+        damaged |= {completion[:start] + tag + completion[start:] for start, _ in places}
+        damaged |= {completion[:start] + other + completion[stop:] for start, stop in places for other in family.control}
     reported = 0
-    for each in damaged - {said}:
+    for each in damaged - {completion}:
         for by_token in (True, False):
             turn = parse(family, ids_of(family, each, by_token), calls, by_token=by_token)
             assert sound(turn) <= whole, each
@@ -262,14 +262,14 @@ MALFORMED_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "reason", "called"), MALFORMED_CALLS)
-def test_malformed_calls_are_not_repaired(name: str, said: str, reason: str, called: str | None) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), TOOLS)
+@pytest.mark.parametrize(("name", "completion", "reason", "called"), MALFORMED_CALLS)
+def test_malformed_calls_are_not_repaired(name: str, completion: str, reason: str, called: str | None) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), TOOLS)
     [call] = turn.calls
     assert (call.status, call.name, call.arguments) == (MALFORMED, called, None)
     assert reason in call.reason
     assert call.reason.endswith(".")
-    assert call.raw.strip() in said
+    assert call.raw.strip() in completion
 
 
 SOUND_THOUGH_UNUSUAL = [
@@ -298,10 +298,10 @@ SOUND_THOUGH_UNUSUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "said", "arguments"), SOUND_THOUGH_UNUSUAL)
-def test_what_is_unusual_but_sound_is_read(name: str, said: str, arguments: dict[str, object]) -> None:
+@pytest.mark.parametrize(("name", "completion", "arguments"), SOUND_THOUGH_UNUSUAL)
+def test_what_is_unusual_but_sound_is_read(name: str, completion: str, arguments: dict[str, object]) -> None:
     tools = [("look", {"at": "x", "far": 5, "all": [True], "no": True})]
-    [call] = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools).calls
+    [call] = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", arguments)
 
 
@@ -376,45 +376,45 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "reasoning", "says", "statuses"), TURNS)
-def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[CallStatus]) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said))
+@pytest.mark.parametrize(("name", "completion", "reasoning", "says", "statuses"), TURNS)
+def test_turns(name: str, completion: str, reasoning: str, says: str, statuses: list[CallStatus]) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion))
     assert (turn.reasoning, turn.text) == (reasoning, says)
     assert [call.status for call in turn.calls] == statuses
 
 
 def test_harmony_reasoning_that_the_token_limit_cut_is_open() -> None:
     family = FAMILIES["gpt_oss"]
-    for said, closed in (
+    for completion, closed in (
         (h("analysis", "Hm", ""), False),
         ("<|channel|>analysis", False),
         (h("final", "Hm", ""), True),
     ):
-        turn = parse(family, ids_of(family, said), truncated=True)
+        turn = parse(family, ids_of(family, completion), truncated=True)
         assert (turn.reasoning_closed, turn.calls) == (closed, ())
 
 
 @pytest.mark.parametrize(
-    ("tail", "said"),
+    ("tail", "completion"),
     [
         ("<|start|>user<|message|>a<|end|><|start|>assistant", h(TO)),
         ("<|start|>assistant<|channel|>commentary to=functions.look", " <|constrain|>json<|message|>{}<|call|>"),
         ("<|start|>assistant<|channel|>commentary to=functions.look json<|message|>", "{}<|call|>"),
     ],
 )
-def test_harmony_goes_on_where_the_prompt_left_off(tail: str, said: str) -> None:
+def test_harmony_goes_on_where_the_prompt_left_off(tail: str, completion: str) -> None:
     family = FAMILIES["gpt_oss"]
-    ids = ids_of(family, said)
+    ids = ids_of(family, completion)
     [call] = parse(family, ids, tail=ids_of(family, tail)).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", {})
-    assert (call.raw, call.start, call.stop) == (said, 0, len(ids))
+    assert (call.raw, call.start, call.stop) == (completion, 0, len(ids))
 
 
 def test_mistral_ids_are_kept() -> None:
     family = FAMILIES["mistral"]
-    for said in (
+    for completion in (
         "[TOOL_CALLS]look[CALL_ID]a1B2[ARGS]{}",
         '[TOOL_CALLS][{"name": "look", "arguments": {}, "id": "a1B2"}]',
     ):
-        assert [(c.status, c.id) for c in parse(family, ids_of(family, said)).calls] == [(OK, "a1B2")]
+        assert [(c.status, c.id) for c in parse(family, ids_of(family, completion)).calls] == [(OK, "a1B2")]
     assert family.think == BRACKETS

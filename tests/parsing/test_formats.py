@@ -51,13 +51,13 @@ def test_sound_calls_come_back(name: str, by_token: bool) -> None:
 
     @settings(max_examples=60)
     @given(turns(family, by_token), st.sampled_from(before), st.sampled_from(["", "<|im_end|>"]))
-    def check(calls: list[Call], said: str, stop: str) -> None:
-        ids = ids_of(family, said + family.render(calls) + stop, by_token)
+    def check(calls: list[Call], completion: str, stop: str) -> None:
+        ids = ids_of(family, completion + family.render(calls) + stop, by_token)
         turn = parse(family, ids, calls, by_token=by_token)
         assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, unguarded(a)) for n, a in calls]
         kinds = [[type(value) for value in (call.arguments or {}).values()] for call in turn.calls]
         assert kinds == [[type(value) for value in given.values()] for _, given in calls]
-        assert turn.text == said.strip()
+        assert turn.text == completion.strip()
         assert turn.reasoning == ""
         check_spans(family, ids, turn, by_token)
 
@@ -71,7 +71,7 @@ def test_any_ids_parse_in_any_chunks(name: str, by_token: bool) -> None:
     tokenizer = family.tokenizer(by_token)
     sound = family.render(calls_for(family))
     tags = [*family.control, *(family.think or ()), *TEXT_MARKUP.get(name, ()), sound, "<|im_end|>"]
-    said = st.sampled_from(tags).map(lambda piece: ids_of(family, piece, by_token))
+    completion = st.sampled_from(tags).map(lambda piece: ids_of(family, piece, by_token))
     cut = st.tuples(st.integers(0, len(sound)), st.integers(0, len(sound))).map(
         lambda ends: ids_of(family, sound[min(ends) : max(ends)], by_token)
     )
@@ -79,7 +79,7 @@ def test_any_ids_parse_in_any_chunks(name: str, by_token: bool) -> None:
     bytes_of = st.lists(st.sampled_from(sorted(BYTE_IDS.values())), max_size=3)
 
     @settings(max_examples=150)
-    @given(st.lists(said | cut | anything | bytes_of, max_size=10), st.integers(1, 7), st.booleans(), st.booleans())
+    @given(st.lists(completion | cut | anything | bytes_of, max_size=10), st.integers(1, 7), st.booleans(), st.booleans())
     def check(parts: list[list[int]], size: int, truncated: bool, lenient: bool) -> None:
         ids = [i for part in parts for i in part]
         turn, chunked = (
@@ -144,10 +144,10 @@ def test_drafts_in_reasoning_are_no_calls(name: str) -> None:
 def test_spelled_markup_is_text(name: str) -> None:
     """Llama's calls are calls without their tag too."""
     family = FAMILIES[name]
-    said = family.render(calls_for(family))
-    spelled = family.tokenizer(False).encode(said, add_special_tokens=False)
+    completion = family.render(calls_for(family))
+    spelled = family.tokenizer(False).encode(completion, add_special_tokens=False)
     turn = parse(family, spelled, LOOK)
-    assert (turn.calls, turn.text) == ((), said.strip())
+    assert (turn.calls, turn.text) == ((), completion.strip())
 
 
 def growth(work: Callable[[int], object]) -> float:
@@ -168,11 +168,11 @@ def growth(work: Callable[[int], object]) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("said", ["a", "é ", "{", '"', "\n", "[", "<", "sound", "opening", "control"])
-def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
+@pytest.mark.parametrize("completion", ["a", "é ", "{", '"', "\n", "[", "<", "sound", "opening", "control"])
+def test_time_grows_with_the_number_of_ids(name: str, completion: str) -> None:
     family = FAMILIES[name]
     sound = family.render(calls_for(family))
-    unit = {"sound": sound, "opening": sound[: len(sound) // 2], "control": "".join(family.control)}.get(said, said)
+    unit = {"sound": sound, "opening": sound[: len(sound) // 2], "control": "".join(family.control)}.get(completion, completion)
     ids = ids_of(family, unit) or ids_of(family, "a")
     assert growth(lambda count: parse(family, ids * (count * 5_000 // len(ids)), LOOK)) < 10
 

@@ -31,17 +31,17 @@ arguments = st.dictionaries(text, values, max_size=3)
 names = st.text("abé_", min_size=1, max_size=5)
 
 
-def parse(name: str, said: str | list[int], *, truncated: bool = False, tail: str = "") -> ParsedTurn:
+def parse(name: str, completion: str | list[int], *, truncated: bool = False, tail: str = "") -> ParsedTurn:
     tokenizer = tokenizer_of(name)
-    ids = tokenizer.encode(said, add_special_tokens=False) if isinstance(said, str) else said
+    ids = tokenizer.encode(completion, add_special_tokens=False) if isinstance(completion, str) else completion
     session = get_tool_parser("hermes", tokenizer).start(tokenizer.encode(tail, add_special_tokens=False))
     session.feed(ids)
     return session.finish(truncated=truncated)
 
 
-def spelled(name: str, said: str) -> list[int]:
+def spelled(name: str, completion: str) -> list[int]:
     """Give ids that spell a text with control tokens off."""
-    return list(template_of(name).encoder._plain.encode(said).ids)
+    return list(template_of(name).encoder._plain.encode(completion).ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,8 +52,8 @@ def test_sound_calls_come_back(name: str) -> None:
     @given(st.lists(st.tuples(names, arguments), max_size=3), st.sampled_from(["", "\n", "So "]), st.booleans())
     def check(calls: list[tuple[str, dict[str, Any]]], between: str, escaped: bool) -> None:
         bodies = [json.dumps({"name": n, "arguments": a}, ensure_ascii=escaped) for n, a in calls]
-        said = between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
-        ids = tokenizer.encode(said, add_special_tokens=False)
+        completion = between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        ids = tokenizer.encode(completion, add_special_tokens=False)
         turn = parse(name, ids)
         assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, a) for n, a in calls]
         assert turn.text == (between * (len(calls) - 1)).strip()
@@ -99,10 +99,10 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
     parser = get_tool_parser("hermes", tokenizer)
     control = st.sampled_from(sorted(tokenizer.added_tokens_decoder)).map(lambda i: [i])
     anything = st.integers(0, len(tokenizer) + 300).map(lambda i: [i])
-    said = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
+    completion = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
 
     @settings(deadline=None, max_examples=120)
-    @given(st.lists(said | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
+    @given(st.lists(completion | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
     def check(parts: list[list[int]], size: int, truncated: bool, reasoning: bool) -> None:
         ids = [i for part in parts for i in part]
         tail = tokenizer.encode("<think>", add_special_tokens=False) if reasoning else []
@@ -122,7 +122,7 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("said", "reasoning", "says", "statuses", "closed"),
+    ("completion", "reasoning", "says", "statuses", "closed"),
     [
         ("Hello.", "", "Hello.", [], True),
         ("", "", "", [], True),
@@ -142,8 +142,8 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
         ("Hello.<|im_end|><|endoftext|>", "", "Hello.", [], True),
     ],
 )
-def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[CallStatus], closed: bool) -> None:
-    turn = parse(name, said)
+def test_turns(name: str, completion: str, reasoning: str, says: str, statuses: list[CallStatus], closed: bool) -> None:
+    turn = parse(name, completion)
     assert (turn.reasoning, turn.text, turn.reasoning_closed) == (reasoning, says, closed)
     assert [call.status for call in turn.calls] == statuses
 
@@ -201,10 +201,10 @@ def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_json_that_is_unusual_is_sound(name: str) -> None:
-    said = (
+    completion = (
         '<tool_call> {"arguments" :\n{"a": "\\u00e9\\ud83d\\ude42\\n", "b": 1e3, "c": -0}, "name":"look"}\t</tool_call>'
     )
-    [call] = parse(name, said).calls
+    [call] = parse(name, completion).calls
     assert (call.status, call.arguments) == (OK, {"a": "é🙂\n", "b": 1000.0, "c": 0})
     nested = '{"name": "look", "arguments": {"a": %s}}' % ("[" * 90 + "]" * 90)
     assert parse(name, f"<tool_call>{nested}</tool_call>").calls[0].status == OK
@@ -222,9 +222,9 @@ def test_the_token_limit_truncates_the_last_call_only(name: str, end: str) -> No
 
 @pytest.mark.parametrize("name", BY_TEXT)
 def test_closing_tags_inside_json_strings_are_arguments(name: str) -> None:
-    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
-    turn = parse(name, f"<tool_call>{said}</tool_call>Done.")
-    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(said)["arguments"])]
+    completion = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
+    turn = parse(name, f"<tool_call>{completion}</tool_call>Done.")
+    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(completion)["arguments"])]
     assert turn.text == "Done."
 
 
@@ -233,10 +233,10 @@ def test_spelled_markup_is_text_where_there_are_control_tokens(name: str) -> Non
     assert parse(name, spelled(name, f"<think>{LOOK}</think>")).text == f"<think>{LOOK}</think>"
     tokenizer = tokenizer_of(name)
     start, stop = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
-    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call><tool_call></think>"}})
-    [call] = parse(name, [start, *spelled(name, said), stop]).calls
-    assert (call.status, call.arguments) == (OK, json.loads(said)["arguments"])
-    assert (call.start, call.stop) == (0, len(spelled(name, said)) + 2)
+    completion = json.dumps({"name": "look", "arguments": {"at": "</tool_call><tool_call></think>"}})
+    [call] = parse(name, [start, *spelled(name, completion), stop]).calls
+    assert (call.status, call.arguments) == (OK, json.loads(completion)["arguments"])
+    assert (call.start, call.stop) == (0, len(spelled(name, completion)) + 2)
 
 
 @pytest.mark.parametrize("name", BY_TOKEN)
@@ -281,12 +281,12 @@ def test_markup_that_is_flagged_special_is_no_stop_token() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("said", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
-def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
+@pytest.mark.parametrize("completion", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
+def test_time_grows_with_the_number_of_ids(name: str, completion: str) -> None:
     tokenizer = tokenizer_of(name)
     parser = get_tool_parser("hermes", tokenizer)
-    ids = tokenizer.encode(said, add_special_tokens=False)
-    parse(name, said)
+    ids = tokenizer.encode(completion, add_special_tokens=False)
+    parse(name, completion)
     session = parser.start()
     session.feed(ids * (20_000 // len(ids)))
     begun = time.process_time()

@@ -36,8 +36,8 @@ IN_JSON = [
 def test_broken_arguments_are_not_read_as_none(name: str, arguments: str) -> None:
     """Elsewhere they become `{}`, and the tool runs with its defaults."""
     family = FAMILIES[name]
-    said = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
-    turn = parse(family, ids_of(family, said))
+    completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
+    turn = parse(family, ids_of(family, completion))
     assert [call.status for call in turn.calls] == [MALFORMED]
     assert turn.calls[0].name in (None, "look")
 
@@ -106,13 +106,13 @@ def test_a_draft_in_reasoning_that_the_prompt_opened_is_no_call(name: str, trunc
     opened, closed = family.think or ("", "")
     draft, meant = family.render([("draft", {"at": "y"})]), family.render([("look", {"at": "x"})])
     tail = ids_of(family, opened)
-    for said, calls, is_closed in (
+    for completion, calls, is_closed in (
         (f"Perhaps {draft}? {closed}{meant}", ["look"], True),
         (f"Perhaps {draft}? {closed}No.", [], True),
         (f"Perhaps {draft}?", [], False),
         (draft, [], False),
     ):
-        turn = parse(family, ids_of(family, said), tail=tail, truncated=truncated)
+        turn = parse(family, ids_of(family, completion), tail=tail, truncated=truncated)
         assert [call.name for call in turn.calls if call.status == OK] == calls
         assert turn.reasoning_closed == is_closed
         if is_closed or truncated:
@@ -125,8 +125,8 @@ def test_a_draft_in_reasoning_that_the_prompt_opened_is_no_call(name: str, trunc
 def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> None:
     """Elsewhere a list reaches the tool, or becomes `{}`."""
     family = FAMILIES[name]
-    said = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
-    ids = ids_of(family, said)
+    completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
+    ids = ids_of(family, completion)
     [call] = parse(family, ids).calls
     assert (call.status, call.arguments) == (MALFORMED, None)
     assert '[{"at": "x"}]' in call.raw
@@ -139,13 +139,13 @@ def test_a_stop_token_that_opens_the_next_message_is_part_of_no_call(name: str) 
     """GLM ends a call with `<|observation|>`, which elsewhere is taken for text or doubled."""
     family = FAMILIES[name]
     tokenizer = byte_level(family.control, special=("<|endoftext|>", "<|im_end|>", "<|observation|>"))
-    said = family.render([("look", {"at": "x"})])
-    ids = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
+    completion = family.render([("look", {"at": "x"})])
+    ids = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
     session = get_tool_parser(name, tokenizer).start()
     session.feed(ids)
     turn = session.finish(truncated=False)
     [call] = turn.calls
-    assert (call.status, call.arguments, call.raw, turn.text) == (OK, {"at": "x"}, said, "")
+    assert (call.status, call.arguments, call.raw, turn.text) == (OK, {"at": "x"}, completion, "")
     assert call.stop == len(ids) - 1
 
 
@@ -181,8 +181,8 @@ async def test_what_is_malformed_is_never_run_and_twelve_results_are_read_in_ord
         return f"saw {number}"
 
     broken = ("[]", '"x"', "null", '{"number": 1,}', '{"number": 1', "{number: 1}", '{"number": 1}}', "")
-    said = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
-    it = watched(kind, "".join(said), "So.")
+    completion = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
+    it = watched(kind, "".join(completion), "So.")
     agent = it.agent(tools=[look], hooks=hooks)
     await agent.invoke_async("Look.")
     assert sorted(ran) == list(range(12))

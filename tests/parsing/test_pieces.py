@@ -76,9 +76,9 @@ def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None
 
 @pytest.mark.parametrize("calls", [BareArray("functools", r"\["), CallFormat()])
 def test_a_format_without_tags_is_asked_for_none(calls: Any) -> None:
-    said = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
+    completion = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
     with pytest.raises(AssertionError, match=r"^<x> opens no call\.$"):
-        calls.read(said, 0, "<x>")
+        calls.read(completion, 0, "<x>")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_list_of_python_calls_ends_where_it_is_told_to() -> None:
         with pytest.raises(Malformed):
             reader.read()
         assert reader.at_end, text
-    assert [said.arguments for said, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
+    assert [completion.arguments for completion, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "reason"),
+    ("name", "completion", "reason"),
     [
         ("minimax_m2", '<minimax:tool_call><invoke name=" a"></invoke></minimax:tool_call>', "quotes: '\" a\"'"),
         ("minimax_m2", '<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', "in double quotes: '\"\"'"),
@@ -313,8 +313,8 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
         ("llama3_json", '{"name": "look", "argument": {}}', None),
     ],
 )  # fmt: skip
-def test_names_that_are_not_sound_are_quoted_up_to_a_length(name: str, said: str, reason: str | None) -> None:
-    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], said)).calls
+def test_names_that_are_not_sound_are_quoted_up_to_a_length(name: str, completion: str, reason: str | None) -> None:
+    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], completion)).calls
     if reason is None:
         assert [call.status for call in calls] in ([CallStatus.MALFORMED], [])
     else:

@@ -117,7 +117,7 @@ def test_what_is_shown_of_harmony_is_a_beginning_of_its_reasoning(by_token: bool
 def test_harmonys_reasoning_is_shown_as_soon_as_its_message_is_closed() -> None:
     family, parser = FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
-    feed = lambda said: [piece for token in ids_of(family, said) for piece in preview.feed([token])]  # noqa: E731
+    feed = lambda completion: [piece for token in ids_of(family, completion) for piece in preview.feed([token])]  # noqa: E731
     assert feed("<|channel|>analysis<|message|>Hm.") == []
     assert feed("<|end|>") == [("reasoning", "Hm.")]
     assert feed("<|start|>assistant<|channel|>commentary<|message|>So.<|end|>") == []
@@ -128,8 +128,8 @@ def test_harmonys_reasoning_is_shown_as_soon_as_its_message_is_closed() -> None:
 def test_a_blank_thought_and_a_call_are_not_shown() -> None:
     family, parser = FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
-    said = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
-    assert preview.feed(ids_of(family, said)) == []
+    completion = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
+    assert preview.feed(ids_of(family, completion)) == []
 
 
 @pytest.mark.parametrize("name", PREVIEWED)
@@ -138,11 +138,11 @@ def test_an_answer_without_calls_is_shown_all_but_its_end(name: str) -> None:
     parser = get_tool_parser(name, family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     opened, closed = family.think or ("", "")
-    for said, thought, text in [
+    for completion, thought, text in [
         ("Well, é🙂 yes.", "", "Well, é🙂 yes."),
         *([(f"{opened}\nHm. So.\n{closed}\n\nYes. ", "Hm. So.", "Yes.")] if family.think else []),
     ]:
-        ids = [*ids_of(family, said), *ids_of(family, "<|im_end|>")]
+        ids = [*ids_of(family, completion), *ids_of(family, "<|im_end|>")]
         pieces = shown(parser, [[token] for token in ids], [])
         assert texts(pieces) == (thought, text)
         assert len(pieces) > 3
@@ -154,8 +154,8 @@ def test_nothing_of_a_call_or_after_it_is_shown() -> None:
     family = FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(False))
     assert isinstance(parser, TurnParser)
-    said = "So. " + family.render([("look", {"at": "x"})]) + "After."
-    ids = ids_of(family, said, False)
+    completion = "So. " + family.render([("look", {"at": "x"})]) + "After."
+    ids = ids_of(family, completion, False)
     assert texts(shown(parser, [[token] for token in ids], [])) == ("", "So.")
     turn = parser.start([], TOOLS)
     turn.feed(ids)

@@ -20,8 +20,8 @@ def test_any_reasoning_goes_with_any_calls(name: str, reasoning: str, by_token: 
     tokenizer = byte_level(tuple(dict.fromkeys((*family.control, *TAGS))) if by_token else ())
     opened, closed = (tags.open + tags.label, tags.close) if tags else ("", "")
     draft = family.render([("draft", {"at": "y"})])
-    said = f"{opened}Hm. {draft}\n{closed}" if tags else ""
-    ids = tokenizer.encode(said + family.render([("look", {"at": "x"})]), add_special_tokens=False)
+    completion = f"{opened}Hm. {draft}\n{closed}" if tags else ""
+    ids = tokenizer.encode(completion + family.render([("look", {"at": "x"})]), add_special_tokens=False)
     session = get_tool_parser(name, tokenizer, reasoning).start()
     session.feed(ids)
     turn = session.finish(truncated=False)

@@ -31,7 +31,7 @@ STRUCTURE = '<>{}[]":,/=()|;'
 
 @dataclass(frozen=True)
 class Turn:
-    """What was said, and the calls that it came from; of a damaged turn, the calls before the damage.
+    """What was sampled, and the calls that it came from; of a damaged turn, the calls before the damage.
 
     Attributes:
         text: The turn, tags spelled out.
@@ -66,8 +66,8 @@ def calls(chance: random.Random, family: Family) -> list[Call]:
 def sound(family: Family, count: int, seed: int = 0) -> Iterator[Turn]:
     chance = random.Random(f"{family.name} {seed}")
     for _ in range(count):
-        said = calls(chance, family)
-        yield Turn(family.render(said), said)
+        sampled = calls(chance, family)
+        yield Turn(family.render(sampled), sampled)
 
 
 def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
@@ -75,14 +75,14 @@ def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
     chance = random.Random(f"{family.name} {seed}")
     while count:
         values = (7, "word", ["p", 2] if family.nested else "p")
-        said: list[Call] = [(n, {k: chance.choice(values) for k in chance.sample(KEYS, 2)})
+        sampled: list[Call] = [(n, {k: chance.choice(values) for k in chance.sample(KEYS, 2)})
                             for n in chance.sample(NAMES, 1 if family.one else 2)]  # fmt: skip
-        text = family.render(said)
-        from_last = len(family.render(said[:-1])) // 2 if len(said) > 1 else 1
+        text = family.render(sampled)
+        from_last = len(family.render(sampled[:-1])) // 2 if len(sampled) > 1 else 1
         damage, broken = chance.choice(DAMAGES)(chance, family, text, from_last)
         if broken != text:
             count -= 1
-            yield Turn(broken, said, damage)
+            yield Turn(broken, sampled, damage)
 
 
 def _cut(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:

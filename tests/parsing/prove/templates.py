@@ -24,22 +24,22 @@ from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
 END = re.compile(r"(<\|im_end\|>|<｜end▁of▁sentence｜>|<turn\|>|<\|eot_id\|>|<\|tool_response>)\s*$")
 
 
-def assistant(said: list[Call], as_text: bool) -> dict[str, Any]:
-    given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in said]
+def assistant(sampled: list[Call], as_text: bool) -> dict[str, Any]:
+    given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in sampled]
     tool_calls = [{"type": "function", "id": f"call_{i}", "function": call} for i, call in enumerate(given)]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
-def completion(tokenizer: Any, said: list[Call], as_text: bool) -> str:
+def completion(tokenizer: Any, sampled: list[Call], as_text: bool) -> str:
     """Render a turn, and give what the policy would have said of it."""
     user = {"role": "user", "content": "Go."}
     tools = [
         {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(unguarded(given))}}
-        for name, given in said
+        for name, given in sampled
     ]
     render = {"tools": tools, "tokenize": False, "enable_thinking": False}
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, **render)
-    whole = tokenizer.apply_chat_template([user, assistant(said, as_text)], **render)
+    whole = tokenizer.apply_chat_template([user, assistant(sampled, as_text)], **render)
     begun = 0
     while begun < min(len(prompt), len(whole)) and prompt[begun] == whole[begun]:
         begun += 1
@@ -55,16 +55,16 @@ def prove(name: str, template: str, family: Family, count: int, seed: int) -> tu
     came_back, lost = 0, []
     single = family.name in ("gpt_oss", "llama3_json")
     for _ in range(count):
-        said = calls(chance, family)[: 1 if single else 3]
+        sampled = calls(chance, family)[: 1 if single else 3]
         if family.control and chance.random() < 0.3:  # a string that spells the format's own markup
             tag = chance.choice(family.control)
-            said[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
-        text = completion(tokenizer, said, name == "deepseekv3")
-        if not any(tool in text for tool, _ in said):
+            sampled[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
+        text = completion(tokenizer, sampled, name == "deepseekv3")
+        if not any(tool in text for tool, _ in sampled):
             raise LookupError("it leaves calls out")
-        turn = parse(family, ids_of(family, text), said)
+        turn = parse(family, ids_of(family, text), sampled)
         read = [(call.status, call.name, call.arguments) for call in turn.calls]
-        if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in said]:
+        if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in sampled]:
             came_back += 1
         else:
             lost.append(f"{text!r}\n      {[(call.reason or call.arguments) for call in turn.calls]}")
