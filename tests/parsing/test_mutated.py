@@ -1,4 +1,4 @@
-"""Calls with one thing changed: each ends with a status, and one that runs says what its own text says, no more.
+"""Calls with one change: each gets a status, and one that runs has exactly the arguments that its text gives.
 
 TITO_MUTATED=20000 TITO_SEED=1 python -m pytest -s tests/parsing/test_mutated.py
 """
@@ -17,7 +17,7 @@ import pytest
 from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 
-COUNT = int(os.environ.get("TITO_MUTATED", "300"))
+COUNT = int(os.environ.get("TITO_MUTATED", "100"))
 SEED = os.environ.get("TITO_SEED", "0")
 VALUES: tuple[Any, ...] = (7, "word", "two words", ["p", 2], True, None, {"of": 3}, "")
 KEYS = ("at", "far", "of", "all")
@@ -25,8 +25,8 @@ TOOLS = ("look", "get_weather", "tool_2")
 CHARACTERS = "<>{}[]\"':;,|/=()_ \nx1"
 
 
-def drawn(family: Family, chance: random.Random) -> list[Call]:
-    names = chance.sample(TOOLS, 1 if family.one else chance.choice((1, 1, 2)))
+def random_calls(family: Family, chance: random.Random) -> list[Call]:
+    names = chance.sample(TOOLS, 1 if family.single_call else chance.choice((1, 1, 2)))
     return [(name, {key: chance.choice(VALUES) for key in chance.sample(KEYS, chance.randrange(3))}) for name in names]
 
 
@@ -101,21 +101,25 @@ MUTATIONS: tuple[Callable[[str, list[tuple[int, int]], random.Random], str], ...
 
 
 def squeezed(family: Family, completion: str) -> str:
-    """Drop blanks, and what a family may leave out or write otherwise."""
+    """Remove blanks, and parts of the notation that are optional or have several forms."""
     completion = re.sub(r"\s+", "", completion)
     if "pythonic" in family.name or family.name in ("lfm2", "olmo3"):  # Python lets a comma follow the last item
         completion = re.sub(r",([)\]}])", r"\1", completion)
     completion = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', completion)
     completion = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", completion)  # Gemma's keys may stand bare
-    completion = re.sub(r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion)  # the number of a call
-    completion = re.sub(r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", completion.removeprefix("<|start|>assistant"))
+    completion = re.sub(
+        r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion
+    )  # the number of a call
+    completion = re.sub(
+        r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", completion.removeprefix("<|start|>assistant")
+    )
     for word in ("functions.", "<|constrain|>", "<|channel|>commentary", "<|channel|>analysis"):
         completion = completion.replace(word, "")
     return re.sub(r"(to=[\w-]+)(json|code)?", r"\1", completion)
 
 
 def core(family: Family, completion: str, outer: tuple[str, ...]) -> str:
-    """Take off what stands around a call."""
+    """Remove the tags around a call."""
     completion = squeezed(family, completion)
     while True:
         shorter = completion
@@ -127,7 +131,7 @@ def core(family: Family, completion: str, outer: tuple[str, ...]) -> str:
 
 
 def recognisable(completion: str, tags: tuple[str, ...]) -> bool:
-    """Return whether a person could tell that this was a call: a whole tag or a tool's name is left."""
+    """Return whether a whole tag or a tool's name is left, so that a person would recognise a call."""
     return any(tag in completion for tag in tags) or any(re.search(rf"\b{name}\b", completion) for name in TOOLS)
 
 
@@ -149,7 +153,7 @@ def test_a_mutated_call_has_a_status_and_is_not_repaired(name: str) -> None:
     outer += ("[", "]", ",", ";", "functools", "```json", "```")
     found: Counter[str] = Counter()
     for _ in range(COUNT):
-        given = drawn(family, chance)
+        given = random_calls(family, chance)
         completion = family.render(given)
         places = [match.span() for match in re.finditer("|".join(map(re.escape, tags)), completion)] if tags else []
         mutated = chance.choice(MUTATIONS)(completion, places, chance)

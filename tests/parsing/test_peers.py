@@ -1,7 +1,7 @@
-"""What other parsers and hooks get wrong: a test of each kind of failure, beside the properties.
+"""One test for each kind of mistake that other parsers and hooks make.
 
-What concerns the loop of an agent is in tests/hooks: a call counted twice when it is run again or an interrupt resumes
-it, parallel agents that reset each other's counts, and arguments of a wrong type that reach the tool.
+The mistakes in an agent's loop are in tests/hooks: a call counted twice when it is run again or resumed after an
+interrupt, parallel agents that reset each other's counts, and arguments of a wrong type that reach the tool.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_a_call_that_does_not_end_is_no_answer(name: str) -> None:
     assert [call.status for call in parse(family, ids[:-1], truncated=True).calls][-1:] in ([TRUNCATED], [OK])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].one])
+@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].single_call])
 def test_twelve_calls_keep_their_order(name: str) -> None:
     """Elsewhere ten or more are sorted as text."""
     family = FAMILIES[name]

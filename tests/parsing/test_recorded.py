@@ -1,4 +1,4 @@
-"""What is read, word for word, as it was written down by `parsing.record`: it changes only on purpose."""
+"""Every turn in recorded.json parses exactly as recorded. Run `parsing.record` after an intended change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ RECORDED = json.loads(PATH.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_turn_is_read_as_it_was(name: str) -> None:
+def test_each_turn_parses_as_recorded(name: str) -> None:
     for turn in RECORDED[name]:
         found = read(FAMILIES[name], turn["completion"], turn["calls"], turn["by_token"], turn["truncated"])
         assert json.loads(json.dumps(found)) == turn["parsed"], turn["completion"]
 
 
-def test_the_record_is_of_every_format_and_of_all_edges() -> None:
+def test_the_record_has_every_format_and_all_edge_cases() -> None:
     assert sorted(RECORDED) == NAMES
     for name, kept in RECORDED.items():
         completion = {turn["completion"] for turn in kept}

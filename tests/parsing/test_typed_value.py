@@ -1,4 +1,4 @@
-"""Plain text read by a schema."""
+"""Parsing plain text by a schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read(text: str, schema: Any, **whole: Any) -> Any:
 
 
 @given(st.text())
-def test_strings_are_the_text_as_it_stands(text: str) -> None:
+def test_strings_are_the_unchanged_text(text: str) -> None:
     assert read(text, {"type": "string"}) == text
     assert read(text, {}) == text
     assert typed_value(text, {}, "look", "at") == text
@@ -91,13 +91,13 @@ def test_further_properties_have_their_schema_too() -> None:
         ("5", {"type": ["array", "object"]}, "must be of type array or object"),
         ('"5"', {"type": "integer"}, "must be of type integer"),
         ("", {"type": "integer"}, "not valid JSON"),
-        ("Infinity", {"type": "number"}, "Infinity is no JSON number"),
+        ("Infinity", {"type": "number"}, "Infinity is not a JSON number"),
         ('{"a": 1, "a": 2}', {"type": "object"}, "'a' appears twice"),
         ("x" * 500, {"enum": [1]}, "not valid JSON"),
         ("[" * 200 + "]" * 200, {"type": "array"}, "nests more than 100"),
     ],
 )
-def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason: str) -> None:
+def test_a_value_of_another_type_is_malformed(text: str, schema: Any, reason: str) -> None:
     with pytest.raises(Malformed) as caught:
         read(text, schema)
     assert reason in caught.value.reason
@@ -105,13 +105,13 @@ def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason:
     assert len(caught.value.reason) < 300
 
 
-def test_schemas_that_do_not_say_allow_anything() -> None:
+def test_schemas_without_a_type_allow_anything() -> None:
     assert types_of({"description": "a"}, {}) is None
     assert types_of({"type": ["integer", "null"]}, {}) == {"integer", "null"}
 
 
 def chain(links: int) -> dict[str, Any]:
-    """Definitions that lead from one to the next, and at last to an integer."""
+    """Return definitions of which each refers to the one before, down to an integer."""
     return {"0": {"type": "integer"}, **{str(n): {"$ref": f"#/$defs/{n - 1}"} for n in range(1, links)}}
 
 

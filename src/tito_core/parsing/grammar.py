@@ -98,7 +98,7 @@ def forced_tools(tools: Tools, name: str | None) -> Tools:
     if name is None:
         return tools
     if name not in tools:
-        raise NoCallGrammarError(f"Unknown tool {name!r} in tool_choice. Available: {', '.join(sorted(tools))}.")
+        raise NoCallGrammarError(f"Unknown tool {name!r}. Available: {', '.join(sorted(tools))}.")
     return {name: tools[name]}
 
 

@@ -1,8 +1,7 @@
-"""What XGrammar lets a policy sample under our grammars must parse as a sound call of the forced tool.
+"""Whatever XGrammar allows under our grammars must parse as a valid call of the forced tool.
 
-Runs in an engine's own environment, which has XGrammar. The policy is random: at each step any token that the grammar
-allows, but for those that the request tells the engine to avoid, with a lean towards ending. 500 calls a format by
-default.
+Runs in an engine's own environment, which has XGrammar. The policy is random: at each step it samples any token that
+the grammar allows and that is not in `avoided_ids`, with a bias towards tokens that end the call.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/forced.py [--calls 500] [--formats NAME ...]
 """
@@ -39,7 +38,7 @@ TOOLS = {
 def sampled(
     compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, chance: random.Random
 ) -> list[int] | None:
-    """Sample until the grammar is complete; None where that takes too many steps."""
+    """Sample until the grammar is complete; None if that takes more than STEPS."""
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, size)
     ids: list[int] = []
@@ -61,7 +60,7 @@ LIKELY: set[int] = set()
 
 
 def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], list[str]]:
-    """Force calls of one format; give how they parse, and the reasons of those that are not sound."""
+    """Force calls of one format; return how they parse, and the reasons of the invalid ones."""
     tokenizer = family.tokenizer(by_token)
     parser = get_tool_parser(family.name, tokenizer)
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=[tokenizer.eos_token_id])
@@ -90,7 +89,7 @@ def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], lis
 
 
 def main() -> None:
-    """Prove and print."""
+    """Run the proof and print its result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--calls", type=int, default=500)
     arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))

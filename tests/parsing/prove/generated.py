@@ -1,4 +1,4 @@
-"""Turns of every format, sound and damaged, from a seed: the same in every environment."""
+"""Valid and damaged turns of every format, from a seed: the same in every environment."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STRUCTURE = '<>{}[]":,/=()|;'
 
 @dataclass(frozen=True)
 class Turn:
-    """What was sampled, and the calls that it came from; of a damaged turn, the calls before the damage.
+    """A turn.
 
     Attributes:
-        text: The turn, tags spelled out.
-        calls: Its calls.
-        damage: What was done to it; empty for a sound one.
+        text: The text of the turn, including tags.
+        calls: Its calls; of a damaged turn, those before the damage.
+        damage: The kind of damage; empty for a valid turn.
     """
 
     text: str
@@ -58,7 +58,7 @@ def value(chance: random.Random, deep: int = 0) -> Any:
 
 
 def calls(chance: random.Random, family: Family) -> list[Call]:
-    names = chance.sample(NAMES, 1 if family.one else chance.choice((1, 1, 2, 3)))
+    names = chance.sample(NAMES, 1 if family.single_call else chance.choice((1, 1, 2, 3)))
     deep = 0 if family.nested else 2
     return [(name, {key: value(chance, deep) for key in chance.sample(KEYS, chance.randrange(4))}) for name in names]
 
@@ -71,12 +71,12 @@ def sound(family: Family, count: int, seed: int = 0) -> Iterator[Turn]:
 
 
 def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
-    """Damage one place of the last call, whose values are plain words and numbers: no damage hides inside a value."""
+    """Damage one place of the last call, whose values are plain words and numbers, so that a value cannot hide it."""
     chance = random.Random(f"{family.name} {seed}")
     while count:
         values = (7, "word", ["p", 2] if family.nested else "p")
         sampled: list[Call] = [(n, {k: chance.choice(values) for k in chance.sample(KEYS, 2)})
-                            for n in chance.sample(NAMES, 1 if family.one else 2)]  # fmt: skip
+                            for n in chance.sample(NAMES, 1 if family.single_call else 2)]  # fmt: skip
         text = family.render(sampled)
         from_last = len(family.render(sampled[:-1])) // 2 if len(sampled) > 1 else 1
         damage, broken = chance.choice(DAMAGES)(chance, family, text, from_last)
@@ -106,7 +106,7 @@ def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[
 
 def _comma(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
     plain = text
-    for tag in family.control:  # a bracket of a tag ends no list
+    for tag in family.control:  # a bracket in a tag does not end a list
         plain = plain.replace(tag, " " * len(tag))
     places = [m.start() for m in re.finditer(r"[}\]]", plain) if m.start() >= start and '"' in text]
     if not places:

@@ -1,6 +1,6 @@
-"""Round trip through the real chat templates: render a call, encode it, parse it, and it must be the call.
+"""Round trip through real chat templates: a rendered, encoded and parsed call must be the same call.
 
-The templates are those of the zoo, which fetches them once and checks their hashes. 2,000 turns a template by default.
+The templates are those of `support/zoo.py`, which downloads them once and checks their hashes.
 
     python tests/parsing/prove/templates.py [--turns 2000] [--seed 0]
 """
@@ -31,7 +31,7 @@ def assistant(sampled: list[Call], as_text: bool) -> dict[str, Any]:
 
 
 def completion(tokenizer: Any, sampled: list[Call], as_text: bool) -> str:
-    """Render a turn, and give what the policy would have said of it."""
+    """Render a turn, and return the part that the policy would have sampled."""
     user = {"role": "user", "content": "Go."}
     tools = [
         {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(unguarded(given))}}
@@ -43,13 +43,13 @@ def completion(tokenizer: Any, sampled: list[Call], as_text: bool) -> str:
     begun = 0
     while begun < min(len(prompt), len(whole)) and prompt[begun] == whole[begun]:
         begun += 1
-    while whole[begun - 1] == "<":  # the generation prompt goes on with another tag
+    while whole[begun - 1] == "<":  # the generation prompt ends in part of another tag
         begun -= 1
     return END.sub("", whole[begun:])
 
 
 def prove(name: str, template: str, family: Family, count: int, seed: int) -> tuple[int, list[str]]:
-    """Give how many turns came back, and those that did not."""
+    """Return how many turns parsed back to their calls, and those that did not."""
     tokenizer = byte_level((), template)
     chance = random.Random(f"{name} {seed}")
     came_back, lost = 0, []
@@ -61,7 +61,7 @@ def prove(name: str, template: str, family: Family, count: int, seed: int) -> tu
             sampled[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
         text = completion(tokenizer, sampled, name == "deepseekv3")
         if not any(tool in text for tool, _ in sampled):
-            raise LookupError("it leaves calls out")
+            raise LookupError("the template leaves calls out")
         turn = parse(family, ids_of(family, text), sampled)
         read = [(call.status, call.name, call.arguments) for call in turn.calls]
         if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in sampled]:
@@ -72,7 +72,7 @@ def prove(name: str, template: str, family: Family, count: int, seed: int) -> tu
 
 
 def main() -> None:
-    """Prove and print."""
+    """Run the proof and print its result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--turns", type=int, default=2000)
     arguments.add_argument("--seed", type=int, default=0)
@@ -82,7 +82,7 @@ def main() -> None:
         try:
             family = FAMILIES[detect_tool_parser(source(name)).name]
         except DetectionError as none:
-            print(f"{name:34} {'several' if 'guess' in str(none) else 'shows none'}")
+            print(f"{name:34} {'several formats' if 'several' in str(none) else 'no known format'}")
             continue
         try:
             came_back, lost = prove(name, source(name), family, options.turns, options.seed)
