@@ -49,11 +49,11 @@ def signature(found: dict[str, Any]) -> str:
     return json.dumps([bool(found["reasoning"]), bool(found["text"].strip()), found["closed"], sorted(calls)])
 
 
-def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, list[Call]]]:
+def candidates(family: Family, rng: random.Random) -> Iterator[tuple[str, list[Call]]]:
     """Generate valid and damaged turns: whole, cut, joined, and with text and reasoning."""
     opened, closed = family.think or ("", "")
     for one, other in zip(sound(family, TURNS, 2), damaged(family, TURNS, 3), strict=True):
-        cut = chance.randrange(len(one.text) + 1)
+        cut = rng.randrange(len(one.text) + 1)
         for completion in (
             one.text,
             other.text,
@@ -69,15 +69,15 @@ def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, lis
 
 def record(family: Family) -> list[dict[str, Any]]:
     """Return the turns of one format to record."""
-    chance = random.Random(family.name)
+    rng = random.Random(family.name)
     kept: dict[str, dict[str, Any]] = {}
     edges = [
         entry(family, completion, [("look", {"a": 1, "b": "x"})], by_token, truncated)
         for completion in EDGES.get(family.name, ())
         for by_token, truncated in ((True, False), (True, True), (False, False))
     ]
-    for completion, calls in candidates(family, chance):
-        by_token, truncated = chance.random() < 0.7, chance.random() < 0.3
+    for completion, calls in candidates(family, rng):
+        by_token, truncated = rng.random() < 0.7, rng.random() < 0.3
         found = read(family, completion, calls, by_token, truncated)
         known = kept.get(signature(found))
         if (known is None and len(kept) < MOST) or (known is not None and len(completion) < len(known["completion"])):

@@ -116,8 +116,8 @@ def test_installed_parsers_are_found_and_ours_come_first(monkeypatch: pytest.Mon
     assert isinstance(get_tool_parser("hermes", tokenizer_of("byte level")), TurnParser)
     assert "theirs" in known_tool_parsers()
     assert set(groups) == {"tito.tool_parsers"}
-    with pytest.raises(UnknownParserError, match=r"\"?nobody's.*auto, .*gemma4, .*theirs"):
-        get_tool_parser("nobody's", tokenizer_of("byte level"))
+    with pytest.raises(UnknownParserError, match=r"'missing'.*auto, .*gemma4, .*theirs"):
+        get_tool_parser("missing", tokenizer_of("byte level"))
 
 
 @pytest.mark.parametrize(

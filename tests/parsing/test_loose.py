@@ -73,7 +73,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize(("name", "completion", "arguments"), ACCEPTED)
-def test_what_the_family_writes_runs_in_both_modes(
+def test_documented_calls_run_in_both_modes(
     name: str, completion: str, arguments: dict[str, Any], lenient: bool
 ) -> None:
     turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
@@ -101,9 +101,7 @@ LOOSE = [
 
 
 @pytest.mark.parametrize(("name", "completion", "arguments"), LOOSE)
-def test_what_has_one_reading_is_lenient_and_otherwise_reported(
-    name: str, completion: str, arguments: dict[str, Any]
-) -> None:
+def test_loose_calls_are_lenient_or_malformed(name: str, completion: str, arguments: dict[str, Any]) -> None:
     ids = ids_of(FAMILIES[name], completion)
     [call] = parse(FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
     assert (call.status, call.name, call.arguments) == (LENIENT, "look", arguments)
@@ -143,7 +141,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("name", "completion"), NEVER)
-def test_what_would_need_a_repair_or_a_guess_runs_in_no_mode_and_is_not_silent(name: str, completion: str) -> None:
+def test_calls_that_need_a_repair_or_a_guess_never_run_and_are_reported(name: str, completion: str) -> None:
     for lenient in (False, True):
         turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert not any(call.status.runs for call in turn.calls)

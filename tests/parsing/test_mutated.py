@@ -25,72 +25,72 @@ TOOLS = ("look", "get_weather", "tool_2")
 CHARACTERS = "<>{}[]\"':;,|/=()_ \nx1"
 
 
-def random_calls(family: Family, chance: random.Random) -> list[Call]:
-    names = chance.sample(TOOLS, 1 if family.single_call else chance.choice((1, 1, 2)))
-    return [(name, {key: chance.choice(VALUES) for key in chance.sample(KEYS, chance.randrange(3))}) for name in names]
+def random_calls(family: Family, rng: random.Random) -> list[Call]:
+    names = rng.sample(TOOLS, 1 if family.single_call else rng.choice((1, 1, 2)))
+    return [(name, {key: rng.choice(VALUES) for key in rng.sample(KEYS, rng.randrange(3))}) for name in names]
 
 
-def _character_lost(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(completion))
+def _character_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
     return completion[:at] + completion[at + 1 :]
 
 
-def _character_more(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(completion) + 1)
-    return completion[:at] + chance.choice(CHARACTERS) + completion[at:]
+def _character_more(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion) + 1)
+    return completion[:at] + rng.choice(CHARACTERS) + completion[at:]
 
 
-def _character_other(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(completion))
-    return completion[:at] + chance.choice(CHARACTERS) + completion[at + 1 :]
+def _character_other(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
+    return completion[:at] + rng.choice(CHARACTERS) + completion[at + 1 :]
 
 
-def _characters_swapped(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(completion) - 1)
+def _characters_swapped(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion) - 1)
     return completion[:at] + completion[at + 1] + completion[at] + completion[at + 2 :]
 
 
-def _piece_lost(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(completion))
-    return completion[:at] + completion[at + chance.randrange(2, 12) :]
+def _piece_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
+    return completion[:at] + completion[at + rng.randrange(2, 12) :]
 
 
-def _piece_twice(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at, length = chance.randrange(len(completion)), chance.randrange(2, 12)
+def _piece_twice(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at, length = rng.randrange(len(completion)), rng.randrange(2, 12)
     return completion[: at + length] + completion[at:]
 
 
-def _cut(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    return completion[: chance.randrange(len(completion) // 2, len(completion))]
+def _cut(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    return completion[: rng.randrange(len(completion) // 2, len(completion))]
 
 
-def _beginning_lost(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    return completion[chance.randrange(1, len(completion) // 2) :]
+def _beginning_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    return completion[rng.randrange(1, len(completion) // 2) :]
 
 
-def _tag_lost(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
+def _tag_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
     return completion[:start] + completion[stop:]
 
 
-def _tag_twice(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
+def _tag_twice(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
     return completion[:stop] + completion[start:]
 
 
-def _tag_elsewhere(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
-    at = chance.randrange(len(completion))
+def _tag_elsewhere(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
+    at = rng.randrange(len(completion))
     return completion[:at] + completion[start:stop] + completion[at:]
 
 
-def _quotes(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
+def _quotes(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
     return completion.replace('"', "'")
 
 
-def _line_breaks_lost(completion: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
+def _line_breaks_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
     places = [match.start() for match in re.finditer("\n", completion)] or [len(completion)]
-    at = chance.choice(places)
+    at = rng.choice(places)
     return completion[:at] + completion[at + 1 :]
 
 
@@ -146,18 +146,18 @@ def check_runs(family: Family, turn: ParsedTurn, outer: tuple[str, ...], complet
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutated_call_has_a_status_and_is_not_repaired(name: str) -> None:
-    family, chance = FAMILIES[name], random.Random(f"mutated {name} {SEED}")
+    family, rng = FAMILIES[name], random.Random(f"mutated {name} {SEED}")
     calls = getattr(get_tool_parser(name, family.tokenizer(True)), "calls", None)
     tags = tuple(sorted({*family.control, *(calls.tags if calls else ())}, key=len, reverse=True))
     outer = tuple(squeezed(family, tag) for tag in (calls.tags[:2] if calls else ()))
     outer += ("[", "]", ",", ";", "functools", "```json", "```")
     found: Counter[str] = Counter()
     for _ in range(COUNT):
-        given = random_calls(family, chance)
+        given = random_calls(family, rng)
         completion = family.render(given)
         places = [match.span() for match in re.finditer("|".join(map(re.escape, tags)), completion)] if tags else []
-        mutated = chance.choice(MUTATIONS)(completion, places, chance)
-        by_token = chance.random() < 0.7
+        mutated = rng.choice(MUTATIONS)(completion, places, rng)
+        by_token = rng.random() < 0.7
         schemas = {tool: {"type": "object"} for tool in TOOLS}
         schemas |= _schemas(given)
         ids = ids_of(family, mutated, by_token)

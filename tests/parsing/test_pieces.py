@@ -35,7 +35,6 @@ from tito_core.parsing.formats.pythonic import PythonicCalls
 from tito_core.parsing.markup import DecodedIds, Markup
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
 from tito_core.parsing.turn import TurnParser
-from tito_core.parsing.typed_value import rendered
 
 V3 = FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
 
@@ -146,11 +145,6 @@ def test_texts_are_quoted_and_cut_at_their_length() -> None:
     assert shortened("abc", 2) == "'ab...'"
     assert shortened("ab", 2) == "'ab'"
     assert str(Malformed("Why.", "look")) == "Why."
-
-
-@pytest.mark.parametrize(("value", "text"), [("é", "é"), (5, "5"), (None, "null"), ({"é": [True]}, '{"é": [true]}')])
-def test_values_are_rendered_as_these_formats_do(value: Any, text: str) -> None:
-    assert rendered(value) == text
 
 
 def cursor(text: str, start: int, stop: int) -> Cursor:

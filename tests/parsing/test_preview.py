@@ -62,17 +62,17 @@ def expect_beginning(pieces: list[Piece], turn: ParsedTurn) -> tuple[str, str]:
     return thought, text
 
 
-def random_message(source: Source, chance: random.Random) -> list[int]:
+def random_message(source: Source, rng: random.Random) -> list[int]:
     """Return ids of random text, reasoning and calls, some of them cut."""
     ids: list[int] = []
-    for _ in range(chance.randrange(1, 9)):
-        kind = chance.random()
+    for _ in range(rng.randrange(1, 9)):
+        kind = rng.random()
         if kind < 0.6:
-            ids += ids_of(source.family, chance.choice(FRAGMENTS), source.by_token)
+            ids += ids_of(source.family, rng.choice(FRAGMENTS), source.by_token)
         elif kind < 0.85:
-            ids += chance.choice(source.markup)
+            ids += rng.choice(source.markup)
         else:
-            ids += source.sound[: chance.randrange(len(source.sound) + 1)]
+            ids += source.sound[: rng.randrange(len(source.sound) + 1)]
     return ids
 
 
@@ -80,18 +80,18 @@ def random_message(source: Source, chance: random.Random) -> list[int]:
 def test_a_preview_is_a_prefix_of_the_result(name: str) -> None:
     family = FAMILIES[name]
     for by_token in (True, False):
-        chance = random.Random(f"preview {name} {by_token} {SEED}")
+        rng = random.Random(f"preview {name} {by_token} {SEED}")
         parser = get_tool_parser(name, family.tokenizer(by_token))
         assert isinstance(parser, TurnParser)
-        source = Source(family, by_token, chance)
+        source = Source(family, by_token, rng)
         shown_turns = 0
         for number in range(CASES):
-            ids = source.case(number) if number % 3 == 0 else random_message(source, chance)
-            tail = chance.choice(source.markup) if chance.random() < 0.3 else []
-            turn = parsed(parser, [ids], tail, chance.random() < 0.5)
+            ids = source.case(number) if number % 3 == 0 else random_message(source, rng)
+            tail = rng.choice(source.markup) if rng.random() < 0.3 else []
+            turn = parsed(parser, [ids], tail, rng.random() < 0.5)
             each = shown(parser, [[token] for token in ids], tail)
             shown_turns += any(expect_beginning(each, turn))
-            assert texts(shown(parser, split(ids, chance), tail)) == texts(each)
+            assert texts(shown(parser, split(ids, rng), tail)) == texts(each)
     assert shown_turns > CASES / 6, "too little was shown to show anything"
 
 
@@ -104,19 +104,19 @@ def harmony(by_token: bool = True) -> HarmonyParser:
 @pytest.mark.parametrize("by_token", [True, False])
 def test_a_preview_of_harmony_is_a_prefix_of_its_reasoning(by_token: bool) -> None:
     family, parser = FAMILIES["gpt_oss"], harmony(by_token)
-    chance = random.Random(f"preview gpt_oss {by_token} {SEED}")
-    source = Source(family, by_token, chance)
+    rng = random.Random(f"preview gpt_oss {by_token} {SEED}")
+    source = Source(family, by_token, rng)
     shown_turns = 0
     for number in range(CASES):
-        ids = source.case(number) if number % 3 == 0 else random_message(source, chance)
+        ids = source.case(number) if number % 3 == 0 else random_message(source, rng)
         if number % 2:  # insert complete messages
-            for word in chance.choices(("Hm.", "\n", "é🙂"), k=3):
+            for word in rng.choices(("Hm.", "\n", "é🙂"), k=3):
                 whole = f"<|channel|>analysis<|message|>{word}<|end|><|start|>assistant"
-                at = 0 if chance.random() < 0.7 else chance.randrange(len(ids) + 1)
+                at = 0 if rng.random() < 0.7 else rng.randrange(len(ids) + 1)
                 ids[at:at] = ids_of(family, whole, by_token)
-        tail = ids_of(family, "<|start|>assistant", by_token) if chance.random() < 0.8 else chance.choice(source.markup)
-        turn = parsed(parser, [ids], tail, chance.random() < 0.5)
-        for chunks in ([[token] for token in ids], split(ids, chance), [ids]):
+        tail = ids_of(family, "<|start|>assistant", by_token) if rng.random() < 0.8 else rng.choice(source.markup)
+        turn = parsed(parser, [ids], tail, rng.random() < 0.5)
+        for chunks in ([[token] for token in ids], split(ids, rng), [ids]):
             preview = parser.preview(tail)
             pieces = [piece for chunk in chunks for piece in preview.feed(chunk)]
             thought, text = texts(pieces)

@@ -70,19 +70,6 @@ def json_arguments(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def json_call(text: str, arguments: str = "arguments") -> ParsedCallText:
-    """Parse `{"name": ..., "arguments": {...}}`.
-
-    Args:
-        text: The JSON.
-        arguments: Key of the arguments; Llama's is "parameters".
-
-    Raises:
-        Malformed: The text is not such an object, or the object has other keys.
-    """
-    return call_of_object(json_value(text), text, arguments)
-
-
 def call_of_arguments(name: str, text: str, call_id: str | None = None) -> ParsedCallText:
     """Return the call of a known tool from the JSON of its arguments.
 

@@ -67,7 +67,7 @@ class Preview:
             return []
         decoded = DecodedIds(self._markup.decode, self._ids[:end])
         pieces = [piece for piece in self._read(decoded) if piece.text]
-        self._forget(decoded)
+        self._drop_read(decoded)
         return pieces
 
     def _may_close(self, new: int) -> bool:
@@ -90,10 +90,10 @@ class Preview:
             if self._in_block and mark.tag in self._parser.calls.opening and mark.start > last_close:
                 certain, self._held = mark.start, True  # if the reasoning never ends, this may be a call
                 break
-            if self._counts(mark):
+            if self._is_boundary(mark):
                 yield self._piece(text[self._at : mark.start])
                 self._at = mark.stop
-                yield self._turn(mark)
+                yield self._enter(mark)
             if self._over:
                 return
         yield self._piece(text[self._at : certain])
@@ -113,13 +113,13 @@ class Preview:
         reasoning = self._parser.reasoning
         return next((mark.start for mark in reversed(marks) if reasoning and mark.tag == reasoning.close), -1)
 
-    def _counts(self, mark: Mark) -> bool:
+    def _is_boundary(self, mark: Mark) -> bool:
         if self._in_block:
             assert self._parser.reasoning is not None
             return mark.tag == self._parser.reasoning.close
         return mark.tag in self._parser.starts or mark.tag in self._parser.stray
 
-    def _turn(self, mark: Mark) -> Piece:
+    def _enter(self, mark: Mark) -> Piece:
         """Enter what a tag begins; return the held end of the reasoning that it closes."""
         if self._in_block:
             self._in_block = False
@@ -142,7 +142,7 @@ class Preview:
             return Piece("text", "")
         return Piece("text", self._text.add(text))
 
-    def _forget(self, decoded: DecodedIds) -> None:
+    def _drop_read(self, decoded: DecodedIds) -> None:
         """Drop the tokens that were read, up to a token that begins with a whole character."""
         begins = getattr(self._markup.decode, "begins", None)
         if begins is None:

@@ -14,7 +14,7 @@ _BEFORE, _AFTER = frozenset("\"'=[{<>|.:"), frozenset("\"'=[{<>|(")
 UNMARKED = "It looks like a call, but lacks the markup of one."
 
 
-class Suspicion:
+class SuspectFinder:
     """Finds text that looks like a call of one format. Stateless.
 
     Args:
@@ -25,7 +25,7 @@ class Suspicion:
         spelled = sorted(tags, key=len, reverse=True)
         self._tags = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
-    def of(self, completion: Completion, start: int, stop: int, reason: str = UNMARKED) -> tuple[ParsedCall, ...]:
+    def records(self, completion: Completion, start: int, stop: int, reason: str = UNMARKED) -> tuple[ParsedCall, ...]:
         """Return a record of what looks like a call between two characters of a completion, or nothing."""
         found = self.find(completion.text[start:stop], completion.tools)
         if found is None:

@@ -13,7 +13,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Preview
 from tito_core.parsing.reasoning import THINK, ReasoningTags
-from tito_core.parsing.suspects import Suspicion
+from tito_core.parsing.suspects import SuspectFinder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,7 @@ class TurnParser:
         reasoning: The tags of reasoning; None if the family writes none.
         starts: The tags that begin a call, reasoning or a wrapper.
         stray: The tags that are damage outside a call.
-        suspicion: Finds text that looks like a call.
+        suspect_finder: Finds text that looks like a call.
         lenient: Whether loose calls run; otherwise they are malformed.
     """
 
@@ -49,7 +49,7 @@ class TurnParser:
         # A tag that is a token was meant as a tag, so outside a call it is damage.
         certain = {tag for tag in calls.tags if self.markup.certain(tag)}
         self.stray = frozenset(certain - self.starts - {reasoning.close if reasoning else ""})
-        self.suspicion = Suspicion(calls.tags)
+        self.suspect_finder = SuspectFinder(calls.tags)
         self._reasoning_open: dict[tuple[int, ...], bool] = {}  # by the ids of a prompt's end
 
     def leniently(self) -> TurnParser:
@@ -144,7 +144,7 @@ class _Reader:
         self._reasoning = parser.reasoning
         self._starts = parser.starts | parser.stray
         self._strays = parser.stray
-        self._suspicion = parser.suspicion
+        self._suspect_finder = parser.suspect_finder
         self._completion = completion
         self._blocks: list[str] = []
         self._late: list[str] = []  # blocks of reasoning after text
@@ -157,32 +157,32 @@ class _Reader:
     def read(self, in_reasoning: bool) -> ParsedTurn:
         """Split the completion into reasoning, text and calls."""
         completion = self._completion
-        at = self._block(0) if in_reasoning and self._reasoning else 0
+        at = self._take_reasoning(0) if in_reasoning and self._reasoning else 0
         while self._closed:
             mark = completion.next_mark(at, self._starts)
-            at = self._text(at, len(completion.text) if mark is None else mark.start)
+            at = self._take_text(at, len(completion.text) if mark is None else mark.start)
             if mark is None:
                 break
             if mark.start < at:  # calls without tags ended after it
                 continue
             if mark.tag in self._calls.opening:
                 after = self._calls.read(completion, mark.start, mark.tag)
-                at = self._text(mark.start, mark.stop) if after is None else after
+                at = self._take_text(mark.start, mark.stop) if after is None else after
             elif mark.tag in self._strays:
-                at = self._stray(mark)
+                at = self._take_stray(mark)
             elif mark.tag in self._calls.wrappers:
                 at = mark.stop
             else:
-                at = self._block(mark.stop)
+                at = self._take_reasoning(mark.stop)
         early, late = ("\n".join(filter(None, blocks)) for blocks in (self._blocks, self._late))
         reasoning = "\n".join(filter(None, (early, late)))
         texts = [completion.text[start:stop] for start, stop in self._texts]
         for start, stop in self._texts:
-            self._suspects += self._suspicion.of(completion, start, stop)
+            self._suspects += self._suspect_finder.records(completion, start, stop)
         calls, suspects = tuple(completion.calls), tuple(self._suspects)
         return ParsedTurn(reasoning, "".join(texts).strip(), calls, self._closed, late, suspects)
 
-    def _stray(self, first: Mark) -> int:
+    def _take_stray(self, first: Mark) -> int:
         """Report stray tags, up to the next tag that could begin something, as one malformed call."""
         last: Mark | None = first
         stop = first.stop
@@ -198,7 +198,7 @@ class _Reader:
             self._completion.add_malformed(first.start, stop, reason)
         return stop
 
-    def _text(self, start: int, stop: int) -> int:
+    def _take_text(self, start: int, stop: int) -> int:
         """Take text, or calls without tags; return the character after them."""
         text = self._completion.text[start:stop]
         blank = not text.strip()
@@ -214,19 +214,19 @@ class _Reader:
         self._has_text = self._has_text or not blank
         return stop
 
-    def _block(self, start: int) -> int:
+    def _take_reasoning(self, start: int) -> int:
         """Take reasoning from character `start`; return the character after its closing tag."""
         assert self._reasoning is not None
         close = self._completion.next_mark(start, {self._reasoning.close})
         self._closed = close is not None
         stop = len(self._completion.text) if close is None else close.start
         if close is None and not self._completion.truncated:
-            stop = self._ending(start)
+            stop = self._take_calls_at_end(start)
         blocks = self._late if self._has_text else self._blocks
         blocks.append(self._reasoning.text_of(self._completion.text[start:stop]))
         return stop if close is None else close.stop
 
-    def _ending(self, start: int) -> int:
+    def _take_calls_at_end(self, start: int) -> int:
         """Read the calls at the end of reasoning that was never closed; return where they begin.
 
         Such calls are loose, since the policy did not end its reasoning. A call with text after it is a draft.
@@ -247,5 +247,5 @@ class _Reader:
         close = self._reasoning.close
         completion.mark_loose(first, f"The call is inside reasoning that never ended: write {close} before it.")
         reason = "It looks like a call, but is inside reasoning that never ended."
-        self._suspects += self._suspicion.of(completion, start, begin, reason)
+        self._suspects += self._suspect_finder.records(completion, start, begin, reason)
         return begin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -127,11 +126,6 @@ def resolved(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
             return schema
         schema = _looked_up(reference, whole) or {}
     return {}
-
-
-def rendered(value: Any) -> str:
-    """Return a value as these formats write it: a string unchanged, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def is_of_type(value: Any, kind: str) -> bool:

@@ -36,7 +36,7 @@ TOOLS = {
 
 
 def sampled(
-    compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, chance: random.Random
+    compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, rng: random.Random
 ) -> list[int] | None:
     """Sample until the grammar is complete; None if that takes more than STEPS."""
     matcher = xgrammar.GrammarMatcher(compiled)
@@ -50,7 +50,7 @@ def sampled(
             return ids
         allowed = [token for token in allowed if token not in avoided] or allowed
         likely = [token for token in allowed if token in LIKELY] or allowed
-        token = chance.choice(likely if chance.random() < 0.9 else allowed)
+        token = rng.choice(likely if rng.random() < 0.9 else allowed)
         assert matcher.accept_token(token)
         ids.append(token)
     return None
@@ -69,12 +69,12 @@ def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], lis
     LIKELY.update(tokenizer.encode('ab"}]1<>/pramet\n', add_special_tokens=False))
     found: Counter[str] = Counter()
     reasons = []
-    chance = random.Random(0)
+    rng = random.Random(0)
     grammars = {name: parser.call_grammar(TOOLS, name) for name in (None, *TOOLS)}
     compiled = {name: compiler.compile_structural_tag(grammar.value) for name, grammar in grammars.items()}
     while found.total() < calls:
-        name = chance.choice(list(compiled))
-        ids = sampled(compiled[name], set(grammars[name].avoided_ids), info.vocab_size, tokenizer.eos_token_id, chance)
+        name = rng.choice(list(compiled))
+        ids = sampled(compiled[name], set(grammars[name].avoided_ids), info.vocab_size, tokenizer.eos_token_id, rng)
         if ids is None:
             continue
         session = parser.start((), TOOLS)

@@ -51,14 +51,14 @@ def completion(tokenizer: Any, sampled: list[Call], as_text: bool) -> str:
 def prove(name: str, template: str, family: Family, count: int, seed: int) -> tuple[int, list[str]]:
     """Return how many turns parsed back to their calls, and those that did not."""
     tokenizer = byte_level((), template)
-    chance = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     came_back, lost = 0, []
     single = family.name in ("gpt_oss", "llama3_json")
     for _ in range(count):
-        sampled = calls(chance, family)[: 1 if single else 3]
-        if family.control and chance.random() < 0.3:  # a string that spells the format's own markup
-            tag = chance.choice(family.control)
-            sampled[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
+        sampled = calls(rng, family)[: 1 if single else 3]
+        if family.control and rng.random() < 0.3:  # a string that spells the format's own markup
+            tag = rng.choice(family.control)
+            sampled[0][1]["deep"] = f"{value(rng)}{tag[0]}{GUARD}{tag[1:]} "
         text = completion(tokenizer, sampled, name == "deepseekv3")
         if not any(tool in text for tool, _ in sampled):
             raise LookupError("the template leaves calls out")

@@ -28,7 +28,7 @@ from tito_core.parsing.markup import DecodedIds, Mark, Markup
 from tito_core.parsing.parsed import ParsedCall, ParsedTurn
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.registry import register_tool_parser
-from tito_core.parsing.suspects import Suspicion
+from tito_core.parsing.suspects import SuspectFinder
 from tito_core.parsing.turn import without_stop
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _ADDRESSED = re.compile(r"\s*(?:assistant)? to=")
 _IN_CHANNEL = re.compile(rf"(analysis|commentary|final){_TO}\s*([a-z]+)?\s*")
 _FUNCTIONS = "functions."
 _TAGS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
-_SUSPICION = Suspicion(_TAGS)
+_SUSPECT_FINDER = SuspectFinder(_TAGS)
 
 
 @register_tool_parser("gpt_oss", "openai", "gpt-oss", marks=Marks(("<|channel|>commentary", "<|call|>")))
@@ -231,7 +231,7 @@ class _Messages:
         start = max(start, self._sampled)
         into.append(self._completion.text[start:stop])
         if into is self._texts:
-            self._suspects += _SUSPICION.of(self._completion, start, stop)
+            self._suspects += _SUSPECT_FINDER.records(self._completion, start, stop)
 
 
 def _header(cursor: Cursor) -> tuple[str | None, str, str] | None:
