@@ -48,6 +48,7 @@ class Family:
         nested_keys: Characters of keys inside arguments.
         single_call: Whether a turn has at most one call.
         nested: Whether arguments can be lists and objects of any content; else the tests generate none.
+        forced: Whether a call can be forced by a grammar.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Family:
     nested_keys: str = "ab1é _\"'"
     single_call: bool = False
     nested: bool = True
+    forced: bool = True
 
     def tokenizer(self, by_token: bool) -> Any:
         return _tokenizer(self.control + self.think_tokens if by_token else ())
@@ -330,8 +332,8 @@ FAMILIES = {
             json_arguments=False,
             think=tags("longcat_think"),
         ),
-        Family("step3", STEP3, step3, typed=True, json_arguments=False),
-        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK, json_arguments=False),
+        Family("step3", STEP3, step3, typed=True, json_arguments=False, forced=False),
+        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK, json_arguments=False, forced=False),
         Family(
             "minimax_m3",
             ("]<]minimax[>[",),
@@ -340,6 +342,7 @@ FAMILIES = {
             json_arguments=False,
             think=tags("mm:think"),
             nested=False,
+            forced=False,
         ),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(
@@ -348,13 +351,14 @@ FAMILIES = {
             between("<|START_ACTION|>", "<|END_ACTION|>", cohere),
             think=("<|START_THINKING|>", "<|END_THINKING|>"),
         ),
-        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS, json_arguments=False),
+        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS, json_arguments=False, forced=False),
         Family(
             "olmo3",
             tags("function_calls"),
             between("<function_calls>", "</function_calls>", lines),
             keys=WORDS,
             json_arguments=False,
+            forced=False,
         ),
         Family("glm47", GLM, glm47, typed=True, json_arguments=False),
         Family("deepseek_v3", DEEPSEEK, deepseek_v3),
@@ -366,20 +370,29 @@ FAMILIES = {
         Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls"), json_arguments=False),
         Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls"), json_arguments=False),
         Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " "), json_arguments=False),
-        Family("gpt_oss", HARMONY, gpt_oss, think=None, text_before=False, single_call=True),
+        Family("gpt_oss", HARMONY, gpt_oss, think=None, text_before=False, single_call=True, forced=False),
         Family("llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
         Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
         Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None),
         Family("xlam", (), xlam, text_before=False),
-        Family("pythonic", (), pythonic, keys=WORDS, text_before=False, think=None, json_arguments=False),
-        Family("llama4_pythonic", PYTHON, between(*PYTHON, pythonic), keys=WORDS, think=None, json_arguments=False),
+        Family("pythonic", (), pythonic, keys=WORDS, text_before=False, think=None, json_arguments=False, forced=False),
+        Family(
+            "llama4_pythonic",
+            PYTHON,
+            between(*PYTHON, pythonic),
+            keys=WORDS,
+            think=None,
+            json_arguments=False,
+            forced=False,
+        ),
         Family(
             "gemma4",
             ("<|tool_call>", "<tool_call|>", '<|"|>'),
             gemma4,
             think=("<|channel>thought\n", "<channel|>"),
             json_arguments=False,
+            forced=False,
         ),
     )
 }

@@ -15,19 +15,41 @@ class CallFormat:
     To add a format:
 
     1. Create a module in `tito_core/parsing/formats/`; every module there is imported. If the format is an existing one
-       with other tags, add a `register_format` line to that format's module instead. A package of yours calls
-       `register_format` itself, and the user imports it before choosing the parser.
-    2. Subclass `CallFormat`. List every tag in `tags`, and in `opening` those that begin a call.
-    3. Implement `read` (calls between tags) or `read_bare` (calls without tags), or both. `formats/hermes.py` is the
-       shortest example with one JSON object per call, `formats/minimax_m2.py` with tagged parameters, and
-       `formats/sections.py` reads calls that share an outer pair of tags. `read` usually asks `Completion.frame` where
-       the call ends and gives it to `Completion.read_frame` with a function that takes a `Cursor` over the body and
-       returns a `ParsedCallText`, or raises `Malformed`. Never repair a call (law 9).
-    4. Implement `grammar` if engines can force a call in this notation.
-    5. Call `register_format(name, instance, ...)` with the family's reasoning tags, and the marks by which
-       `parser="auto"` recognises its chat template.
-    6. Describe the format in `tests/parsing/families.py`, where a `Family` renders calls: the tests of all formats then
-       run on it. Run `python -m parsing.record` in `tests/`, and add a row to the table in `docs/tools.md`.
+       with other tags, add a `register_format` line to that format's module instead. For a format in another
+       distribution, see `tito_core/parsing/registry.py`.
+    2. Subclass `CallFormat`. List all tags in `tags`, and in `opening` those that begin a call.
+    3. Implement `read` for calls between tags, `read_bare` for calls without tags, or both. In `read`, find the end of
+       the call with `Completion.frame`, and pass it to `Completion.read_frame` with a function that parses the body.
+       That function takes a `Cursor` and returns a `ParsedCallText` or raises `Malformed`. Never repair a call (law 9).
+    4. Implement `grammar` if engines can force a call in this notation; `tito_core/parsing/grammar.py` has the parts.
+    5. Call `register_format` with the parser's name, the family's reasoning tags, and the marks by which parser="auto"
+       recognises its chat template.
+    6. Add a `Family` that renders calls to `tests/parsing/families.py`; the tests of all formats then run on it. Run
+       `python -m parsing.record` in `tests/`, and add a row to the table in `docs/tools.md`.
+
+    A whole format, for `<call name=look>{"at": "x"}</call>`:
+
+        OPEN, CLOSE = "<call name=", "</call>"
+
+
+        class NamedCalls(CallFormat):
+            tags = (OPEN, CLOSE)
+            opening = frozenset({OPEN})
+
+            def read(self, completion, start, tag):
+                frame = completion.frame(start, start + len(OPEN), CLOSE, before=self.opening)
+                return completion.read_frame(frame, CLOSE, _call)
+
+
+        def _call(cursor):
+            name = cursor.tool_name(cursor.until_text(">"))
+            return call_of_arguments(name, cursor.take_rest())
+
+
+        register_format("named", NamedCalls(), marks=Marks((OPEN,)))
+
+    Other examples: `formats/hermes.py` (one JSON object, with a grammar), `formats/minimax_m2.py` (tagged parameters in
+    a section of calls), `formats/pythonic.py` (calls without tags).
 
     Attributes:
         tags: All tags, closing and inner ones included. A tag that is a token of the vocabulary is matched by its id
