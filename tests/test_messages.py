@@ -32,7 +32,7 @@ def build(**changes: Any) -> TITOModel:
         ({"base_url": "http://no.such.host.invalid"}, EngineConnectionError, "host.s name"),
         ({"backend": "trtllm"}, UnknownBackendError, "no backend 'trtllm'. Installed backends: sglang, vllm"),
         ({"tokenizer": "/no/such/folder"}, TokenizerError, "no folder '/no/such/folder'.*check the path"),
-        ({"parser": "hermez"}, UnknownParserError, "no tool parser 'hermez'. Known parsers: auto, cohere_command"),
+        ({"parser": "hermez"}, UnknownParserError, "'hermez'. Available: auto, cohere_command"),
         ({"sampling": {"temprature": 1}}, InvalidValueError, "did you mean 'temperature'"),
         ({"sampling": {"extra": {"n": 2}}}, InvalidValueError, "For n samples, make n rollouts"),
         (

@@ -1,4 +1,4 @@
-"""Turns at the edges of each format, by hand; `parsing.record` writes down what they are."""
+"""Edge cases of each format, written by hand; `parsing.record` records how they parse."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ def nested(opened: str, inner: str, closed: str, levels: int) -> str:
 
 
 def deep(call: Callable[[str], str], opened: str, closed: str, inner: str = "1") -> list[str]:
-    """Give a call whose value nests as deep as is allowed, and one that nests deeper."""
+    """Return calls whose value nests up to, exactly and above the limit."""
     return [call(nested(opened, inner, closed, levels)) for levels in (98, 99, 100)]
 
 
-def in_json(said: str) -> list[str]:
-    """Fill the arguments of a format that writes them as JSON."""
+def in_json(completion: str) -> list[str]:
+    """Return a call with various JSON arguments in place of the `@`."""
     given = ["{}", " {} ", "[]", "1", "", '{"a": NaN}', '{"a": 1e999}', '{"a": 1, "a": 2}', '{"a": "\\ud800"}']
     given += ['{"a": "\\ud83d\\ude42"}', '{"a": 1} x', '{"a": {"b": [1, {"c": null}]}}', '{"a": "é漢"}']
-    return [said.replace("@", each) for each in given] + deep(lambda v: said.replace("@", f'{{"a": {v}}}'), "[", "]")
+    return [completion.replace("@", each) for each in given] + deep(
+        lambda v: completion.replace("@", f'{{"a": {v}}}'), "[", "]"
+    )
 
 
 def objects(arguments: str) -> list[str]:
-    """Give calls as JSON objects, sound and not."""
+    """Return calls as JSON objects, valid and invalid."""
     keys: list[dict[str, object]] = [
         {"name": "look", arguments: {"a": 1}},
         {"name": "look", arguments: {}, "id": "a1"},
@@ -215,7 +217,7 @@ EDGES: dict[str, list[str]] = {
     "gpt_oss": HARMONY,
     "mistral": MISTRAL,
     "pythonic": PYTHONIC,
-    "llama4_pythonic": [f"<|python_start|>{said}<|python_end|>" for said in PYTHONIC],
+    "llama4_pythonic": [f"<|python_start|>{completion}<|python_end|>" for completion in PYTHONIC],
     "gemma4": GEMMA,
     "glm45": GLM,
     "glm47": GLM,

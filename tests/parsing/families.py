@@ -1,4 +1,7 @@
-"""Each format as its family writes it, by hand: what the parsers are held to."""
+"""A renderer of each tool-call format, written by hand: the reference for the parsers.
+
+A new format needs a `Family` here; all tests of `NAMES` then run on it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tito_core.parsing import ParsedTurn, Tools, get_tool_parser
 
 Call = tuple[str, dict[str, Any]]
 GUARD = "☃"
-"""Stands inside a tag that content spells, so that it is not taken for the format's own; ids never hold it."""
+"""Put inside a tag that content spells, so that `ids_of` encodes it as text; no ids contain it."""
 
 
 def dumps(value: Any) -> str:
@@ -34,35 +37,39 @@ class Family:
     """A format.
 
     Attributes:
-        name: The parser's.
-        control: Tags that its vocabularies have as tokens.
-        render: Writes calls.
+        name: The parser's name.
+        control: The tags, or parts of tags, that its vocabularies have as tokens.
+        render: Renders calls.
         typed: Whether argument types come from the schema.
-        keys: What arguments may be called at the top.
-        beside: Whether text may stand before the calls.
+        json_arguments: Whether the arguments of a call are written as one JSON object.
+        keys: Names of arguments, as a regular expression.
+        text_before: Whether text can come before the calls.
         think: Tags of its reasoning.
-        anchored: Whether `control` holds a part of tags, not whole tags.
-        one: Whether a turn holds one call at most.
-        nested: Whether lists and objects may hold anything; else they say no types of their own, and are left out.
+        nested_keys: Characters of keys inside arguments.
+        single_call: Whether a turn has at most one call.
+        nested: Whether arguments can be lists and objects of any content; else the tests generate none.
+        forced: Whether a call can be forced by a grammar.
     """
 
     name: str
     control: tuple[str, ...]
     render: Callable[[Sequence[Call]], str]
     typed: bool = False
+    json_arguments: bool = True
     keys: str = r"[ab1é_]{1,4}"
-    beside: bool = True
+    text_before: bool = True
     think: tuple[str, str] | None = ("<think>", "</think>")
     nested_keys: str = "ab1é _\"'"
-    one: bool = False
+    single_call: bool = False
     nested: bool = True
+    forced: bool = True
 
     def tokenizer(self, by_token: bool) -> Any:
-        return _tokenizer(self.control + self.thinks if by_token else ())
+        return _tokenizer(self.control + self.think_tokens if by_token else ())
 
     @property
-    def thinks(self) -> tuple[str, ...]:
-        """Tags of reasoning that are one token each."""
+    def think_tokens(self) -> tuple[str, ...]:
+        """The tags of reasoning that are tokens."""
         alone = (tag.removesuffix("thought\n") for tag in self.think or ())
         return tuple(tag for tag in alone if not any(control in tag for control in self.control))
 
@@ -154,7 +161,7 @@ def dsml(block: str, space: str = "") -> Render:
 
 
 def gpt_oss(calls: Sequence[Call]) -> str:
-    """A turn of gpt-oss ends with its first call."""
+    """Render calls; a turn of gpt-oss ends with its first call."""
     return "".join(
         f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{dumps(a)}<|call|>" for n, a in calls
     )
@@ -306,32 +313,36 @@ FAMILIES = {
         Family("hermes", CALL, in_tags("tool_call")),
         Family("ernie45", CALL, in_tags("tool_call")),
         Family("longcat", tags("longcat_tool_call"), in_tags("longcat_tool_call"), think=tags("longcat_think")),
-        Family("qwen3_coder", CALL, functions("tool_call", "\n", plain), typed=True),
-        Family("mimo", CALL, functions("tool_call", "", plain), typed=True),
+        Family("qwen3_coder", CALL, functions("tool_call", "\n", plain), typed=True, json_arguments=False),
+        Family("mimo", CALL, functions("tool_call", "", plain), typed=True, json_arguments=False),
         Family(
             "seed_oss",
             tags("seed:tool_call"),
             functions("seed:tool_call", "", python),
             typed=True,
+            json_arguments=False,
             think=tags("seed:think"),
         ),
-        Family("glm45", GLM, arg_keys(""), typed=True),
+        Family("glm45", GLM, arg_keys(""), typed=True, json_arguments=False),
         Family(
             "longcat2",
             tuple(f"{tag[: tag.index(tag.strip('</'))]}longcat_{tag.strip('</')}" for tag in GLM),
             arg_keys("longcat_"),
             typed=True,
+            json_arguments=False,
             think=tags("longcat_think"),
         ),
-        Family("step3", STEP3, step3, typed=True),
-        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK),
+        Family("step3", STEP3, step3, typed=True, json_arguments=False, forced=False),
+        Family("kimi_k3", XTML, kimi_k3, think=XTML_THINK, json_arguments=False, forced=False),
         Family(
             "minimax_m3",
             ("]<]minimax[>[",),
             minimax_m3,
             typed=True,
+            json_arguments=False,
             think=tags("mm:think"),
             nested=False,
+            forced=False,
         ),
         Family("hunyuan_a13b", tags("tool_calls"), between("<tool_calls>", "</tool_calls>", array)),
         Family(
@@ -340,46 +351,60 @@ FAMILIES = {
             between("<|START_ACTION|>", "<|END_ACTION|>", cohere),
             think=("<|START_THINKING|>", "<|END_THINKING|>"),
         ),
-        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS),
+        Family("lfm2", LFM2, between(*LFM2, pythonic), keys=WORDS, json_arguments=False, forced=False),
         Family(
             "olmo3",
             tags("function_calls"),
             between("<function_calls>", "</function_calls>", lines),
             keys=WORDS,
+            json_arguments=False,
+            forced=False,
         ),
-        Family("glm47", GLM, glm47, typed=True),
+        Family("glm47", GLM, glm47, typed=True, json_arguments=False),
         Family("deepseek_v3", DEEPSEEK, deepseek_v3),
         Family("deepseek_v31", DEEPSEEK, deepseek_v31),
         Family("kimi_k2", KIMI, kimi_k2),
-        Family("minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True),
-        Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls")),
-        Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls")),
-        Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " ")),
-        Family("gpt_oss", HARMONY, gpt_oss, think=None, beside=False, one=True),
-        Family("llama3_json", ("<|python_tag|>",), llama3_json, beside=False, think=None),
+        Family(
+            "minimax_m2", ("<minimax:tool_call>", "</minimax:tool_call>"), minimax_m2, typed=True, json_arguments=False
+        ),
+        Family("deepseek_v32", ("｜DSML｜",), dsml("function_calls"), json_arguments=False),
+        Family("deepseek_v4", ("｜DSML｜",), dsml("tool_calls"), json_arguments=False),
+        Family("deepseek_v41", ("｜DSML｜",), dsml("calls", " "), json_arguments=False),
+        Family("gpt_oss", HARMONY, gpt_oss, think=None, text_before=False, single_call=True, forced=False),
+        Family("llama3_json", ("<|python_tag|>",), llama3_json, text_before=False, think=None),
         Family("mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), mistral, think=BRACKETS),
         Family("granite", ("<|tool_call|>",), prefixed("<|tool_call|>"), think=None),
-        Family("phi4_mini", (), prefixed("functools"), beside=False, think=None),
-        Family("xlam", (), xlam, beside=False),
-        Family("pythonic", (), pythonic, keys=WORDS, beside=False, think=None),
-        Family("llama4_pythonic", PYTHON, between(*PYTHON, pythonic), keys=WORDS, think=None),
+        Family("phi4_mini", (), prefixed("functools"), text_before=False, think=None),
+        Family("xlam", (), xlam, text_before=False),
+        Family("pythonic", (), pythonic, keys=WORDS, text_before=False, think=None, json_arguments=False, forced=False),
+        Family(
+            "llama4_pythonic",
+            PYTHON,
+            between(*PYTHON, pythonic),
+            keys=WORDS,
+            think=None,
+            json_arguments=False,
+            forced=False,
+        ),
         Family(
             "gemma4",
             ("<|tool_call>", "<tool_call|>", '<|"|>'),
             gemma4,
             think=("<|channel>thought\n", "<channel|>"),
+            json_arguments=False,
+            forced=False,
         ),
     )
 }
 NAMES = sorted(FAMILIES)
 
 
-def ids_of(family: Family, said: str, by_token: bool = True) -> list[int]:
-    """Encode a turn: the format's own tags as its vocabulary has them, and everything else with control tokens off."""
+def ids_of(family: Family, completion: str, by_token: bool = True) -> list[int]:
+    """Encode a completion: the format's tags as tokens if `by_token`, and everything else as plain text."""
     tokenizer, spelled = family.tokenizer(by_token), _tokenizer(())
-    tags = (*family.control, *family.thinks, "<|im_end|>") if by_token else ("<|im_end|>",)
+    tags = (*family.control, *family.think_tokens, "<|im_end|>") if by_token else ("<|im_end|>",)
     ids: list[int] = []
-    for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", said):
+    for piece in re.split("(" + "|".join(map(re.escape, tags)) + ")", completion):
         if piece in tags:
             ids.append(tokenizer.convert_tokens_to_ids(piece))
         else:

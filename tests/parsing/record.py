@@ -1,9 +1,9 @@
-"""Write tests/parsing/recorded.json: what each format makes of sound, damaged and cut turns, word for word.
+"""Write tests/parsing/recorded.json: how each format parses valid, damaged and cut turns, with the exact reasons.
 
     python -m parsing.record       (from tests/)
 
-A policy is trained on these sentences, so none of them changes by accident. Of many turns at random those are kept that
-show something new, a reason or a combination that no other has; beside them stand those of `parsing.edges`.
+Policies are trained on these reasons, so they should not change by accident. Of many random turns it keeps one for each
+combination of statuses and reasons, and adds those of `parsing.edges`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tito_core.parsing import ParsedTurn, get_tool_parser
 PATH = Path(__file__).with_name("recorded.json")
 TURNS = 250
 MOST = 30
-"""Turns that are kept of a format."""
+"""Turns to keep of a format."""
 
 
-def read(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
-    """Parse a turn, and give all that came out of it."""
+def read(family: Family, completion: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+    """Parse a turn, and return the result as JSON."""
     tools = {name: schema_of(given) for name, given in calls}
     session = get_tool_parser(family.name, family.tokenizer(by_token)).start((), tools)
-    session.feed(ids_of(family, said, by_token))
+    session.feed(ids_of(family, completion, by_token))
     return shown(session.finish(truncated=truncated))
 
 
@@ -44,51 +44,51 @@ def shown(turn: ParsedTurn) -> dict[str, Any]:
 
 
 def signature(found: dict[str, Any]) -> str:
-    """Give what is new about a turn: its calls' statuses and reasons, without the values they quote."""
+    """Return the statuses and reasons of a turn, without the values that they quote."""
     calls = {(call[0], bool(call[1]), re.sub(r"'[^']*'|\d+", "_", call[5])) for call in found["calls"]}
     return json.dumps([bool(found["reasoning"]), bool(found["text"].strip()), found["closed"], sorted(calls)])
 
 
-def candidates(family: Family, chance: random.Random) -> Iterator[tuple[str, list[Call]]]:
-    """Make turns: sound and damaged ones, as they are, cut, beside text and reasoning, spliced."""
+def candidates(family: Family, rng: random.Random) -> Iterator[tuple[str, list[Call]]]:
+    """Generate valid and damaged turns: whole, cut, joined, and with text and reasoning."""
     opened, closed = family.think or ("", "")
     for one, other in zip(sound(family, TURNS, 2), damaged(family, TURNS, 3), strict=True):
-        cut = chance.randrange(len(one.text) + 1)
-        for said in (
+        cut = rng.randrange(len(one.text) + 1)
+        for completion in (
             one.text,
             other.text,
-            f"So. {one.text} Then?" if family.beside else one.text,
+            f"So. {one.text} Then?" if family.text_before else one.text,
             f"{opened}Hm.{closed}{one.text}",
             f"{opened}{other.text}",
             one.text[:cut],
             one.text[cut:],
             other.text[:cut] + one.text,
         ):
-            yield said, [*one.calls, *other.calls]
+            yield completion, [*one.calls, *other.calls]
 
 
 def record(family: Family) -> list[dict[str, Any]]:
-    """Choose turns of one format and write down what they are."""
-    chance = random.Random(family.name)
+    """Return the turns of one format to record."""
+    rng = random.Random(family.name)
     kept: dict[str, dict[str, Any]] = {}
     edges = [
-        entry(family, said, [("look", {"a": 1, "b": "x"})], by_token, truncated)
-        for said in EDGES.get(family.name, ())
+        entry(family, completion, [("look", {"a": 1, "b": "x"})], by_token, truncated)
+        for completion in EDGES.get(family.name, ())
         for by_token, truncated in ((True, False), (True, True), (False, False))
     ]
-    for said, calls in candidates(family, chance):
-        by_token, truncated = chance.random() < 0.7, chance.random() < 0.3
-        found = read(family, said, calls, by_token, truncated)
+    for completion, calls in candidates(family, rng):
+        by_token, truncated = rng.random() < 0.7, rng.random() < 0.3
+        found = read(family, completion, calls, by_token, truncated)
         known = kept.get(signature(found))
-        if (known is None and len(kept) < MOST) or (known is not None and len(said) < len(known["said"])):
-            kept[signature(found)] = entry(family, said, calls, by_token, truncated)
+        if (known is None and len(kept) < MOST) or (known is not None and len(completion) < len(known["completion"])):
+            kept[signature(found)] = entry(family, completion, calls, by_token, truncated)
     return [*kept.values(), *edges]
 
 
-def entry(family: Family, said: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
-    """Write down one turn."""
-    found = read(family, said, calls, by_token, truncated)
-    return {"said": said, "calls": calls, "by_token": by_token, "truncated": truncated, "is": found}
+def entry(family: Family, completion: str, calls: list[Call], by_token: bool, truncated: bool) -> dict[str, Any]:
+    """Return the record of one turn."""
+    found = read(family, completion, calls, by_token, truncated)
+    return {"completion": completion, "calls": calls, "by_token": by_token, "truncated": truncated, "parsed": found}
 
 
 def main() -> None:

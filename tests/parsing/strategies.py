@@ -1,4 +1,4 @@
-"""Calls of every format, at random."""
+"""Hypothesis strategies for the calls of each format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ text = st.text("ab1é漢🙂 \n\"'\\{}[]:,<>/_=()", max_size=8)
 
 
 def guarded(family: Family, control: bool) -> st.SearchStrategy[str]:
-    """Strings, some of which spell the tags of the format where it has control tokens."""
+    """Return strings; with `control`, some of them spell the format's tags."""
     if not control or not family.control:
         return text
     spelled = st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.control])
-    if family.thinks:
-        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.thinks])
+    if family.think_tokens:
+        spelled |= st.sampled_from([f"{tag[0]}{GUARD}{tag[1:]}" for tag in family.think_tokens])
     return text | st.tuples(text, spelled, text).map("".join)
 
 
@@ -38,4 +38,4 @@ def arguments(family: Family, control: bool = True) -> st.SearchStrategy[dict[st
 
 def turns(family: Family, control: bool = True) -> st.SearchStrategy[list[Call]]:
     calls = st.tuples(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), arguments(family, control))
-    return st.lists(calls, min_size=1, max_size=1 if family.one else 3, unique_by=lambda call: call[0])
+    return st.lists(calls, min_size=1, max_size=1 if family.single_call else 3, unique_by=lambda call: call[0])

@@ -1,6 +1,6 @@
-"""Whatever ids come, in whatever chunks: the same turn, whole spans and no exception.
+"""Any ids in any chunks give the same turn, valid spans and no exception.
 
-TITO_CASES says how many cases of each format, TITO_SEED which; `make prove` runs 20,000.
+TITO_CASES is the number of cases of each format, TITO_SEED their seed; `make prove` runs 20,000.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CHARACTERS = "é漢🙂￿".encode()
 
 
 class Source:
-    """Makes ids at random, of one format and vocabulary."""
+    """Generates random ids for one format and vocabulary."""
 
-    def __init__(self, family: Family, by_token: bool, chance: random.Random) -> None:
-        self.family, self.by_token, self.chance = family, by_token, chance
+    def __init__(self, family: Family, by_token: bool, rng: random.Random) -> None:
+        self.family, self.by_token, self.rng = family, by_token, rng
         tokenizer = family.tokenizer(by_token)
         self.size = len(tokenizer)
         self.control = sorted(tokenizer.added_tokens_decoder)
-        self.sound = ids_of(family, family.render(CALLS[: 1 if family.one else 2]), by_token)
+        self.sound = ids_of(family, family.render(CALLS[: 1 if family.single_call else 2]), by_token)
         markup = [*family.control, *(family.think or ()), *TEXT_MARKUP.get(family.name, ()), "<|im_end|>"]
         self.markup = [ids_of(family, tag, by_token) for tag in markup]
         kinds: tuple[Callable[[], list[int]], ...] = (self.any_ids, self.bytes_cut, self.only_control, self.pieces)
@@ -40,30 +40,28 @@ class Source:
         return self.kinds[number % len(self.kinds)]()
 
     def any_ids(self) -> list[int]:
-        return [self.chance.randrange(self.size + 50) for _ in range(self.chance.randrange(25))]
+        return [self.rng.randrange(self.size + 50) for _ in range(self.rng.randrange(25))]
 
     def bytes_cut(self) -> list[int]:
-        """Bytes of characters, some left out, with whole tags among them."""
+        """Return bytes of characters, some missing, with whole tags between them."""
         ids: list[int] = []
-        for byte in CHARACTERS * self.chance.randrange(1, 3):
-            if self.chance.random() < 0.8:
+        for byte in CHARACTERS * self.rng.randrange(1, 3):
+            if self.rng.random() < 0.8:
                 ids.append(BYTE_IDS[byte])
-            if self.chance.random() < 0.15:
-                ids += self.chance.choice(self.markup)
+            if self.rng.random() < 0.15:
+                ids += self.rng.choice(self.markup)
         return ids
 
     def only_control(self) -> list[int]:
-        return [self.chance.choice(self.control) for _ in range(self.chance.randrange(20))]
+        return [self.rng.choice(self.control) for _ in range(self.rng.randrange(20))]
 
     def pieces(self) -> list[int]:
-        """Stretches of a sound turn and tags, one after the other; often its beginning first, as some formats need."""
-        ids = self.sound[: self.chance.randrange(len(self.sound) + 1)] if self.chance.random() < 0.5 else []
-        for _ in range(self.chance.randrange(1, 6)):
-            start, stop = sorted(self.chance.randrange(len(self.sound) + 1) for _ in range(2))
-            kind = self.chance.random()
-            ids += (
-                self.sound[start:stop] if kind < 0.5 else self.sound if kind < 0.6 else self.chance.choice(self.markup)
-            )
+        """Return parts of a valid turn and tags; often the turn's beginning first, which some formats need."""
+        ids = self.sound[: self.rng.randrange(len(self.sound) + 1)] if self.rng.random() < 0.5 else []
+        for _ in range(self.rng.randrange(1, 6)):
+            start, stop = sorted(self.rng.randrange(len(self.sound) + 1) for _ in range(2))
+            kind = self.rng.random()
+            ids += self.sound[start:stop] if kind < 0.5 else self.sound if kind < 0.6 else self.rng.choice(self.markup)
         return ids
 
 
@@ -74,9 +72,9 @@ def parsed(parser: ToolParser, chunks: list[list[int]], tail: list[int], truncat
     return session.finish(truncated=truncated)
 
 
-def split(ids: list[int], chance: random.Random) -> list[list[int]]:
-    """Cut ids at random places; some chunks are empty."""
-    cuts = sorted(chance.randrange(len(ids) + 1) for _ in range(chance.randrange(6)))
+def split(ids: list[int], rng: random.Random) -> list[list[int]]:
+    """Split ids at random places; some chunks are empty."""
+    cuts = sorted(rng.randrange(len(ids) + 1) for _ in range(rng.randrange(6)))
     return [ids[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
@@ -94,17 +92,17 @@ def check(turn: ParsedTurn, count: int, truncated: bool) -> None:
 def test_any_ids_in_any_chunks_are_one_turn(name: str) -> None:
     family = FAMILIES[name]
     for by_token in (True, False):
-        chance = random.Random(f"{name} {by_token} {SEED}")
+        rng = random.Random(f"{name} {by_token} {SEED}")
         parser = get_tool_parser(name, family.tokenizer(by_token))
-        source = Source(family, by_token, chance)
+        source = Source(family, by_token, rng)
         called = 0
         for number in range(CASES):
-            ids, truncated = source.case(number), chance.random() < 0.5
-            tail = chance.choice(source.markup) if chance.random() < 0.2 else []
+            ids, truncated = source.case(number), rng.random() < 0.5
+            tail = rng.choice(source.markup) if rng.random() < 0.2 else []
             turn = parsed(parser, [ids], tail, truncated)
             check(turn, len(ids), truncated)
-            assert parsed(parser, split(ids, chance), tail, truncated) == turn, ids
+            assert parsed(parser, split(ids, rng), tail, truncated) == turn, ids
             assert parsed(parser, [[token] for token in ids], tail, truncated) == turn, ids
             called += bool(turn.calls)
-        assert called > CASES / 20, "the cases hold too few calls to show anything"
+        assert called > CASES / 20, "too few cases contain a call"
     print(f"{CASES} cases")

@@ -1,4 +1,4 @@
-"""Lengths of strings become patterns in a grammar's schema, and nothing else changes."""
+"""The lengths of strings in a grammar's schema become patterns; nothing else changes."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_length_is_a_pattern(schema: Any, lengths: str) -> None:
         {"type": "array", "items": True},
     ],
 )
-def test_what_has_no_length_or_is_no_schema_stays(schema: Any) -> None:
+def test_other_schemas_and_values_are_unchanged(schema: Any) -> None:
     assert bounded_by_pattern(schema) == schema
 
 
-def test_schemas_are_found_wherever_one_may_stand() -> None:
+def test_nested_schemas_are_found() -> None:
     short: Any = {"type": "string", "maxLength": 3}
     schema = {
         "type": "object",
@@ -66,7 +66,7 @@ def test_schemas_are_found_wherever_one_may_stand() -> None:
 
 
 @given(st.text(), st.integers(0, 4), st.integers(4, 9))
-def test_what_the_pattern_takes_is_json_of_the_length_as_it_stands(text: str, least: int, most: int) -> None:
+def test_text_that_matches_the_pattern_is_json_of_that_length(text: str, least: int, most: int) -> None:
     schema = {"type": "string", "minLength": least, "maxLength": most}
     taken = re.fullmatch(bounded_by_pattern(schema)["pattern"].removeprefix("^").removesuffix("$"), text)
     if taken:

@@ -1,4 +1,4 @@
-"""What is broken is malformed, with a reason, and never becomes another call (law 9)."""
+"""Broken calls are malformed, with a reason, and never become another call (law 9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERBATIM = (
     "kimi_k3",
     *(n for n in NAMES if FAMILIES[n].typed),
 )
-"""A character more may be part of a value that these write without quotes."""
+"""Formats in which an added character may become part of a value without quotes."""
 STRUCTURE = "<>{}[]\":;,|/=｜()'."
 
 
@@ -30,25 +30,27 @@ def sound(turn: ParsedTurn) -> Counter[str]:
 
 
 def calls_for(family: Family) -> list[Call]:
-    return CALLS[:1] if family.one else CALLS
+    return CALLS[:1] if family.single_call else CALLS
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_losing_a_tag_or_a_character_of_structure_makes_no_other_call(name: str) -> None:
     family, calls = FAMILIES[name], calls_for(FAMILIES[name])
-    said = family.render(calls)
-    whole = sound(parse(family, ids_of(family, said), calls))
+    completion = family.render(calls)
+    whole = sound(parse(family, ids_of(family, completion), calls))
     assert whole.total() == len(calls)
-    damaged = {said[:i] + said[i + 1 :] for i, c in enumerate(said) if c in STRUCTURE}
+    damaged = {completion[:i] + completion[i + 1 :] for i, c in enumerate(completion) if c in STRUCTURE}
     if name not in VERBATIM:
-        damaged |= {said[:i] + c + said[i:] for i, c in enumerate(said) if c in STRUCTURE}
+        damaged |= {completion[:i] + c + completion[i:] for i, c in enumerate(completion) if c in STRUCTURE}
     for tag in family.control:
-        places = [match.span() for match in re.finditer(re.escape(tag), said)]
-        damaged |= {said[:start] + said[stop:] for start, stop in places}
-        damaged |= {said[:start] + tag + said[start:] for start, _ in places}
-        damaged |= {said[:start] + other + said[stop:] for start, stop in places for other in family.control}
+        places = [match.span() for match in re.finditer(re.escape(tag), completion)]
+        damaged |= {completion[:start] + completion[stop:] for start, stop in places}
+        damaged |= {completion[:start] + tag + completion[start:] for start, _ in places}
+        damaged |= {
+            completion[:start] + other + completion[stop:] for start, stop in places for other in family.control
+        }
     reported = 0
-    for each in damaged - {said}:
+    for each in damaged - {completion}:
         for by_token in (True, False):
             turn = parse(family, ids_of(family, each, by_token), calls, by_token=by_token)
             assert sound(turn) <= whole, each
@@ -113,14 +115,14 @@ MALFORMED_CALLS = [
     ("qwen3_coder", q(p("x") + "y"), "stray text: '\\ny'", "look"),
     ("qwen3_coder", q("<parameter=at>\nx</parameter>\n"), "on lines of its own", "look"),
     ("qwen3_coder", q("<parameter=at>x\n</parameter>\n"), "on lines of its own", "look"),
-    ("qwen3_coder", q("<parameter=>\nx\n</parameter>\n"), "no sound name", "look"),
+    ("qwen3_coder", q("<parameter=>\nx\n</parameter>\n"), "no valid", "look"),
     ("qwen3_coder", q("<parameter=at\nx\n</parameter>\n"), "lacks '>'", "look"),
     ("qwen3_coder", q("text"), "stray text", "look"),
     ("qwen3_coder", q(p("five", "far")), "not valid JSON", "look"),
     ("qwen3_coder", q(p("5.5", "far")), "must be of type integer, not '5.5'", "look"),
     ("qwen3_coder", q(p("[1,]", "all")), "not valid JSON", "look"),
     ("qwen3_coder", q(p("{}", "all")), "must be of type array", "look"),
-    ("qwen3_coder", q(p("NaN", "big")), "NaN is no JSON number", "look"),
+    ("qwen3_coder", q(p("NaN", "big")), "NaN is not a JSON number", "look"),
     ("qwen3_coder", "<tool_call>\n<function=look></tool_call>", "lacks </function>", "look"),
     ("qwen3_coder", "<tool_call>\n<function=look</function></tool_call>", "lacks '>'", None),
     ("qwen3_coder", "<tool_call></tool_call>", "lacks <function=", None),
@@ -128,8 +130,8 @@ MALFORMED_CALLS = [
     ("qwen3_coder", "<tool_call>\n<function=look>\n</function>\nx</tool_call>", "stray text: '\\nx'", "look"),
     ("qwen3_coder", "<tool_call>\nx<function=look>\n</function></tool_call>", "stray text: '\\nx'", None),
     ("qwen3_coder", "<tool_call>\n<function=look>\n</function>", "no closing </tool_call>", "look"),
-    ("glm45", "<tool_call></tool_call>", "no sound name", None),
-    ("glm45", '<tool_call>{"name": "look"}</tool_call>', "no sound name", None),
+    ("glm45", "<tool_call></tool_call>", "no valid", None),
+    ("glm45", '<tool_call>{"name": "look"}</tool_call>', "no valid", None),
     ("glm45", "<tool_call>look<arg_key>at</arg_key></tool_call>", "lacks <arg_value>", "look"),
     ("glm45", "<tool_call>look<arg_value>x</arg_value></tool_call>", "<arg_value> where <arg_key>", None),
     ("glm45", "<tool_call>look<arg_key>at</arg_key>y<arg_value>x</arg_value></tool_call>", "stray text: 'y'", "look"),
@@ -144,17 +146,17 @@ MALFORMED_CALLS = [
     ("glm47", "<tool_call>look<arg_key>far</arg_key><arg_value>x</arg_value></tool_call>", "not valid JSON", "look"),
     ("glm47", "<tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value>y</tool_call>", "stray text: 'y'", "look"),
     ("minimax_m2", m('<parameter name="at">x'), "lacks </parameter>", "look"),
-    ("minimax_m2", m("<parameter name=at>x</parameter>"), "name in double quotes", "look"),
-    ("minimax_m2", m("<parameter name='at'>x</parameter>"), "name in double quotes", "look"),
+    ("minimax_m2", m("<parameter name=at>x</parameter>"), "must be in double quotes", "look"),
+    ("minimax_m2", m("<parameter name='at'>x</parameter>"), "must be in double quotes", "look"),
     ("minimax_m2", m('<parameter name="at">x</parameter>' * 2), "appears twice", "look"),
     ("minimax_m2", m('<parameter name="far">x</parameter>'), "not valid JSON", "look"),
     ("minimax_m2", m("text"), "stray text: '\\ntext'", "look"),
-    ("minimax_m2", "<minimax:tool_call>\n</minimax:tool_call>", "holds no call", None),
+    ("minimax_m2", "<minimax:tool_call>\n</minimax:tool_call>", "no calls", None),
     ("minimax_m2", "<minimax:tool_call>\ntext\n</minimax:tool_call>", "stray text", None),
     ("minimax_m2", m("").replace("</minimax:tool_call>", ""), "no closing </minimax:tool_call>", "look"),
     ("minimax_m2", m("").replace("</invoke>", ""), "no closing </invoke>", None),
-    ("deepseek_v4", d('<｜DSML｜parameter name="at">x</｜DSML｜parameter>'), "must say name", "look"),
-    ("deepseek_v4", d('<｜DSML｜parameter name="at" string="yes">x</｜DSML｜parameter>'), "must say name", "look"),
+    ("deepseek_v4", d('<｜DSML｜parameter name="at">x</｜DSML｜parameter>'), "must have name", "look"),
+    ("deepseek_v4", d('<｜DSML｜parameter name="at" string="yes">x</｜DSML｜parameter>'), "must have name", "look"),
     ("deepseek_v4", d('<｜DSML｜parameter name="far" string="false">x</｜DSML｜parameter>'), "not valid JSON", "look"),
     ("deepseek_v4", d('<｜DSML｜parameter name="at" string="true">x'), "lacks", "look"),
     ("deepseek_v4", d('<｜DSML｜parameter name="at" string="true">x</｜DSML｜parameter>' * 2), "twice", "look"),
@@ -163,9 +165,9 @@ MALFORMED_CALLS = [
     ("deepseek_v4", d("").replace("</｜DSML｜tool_calls>", ""), "no closing </｜DSML｜tool_calls>", "look"),
     ("deepseek_v31", v31(v31_call("[1]")), "arguments must be a JSON object, not list", "look"),
     ("deepseek_v31", v31(v31_call('{"at": 1')), "not valid JSON", "look"),
-    ("deepseek_v31", v31(v31_call("{}", "")), "no sound name", None),
-    ("deepseek_v31", v31(v31_call("{}", "a b")), "no sound name", None),
-    ("deepseek_v31", v31(""), "holds no call", None),
+    ("deepseek_v31", v31(v31_call("{}", "")), "no valid", None),
+    ("deepseek_v31", v31(v31_call("{}", "a b")), "no valid", None),
+    ("deepseek_v31", v31(""), "no calls", None),
     ("deepseek_v31", v31("look{}"), "stray text among the calls: 'look{}'", None),
     ("deepseek_v31", v31("<｜tool▁call▁begin｜>look{}<｜tool▁call▁end｜>"), "lacks <｜tool▁sep｜>", None),
     ("deepseek_v31", "<｜tool▁calls▁begin｜>" + v31_call("{}"), "no closing <｜tool▁calls▁end｜>", "look"),
@@ -186,13 +188,13 @@ MALFORMED_CALLS = [
     ("gpt_oss", h(TO, "{}", ""), "no closing <|call|>", "look"),
     ("gpt_oss", h("final to=functions.look json"), "not in final", "look"),
     ("gpt_oss", h("commentary to=look json"), "must be functions.look, not look", "look"),
-    ("gpt_oss", h("commentary to=python code"), "'python' is no function", None),
-    ("gpt_oss", h("commentary to=functions. json"), "is no function", None),
+    ("gpt_oss", h("commentary to=python code"), "'python' is not a function", None),
+    ("gpt_oss", h("commentary to=functions. json"), "is not a function", None),
     ("gpt_oss", h("commentary"), "no recipient", None),
     ("gpt_oss", h("commentary to=functions.look <|constrain|>xml"), "must be json, not xml", "look"),
-    ("gpt_oss", h("comment"), "header is not sound", None),
-    ("gpt_oss", h("comment to=functions.look json"), "header is not sound", None),
-    ("gpt_oss", " to=functions.look" + h("commentary to=functions.look json"), "header is not sound", None),
+    ("gpt_oss", h("comment"), "header is not valid", None),
+    ("gpt_oss", h("comment to=functions.look json"), "header is not valid", None),
+    ("gpt_oss", " to=functions.look" + h("commentary to=functions.look json"), "header is not valid", None),
     ("gpt_oss", " to=functions.look<|call|>", "no <|message|>", None),
     ("llama3_json", '<|python_tag|>look.call(at="x")', "not valid JSON", None),
     ("llama3_json", '{"name": "look", "parameters": {}', "not valid JSON", None),
@@ -202,7 +204,7 @@ MALFORMED_CALLS = [
     ("mistral", "[TOOL_CALLS]look[ARGS]{", "not valid JSON", "look"),
     ("mistral", "[TOOL_CALLS]look{}", "lacks [ARGS] or [CALL_ID]", None),
     ("mistral", "[TOOL_CALLS]look[ARGS]{} done", "not valid JSON: Extra data", "look"),
-    ("mistral", "[TOOL_CALLS][ARGS]{}", "no sound name", None),
+    ("mistral", "[TOOL_CALLS][ARGS]{}", "no valid", None),
     ("mistral", "[TOOL_CALLS]look[CALL_ID][ARGS]{}", "id must be letters and digits", "look"),
     ("mistral", '[TOOL_CALLS] [{"name": "look", "arguments": "{}"}]', 'no "arguments" object', "look"),
     ("mistral", '[TOOL_CALLS] [{"name": "look", "arguments": {}, "id": 1}]', "must be a string, not int", "look"),
@@ -210,28 +212,28 @@ MALFORMED_CALLS = [
     (
         "granite",
         '<|tool_call|>{"name": "look", "arguments": {}}',
-        "must be a JSON array that holds some, not dict",
+        "not dict",
         None,
     ),
-    ("granite", "<|tool_call|>[]", "not an empty one", None),
+    ("granite", "<|tool_call|>[]", "not an empty array", None),
     ("granite", "<|tool_call|>look", "not valid JSON", None),
     ("granite", '<|tool_call|>[{"name": "look"}]', 'no "arguments" object', "look"),
-    ("granite", '<|tool_call|>[{"name": "look", "arguments": {"at": NaN}}]', "NaN is no JSON number", None),
+    ("granite", '<|tool_call|>[{"name": "look", "arguments": {"at": NaN}}]', "NaN is not a JSON number", None),
     ("phi4_mini", 'functools[{"name": "look", "arguments": {}}', "not valid JSON", None),
     ("phi4_mini", 'functools[{"name": "look", "parameters": {}}]', 'no "arguments" object', "look"),
     ("phi4_mini", 'functools[{"name": "look", "arguments": {}}] ok', "Stray text follows the calls: 'ok'", None),
     ("xlam", '[{"name": "look", "arguments": {}}', "not valid JSON", None),
     ("xlam", '[{"name": "look", "arguments": {}, "id": 3}]', "unexpected keys: id", "look"),
     ("pythonic", "[look(1)]", "a keyword belongs", None),
-    ("pythonic", "[look(at=x)]", "'x' is no literal", None),
+    ("pythonic", "[look(at=x)]", "'x' is not a literal", None),
     ("pythonic", "[look(at='x', at='y')]", "'at' appears twice", None),
     ("pythonic", "[look(at='x'", "where ')' belongs", None),
     ("pythonic", "[look(at='x)]", "a string in quotes", None),
-    ("pythonic", "[look(at=f'x')]", "'f' is no literal", None),
+    ("pythonic", "[look(at=f'x')]", "'f' is not a literal", None),
     ("pythonic", "[look(at=1+1)]", "where ')' belongs", None),
     ("pythonic", "[look(at=(1, 2))]", "a literal belongs", None),
     ("pythonic", "[look(at={1: 2})]", "a string in quotes", None),
-    ("pythonic", "[look(at='\\q')]", "which means nothing", None),
+    ("pythonic", "[look(at='\\q')]", "unknown escape", None),
     ("pythonic", "[look(at='\\ud800')]", "half of a surrogate pair", None),
     ("pythonic", "[look(at=1e999)]", "too large a number", None),
     ("pythonic", "[look(at=" + "9" * 5000 + ")]", "more than 4000 digits", None),
@@ -256,23 +258,23 @@ MALFORMED_CALLS = [
     ("gemma4", ge("call:look{at:1}}"), "stray text: '}'", "look"),
     ("gemma4", ge("call:look{at:[1,]}"), "a value belongs", "look"),
     ("gemma4", ge("call:look"), "lacks '{'", None),
-    ("gemma4", ge("call:{}"), "no sound name", None),
+    ("gemma4", ge("call:{}"), "no valid", None),
     ("gemma4", ge("call:look{at:" + "[" * 5000), "nests more than 100", "look"),
     ("gemma4", "<|tool_call>call:look{}", "no closing <tool_call|>", None),
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "reason", "called"), MALFORMED_CALLS)
-def test_malformed_calls_are_not_repaired(name: str, said: str, reason: str, called: str | None) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), TOOLS)
+@pytest.mark.parametrize(("name", "completion", "reason", "called"), MALFORMED_CALLS)
+def test_malformed_calls_are_not_repaired(name: str, completion: str, reason: str, called: str | None) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), TOOLS)
     [call] = turn.calls
     assert (call.status, call.name, call.arguments) == (MALFORMED, called, None)
     assert reason in call.reason
     assert call.reason.endswith(".")
-    assert call.raw.strip() in said
+    assert call.raw.strip() in completion
 
 
-SOUND_THOUGH_UNUSUAL = [
+UNUSUAL = [
     ("qwen3_coder", q("<parameter=at>x</parameter>"), {"at": "x"}),
     ("qwen3_coder", q(p("")), {"at": ""}),
     ("qwen3_coder", q(p("\n x\t\n")), {"at": "\n x\t\n"}),
@@ -298,10 +300,10 @@ SOUND_THOUGH_UNUSUAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "said", "arguments"), SOUND_THOUGH_UNUSUAL)
-def test_what_is_unusual_but_sound_is_read(name: str, said: str, arguments: dict[str, object]) -> None:
+@pytest.mark.parametrize(("name", "completion", "arguments"), UNUSUAL)
+def test_unusual_but_valid_calls_are_read(name: str, completion: str, arguments: dict[str, object]) -> None:
     tools = [("look", {"at": "x", "far": 5, "all": [True], "no": True})]
-    [call] = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools).calls
+    [call] = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", arguments)
 
 
@@ -376,45 +378,45 @@ TURNS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "reasoning", "says", "statuses"), TURNS)
-def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[CallStatus]) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said))
-    assert (turn.reasoning, turn.text) == (reasoning, says)
+@pytest.mark.parametrize(("name", "completion", "reasoning", "text", "statuses"), TURNS)
+def test_turns(name: str, completion: str, reasoning: str, text: str, statuses: list[CallStatus]) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion))
+    assert (turn.reasoning, turn.text) == (reasoning, text)
     assert [call.status for call in turn.calls] == statuses
 
 
 def test_harmony_reasoning_that_the_token_limit_cut_is_open() -> None:
     family = FAMILIES["gpt_oss"]
-    for said, closed in (
+    for completion, closed in (
         (h("analysis", "Hm", ""), False),
         ("<|channel|>analysis", False),
         (h("final", "Hm", ""), True),
     ):
-        turn = parse(family, ids_of(family, said), truncated=True)
+        turn = parse(family, ids_of(family, completion), truncated=True)
         assert (turn.reasoning_closed, turn.calls) == (closed, ())
 
 
 @pytest.mark.parametrize(
-    ("tail", "said"),
+    ("tail", "completion"),
     [
         ("<|start|>user<|message|>a<|end|><|start|>assistant", h(TO)),
         ("<|start|>assistant<|channel|>commentary to=functions.look", " <|constrain|>json<|message|>{}<|call|>"),
         ("<|start|>assistant<|channel|>commentary to=functions.look json<|message|>", "{}<|call|>"),
     ],
 )
-def test_harmony_goes_on_where_the_prompt_left_off(tail: str, said: str) -> None:
+def test_harmony_continues_the_message_of_the_prompt(tail: str, completion: str) -> None:
     family = FAMILIES["gpt_oss"]
-    ids = ids_of(family, said)
+    ids = ids_of(family, completion)
     [call] = parse(family, ids, tail=ids_of(family, tail)).calls
     assert (call.status, call.name, call.arguments) == (OK, "look", {})
-    assert (call.raw, call.start, call.stop) == (said, 0, len(ids))
+    assert (call.raw, call.start, call.stop) == (completion, 0, len(ids))
 
 
-def test_mistral_ids_are_kept() -> None:
+def test_mistral_call_ids_are_kept() -> None:
     family = FAMILIES["mistral"]
-    for said in (
+    for completion in (
         "[TOOL_CALLS]look[CALL_ID]a1B2[ARGS]{}",
         '[TOOL_CALLS][{"name": "look", "arguments": {}, "id": "a1B2"}]',
     ):
-        assert [(c.status, c.id) for c in parse(family, ids_of(family, said)).calls] == [(OK, "a1B2")]
+        assert [(c.status, c.id) for c in parse(family, ids_of(family, completion)).calls] == [(OK, "a1B2")]
     assert family.think == BRACKETS

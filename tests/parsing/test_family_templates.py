@@ -1,4 +1,4 @@
-"""Calls that a family's own chat template renders parse back to the same calls, and "auto" knows the template."""
+"""Calls rendered by a family's own chat template parse back to the same calls, and "auto" detects the template."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ TEMPLATES = {
     "vllm/tool_chat_template_hunyuan_a13b": "hunyuan_a13b",
 }
 DETECTED_ONLY = {"hub/stepfun-ai-step3": "step3"}
-"""What the template of Step 3 renders misspells a tag."""
+"""The template of Step 3 renders a misspelt tag, so its calls do not parse."""
 OTHERS = ("hub/openbmb-MiniCPM3-4B", "hub/ServiceNow-AI-Apriel-1.6-15b-Thinker", "vllm/tool_chat_template_minimax_m1")
-"""Templates with the tags of a family, and another grammar."""
+"""Templates with the tags of a family but another notation."""
 CALLS: tuple[list[Call], ...] = (
     [("look", {"at": "x", "far": 5, "sure": True, "half": 0.5})],
     [("look", {})],
@@ -42,12 +42,12 @@ CALLS: tuple[list[Call], ...] = (
 
 
 @pytest.mark.parametrize(("source", "name"), [*TEMPLATES.items(), *DETECTED_ONLY.items()])
-def test_auto_knows_the_template(source: str, name: str) -> None:
+def test_auto_detects_the_template(source: str, name: str) -> None:
     assert detect_tool_parser(corpora.template(source)).name == name
 
 
 @pytest.mark.parametrize("source", OTHERS)
-def test_auto_takes_no_template_for_a_family_that_it_is_not(source: str) -> None:
+def test_auto_does_not_mistake_other_templates(source: str) -> None:
     with pytest.raises(DetectionError):
         detect_tool_parser(corpora.template(source))
 
@@ -60,13 +60,13 @@ def test_what_the_template_renders_parses_back(source: str, name: str, calls: li
         calls = [(tool, {k: v for k, v in given.items() if v is not None}) for tool, given in calls]
     if name in ("lfm2", "olmo3"):
         calls = [(tool, {k: v for k, v in given.items() if "\n" not in str(v)}) for tool, given in calls]
-    said = rendered(family, corpora.template(source), calls)
-    turn = parse(family, ids_of(family, said), tools={tool: deep_schema(given) for tool, given in calls})
+    completion = rendered(family, corpora.template(source), calls)
+    turn = parse(family, ids_of(family, completion), tools={tool: deep_schema(given) for tool, given in calls})
     assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(CallStatus.OK, *call) for call in calls]
 
 
 def rendered(family: Family, template: str, calls: list[Call]) -> str:
-    """Return what the template writes of an assistant's message, up to the end of its calls."""
+    """Return an assistant's message as the template renders it, up to the end of its calls."""
     tokenizer = byte_level((), template)
     tool_calls = [
         {"type": "function", "id": str(i), "function": {"name": tool, "arguments": given}}
@@ -104,23 +104,25 @@ def deep_schema(value: Any) -> dict[str, Any]:
 def test_calls_of_kimi_k3_as_its_template_writes_them() -> None:
     """The template is in a heavy archive, so its form is kept here: attributes are escaped, strings are not."""
     family = FAMILIES["kimi_k3"]
-    said = (
+    completion = (
         '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="a&quot;b&amp;" '
         'type="string"<|sep|>&quot;x&quot; <y><|close|>argument<|sep|><|open|>argument key="all" type="array"<|sep|>'
         + json.dumps(["p", 2])
         + "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>"
     )
-    turn = parse(family, ids_of(family, said), tools={"look": {}})
+    turn = parse(family, ids_of(family, completion), tools={"look": {}})
     assert [(c.status, c.arguments) for c in turn.calls] == [
         (CallStatus.OK, {'a"b&': "&quot;x&quot; <y>", "all": ["p", 2]})
     ]
-    wrapped = f"<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>{said}"
+    wrapped = (
+        f"<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>{completion}"
+    )
     turn = parse(family, ids_of(family, wrapped), tools={"look": {}})
     assert (turn.reasoning, turn.text, len(turn.calls), turn.suspects) == ("Hm.", "Yes.", 1, ())
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "text"),
+    ("name", "completion", "text"),
     [
         ("cohere_command", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes."),
         ("cohere_command", "<|START_TEXT|>Yes.<|END_TEXT|>", "Yes."),
@@ -128,6 +130,6 @@ def test_calls_of_kimi_k3_as_its_template_writes_them() -> None:
         ("ernie45", "<think>Hm.</think>\n<response>\nYes.\n</response>\n", "Yes."),
     ],
 )
-def test_what_wraps_an_answer_is_no_part_of_it(name: str, said: str, text: str) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said))
+def test_tags_around_an_answer_are_not_part_of_it(name: str, completion: str, text: str) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion))
     assert (turn.text, turn.calls, turn.suspects) == (text, (), ())

@@ -1,4 +1,4 @@
-"""What a grammar for a forced call allows is a sound call of that tool; XGrammar's own view is `prove/forced.py`."""
+"""Whatever a grammar for a forced call allows is a valid call of that tool; `prove/forced.py` asks XGrammar itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ from hypothesis import strategies as st
 from parsing.families import FAMILIES, NAMES, ids_of
 from tito_core.parsing import CallStatus, NoCallGrammarError, get_tool_parser
 
-REFUSED = {
-    "gpt_oss": "stop token",
-    **dict.fromkeys(("gemma4", "step3", "kimi_k3", "minimax_m3"), "notation"),
-    **dict.fromkeys(("pythonic", "llama4_pythonic", "lfm2", "olmo3"), "Python"),
-}
 TOOLS: dict[str, Any] = {
     "look": {
         "type": "object",
@@ -54,7 +49,7 @@ def json_for(schema: Any, draw: st.DrawFn, whole: Any) -> Any:
 
 
 class Sampler:
-    """Draws ids from a structural tag."""
+    """Generates ids that a structural tag allows."""
 
     def __init__(self, family: Any, by_token: bool, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -105,13 +100,13 @@ setattr(Sampler, "or", _or)
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
-def test_what_it_allows_is_a_sound_call_of_the_tool(name: str, by_token: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].forced])
+def test_what_it_allows_is_a_valid_call_of_the_tool(name: str, by_token: bool) -> None:
     family = FAMILIES[name]
     parser = get_tool_parser(name, family.tokenizer(by_token))
     open_think = ids_of(family, (family.think or ("", ""))[0], by_token)
 
-    @settings(max_examples=40)
+    @settings(max_examples=15)
     @given(st.data(), st.sampled_from([None, *TOOLS]), st.booleans())
     def check(data: st.DataObject, forced: str | None, thinking: bool) -> None:
         tail = open_think if thinking else []
@@ -132,20 +127,18 @@ def test_what_it_allows_is_a_sound_call_of_the_tool(name: str, by_token: bool) -
     check()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_formats_without_one_say_so(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].forced])
+def test_formats_without_a_grammar_raise(name: str) -> None:
     parser = get_tool_parser(name, FAMILIES[name].tokenizer(True))
-    with pytest.raises(NoCallGrammarError, match=f"cannot be forced.*{REFUSED[name]}"):
+    with pytest.raises(NoCallGrammarError, match=r"cannot be forced.*sampling\.grammar"):
         parser.call_grammar(TOOLS)
 
 
-def test_only_tools_that_are_there_can_be_forced() -> None:
+def test_only_known_tools_can_be_forced() -> None:
     parser = get_tool_parser("hermes", FAMILIES["hermes"].tokenizer(True))
-    with pytest.raises(
-        NoCallGrammarError, match=r"There is no tool 'lok' to force\. The tools are: count, look, rest\."
-    ):
+    with pytest.raises(NoCallGrammarError, match=r"'lok'.*count, look, rest"):
         parser.call_grammar(TOOLS, "lok")
-    with pytest.raises(NoCallGrammarError, match="there are no tools"):
+    with pytest.raises(NoCallGrammarError, match="no tools"):
         parser.call_grammar({})
 
 
@@ -153,7 +146,7 @@ def test_only_tools_that_are_there_can_be_forced() -> None:
     ("name", "tail", "sampled"),
     [
         ("hermes", "", []),
-        ("hermes", "<think>", ["</think>", "<tool_call>"]),  # after reasoning a blank line may come, or the call
+        ("hermes", "<think>", ["</think>", "<tool_call>"]),  # a blank line or the call can follow the reasoning
         ("kimi_k2", "", ["<|tool_call_argument_begin|>"]),  # or another digit
         ("glm45", "", ["</arg_value>", "</tool_call>", "<arg_key>"]),  # or more of the value, or another argument
         ("deepseek_v31", "", []),

@@ -1,15 +1,15 @@
-"""The Hermes parser: what the tokens say, strictly (law 9)."""
+"""The Hermes parser reads exactly what was sampled (law 9)."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parsing.test_formats import expect_linear
 from support.byte_level import byte_level
 from support.templates import NAMES, template_of, tokenizer_of
 from tito_core.parsing import CallStatus, ParsedTurn, UnknownParserError, get_tool_parser, register_tool_parser
@@ -31,29 +31,29 @@ arguments = st.dictionaries(text, values, max_size=3)
 names = st.text("abé_", min_size=1, max_size=5)
 
 
-def parse(name: str, said: str | list[int], *, truncated: bool = False, tail: str = "") -> ParsedTurn:
+def parse(name: str, completion: str | list[int], *, truncated: bool = False, tail: str = "") -> ParsedTurn:
     tokenizer = tokenizer_of(name)
-    ids = tokenizer.encode(said, add_special_tokens=False) if isinstance(said, str) else said
+    ids = tokenizer.encode(completion, add_special_tokens=False) if isinstance(completion, str) else completion
     session = get_tool_parser("hermes", tokenizer).start(tokenizer.encode(tail, add_special_tokens=False))
     session.feed(ids)
     return session.finish(truncated=truncated)
 
 
-def spelled(name: str, said: str) -> list[int]:
-    """Give ids that spell a text with control tokens off."""
-    return list(template_of(name).encoder._inert_tokenizer.encode(said).ids)
+def spelled(name: str, completion: str) -> list[int]:
+    """Return ids that spell a text without control tokens."""
+    return list(template_of(name).encoder._inert_tokenizer.encode(completion).ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sound_calls_come_back(name: str) -> None:
+def test_valid_calls_round_trip(name: str) -> None:
     tokenizer = tokenizer_of(name)
 
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=20)
     @given(st.lists(st.tuples(names, arguments), max_size=3), st.sampled_from(["", "\n", "So "]), st.booleans())
     def check(calls: list[tuple[str, dict[str, Any]]], between: str, escaped: bool) -> None:
         bodies = [json.dumps({"name": n, "arguments": a}, ensure_ascii=escaped) for n, a in calls]
-        said = between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
-        ids = tokenizer.encode(said, add_special_tokens=False)
+        completion = between.join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        ids = tokenizer.encode(completion, add_special_tokens=False)
         turn = parse(name, ids)
         assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(OK, n, a) for n, a in calls]
         assert turn.text == (between * (len(calls) - 1)).strip()
@@ -67,7 +67,7 @@ def check_spans(name: str, ids: list[int], turn: ParsedTurn) -> None:
     for call in turn.calls:
         assert at <= call.start < call.stop <= len(ids)
         assert call.raw in tokenizer_of(name).backend_tokenizer.decode(ids[call.start : call.stop], False)
-        if name in BY_TEXT:  # tokens may be shared with the text around a call, and no others are
+        if name in BY_TEXT:  # only the first and last token may be shared with the text around
             inner = tokenizer_of(name).backend_tokenizer.decode(ids[call.start + 1 : call.stop - 1], False)
             assert call.raw not in inner
         at = call.stop - (name in BY_TEXT)
@@ -99,10 +99,10 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
     parser = get_tool_parser("hermes", tokenizer)
     control = st.sampled_from(sorted(tokenizer.added_tokens_decoder)).map(lambda i: [i])
     anything = st.integers(0, len(tokenizer) + 300).map(lambda i: [i])
-    said = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
+    completion = pieces.map(lambda piece: tokenizer.encode(piece, add_special_tokens=False))
 
-    @settings(deadline=None, max_examples=120)
-    @given(st.lists(said | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(completion | control | anything, max_size=12), st.integers(1, 7), st.booleans(), st.booleans())
     def check(parts: list[list[int]], size: int, truncated: bool, reasoning: bool) -> None:
         ids = [i for part in parts for i in part]
         tail = tokenizer.encode("<think>", add_special_tokens=False) if reasoning else []
@@ -122,7 +122,7 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("said", "reasoning", "says", "statuses", "closed"),
+    ("completion", "reasoning", "shown", "statuses", "closed"),
     [
         ("Hello.", "", "Hello.", [], True),
         ("", "", "", [], True),
@@ -142,9 +142,11 @@ def test_any_ids_parse_in_any_chunks(name: str) -> None:
         ("Hello.<|im_end|><|endoftext|>", "", "Hello.", [], True),
     ],
 )
-def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[CallStatus], closed: bool) -> None:
-    turn = parse(name, said)
-    assert (turn.reasoning, turn.text, turn.reasoning_closed) == (reasoning, says, closed)
+def test_turns(
+    name: str, completion: str, reasoning: str, shown: str, statuses: list[CallStatus], closed: bool
+) -> None:
+    turn = parse(name, completion)
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == (reasoning, shown, closed)
     assert [call.status for call in turn.calls] == statuses
 
 
@@ -156,8 +158,8 @@ def test_turns(name: str, said: str, reasoning: str, says: str, statuses: list[C
         (SOUND + ",", "not valid JSON", None),
         (SOUND[:-1] + ",}", "not valid JSON", None),
         (SOUND.replace('"', "'"), "not valid JSON", None),
-        ('{"name": "look", "arguments": {"n": NaN}}', "NaN is no JSON number", None),
-        ('{"name": "look", "arguments": {"n": -Infinity}}', "-Infinity is no JSON number", None),
+        ('{"name": "look", "arguments": {"n": NaN}}', "NaN is not a JSON number", None),
+        ('{"name": "look", "arguments": {"n": -Infinity}}', "-Infinity is not a JSON number", None),
         ('{"name": "look", "arguments": {"n": 1e999}}', "1e999 is too large", None),
         ('{"name": "look", "arguments": {"n": 1, "n": 2}}', "'n' appears twice", None),
         ('{"name": "look", "name": "drop", "arguments": {}}', "'name' appears twice", None),
@@ -200,11 +202,11 @@ def test_a_closing_tag_alone_is_damage_where_it_is_certain() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_that_is_unusual_is_sound(name: str) -> None:
-    said = (
+def test_unusual_json_is_valid(name: str) -> None:
+    completion = (
         '<tool_call> {"arguments" :\n{"a": "\\u00e9\\ud83d\\ude42\\n", "b": 1e3, "c": -0}, "name":"look"}\t</tool_call>'
     )
-    [call] = parse(name, said).calls
+    [call] = parse(name, completion).calls
     assert (call.status, call.arguments) == (OK, {"a": "é🙂\n", "b": 1000.0, "c": 0})
     nested = '{"name": "look", "arguments": {"a": %s}}' % ("[" * 90 + "]" * 90)
     assert parse(name, f"<tool_call>{nested}</tool_call>").calls[0].status == OK
@@ -222,9 +224,9 @@ def test_the_token_limit_truncates_the_last_call_only(name: str, end: str) -> No
 
 @pytest.mark.parametrize("name", BY_TEXT)
 def test_closing_tags_inside_json_strings_are_arguments(name: str) -> None:
-    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
-    turn = parse(name, f"<tool_call>{said}</tool_call>Done.")
-    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(said)["arguments"])]
+    completion = json.dumps({"name": "look", "arguments": {"at": "</tool_call> <tool_call> <think>"}})
+    turn = parse(name, f"<tool_call>{completion}</tool_call>Done.")
+    assert [(call.status, call.arguments) for call in turn.calls] == [(OK, json.loads(completion)["arguments"])]
     assert turn.text == "Done."
 
 
@@ -233,10 +235,10 @@ def test_spelled_markup_is_text_where_there_are_control_tokens(name: str) -> Non
     assert parse(name, spelled(name, f"<think>{LOOK}</think>")).text == f"<think>{LOOK}</think>"
     tokenizer = tokenizer_of(name)
     start, stop = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
-    said = json.dumps({"name": "look", "arguments": {"at": "</tool_call><tool_call></think>"}})
-    [call] = parse(name, [start, *spelled(name, said), stop]).calls
-    assert (call.status, call.arguments) == (OK, json.loads(said)["arguments"])
-    assert (call.start, call.stop) == (0, len(spelled(name, said)) + 2)
+    completion = json.dumps({"name": "look", "arguments": {"at": "</tool_call><tool_call></think>"}})
+    [call] = parse(name, [start, *spelled(name, completion), stop]).calls
+    assert (call.status, call.arguments) == (OK, json.loads(completion)["arguments"])
+    assert (call.start, call.stop) == (0, len(spelled(name, completion)) + 2)
 
 
 @pytest.mark.parametrize("name", BY_TOKEN)
@@ -272,7 +274,7 @@ def test_reasoning_that_the_generation_prompt_opened(name: str, tail: str, reaso
     assert parse(name, "Hm.", tail=tail).reasoning_closed is not reasoning
 
 
-def test_markup_that_is_flagged_special_is_no_stop_token() -> None:
+def test_tags_that_are_flagged_special_are_not_stop_tokens() -> None:
     tokenizer = byte_level(control=())
     tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>", "<think>", "</think>"]})
     session = get_tool_parser("hermes", tokenizer).start()
@@ -280,22 +282,15 @@ def test_markup_that_is_flagged_special_is_no_stop_token() -> None:
     assert [call.status for call in session.finish(truncated=False).calls] == [OK]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("said", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
-def test_time_grows_with_the_number_of_ids(name: str, said: str) -> None:
-    tokenizer = tokenizer_of(name)
-    parser = get_tool_parser("hermes", tokenizer)
-    ids = tokenizer.encode(said, add_special_tokens=False)
-    parse(name, said)
-    session = parser.start()
-    session.feed(ids * (20_000 // len(ids)))
-    begun = time.process_time()
-    session.finish(truncated=False)
-    assert time.process_time() - begun < 1.0
+@pytest.mark.parametrize("name", ["qwen3-tiny", "smollm2"])
+@pytest.mark.parametrize("unit", ["a", LOOK, "<tool_call>", "<|im_end|>", "<think>", "</think>", '<tool_call>{"', "\n"])
+def test_time_grows_with_the_number_of_ids(name: str, unit: str) -> None:
+    ids = tokenizer_of(name).encode(unit, add_special_tokens=False)
+    expect_linear(lambda count: parse(name, ids * (count * 2_500 // len(ids))))
 
 
-def test_an_unknown_parser_lists_those_that_exist() -> None:
-    with pytest.raises(UnknownParserError, match=r"There is no tool parser 'hermez'\. Known parsers: .*hermes"):
+def test_an_unknown_parser_lists_the_available_ones() -> None:
+    with pytest.raises(UnknownParserError, match=r"'hermez'.*Available: .*hermes"):
         get_tool_parser("hermez", tokenizer_of("byte level"))
 
 

@@ -1,4 +1,4 @@
-"""Calls as real models write them: what is documented runs, what has one reading is lenient, and nothing is silent."""
+"""Calls as real models write them: documented forms run, loose ones are lenient, and everything has a status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parsing.families import FAMILIES, NAMES, Call, ids_of, parse
@@ -72,11 +72,11 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-@pytest.mark.parametrize(("name", "said", "arguments"), ACCEPTED)
-def test_what_the_family_writes_runs_in_both_modes(
-    name: str, said: str, arguments: dict[str, Any], lenient: bool
+@pytest.mark.parametrize(("name", "completion", "arguments"), ACCEPTED)
+def test_documented_calls_run_in_both_modes(
+    name: str, completion: str, arguments: dict[str, Any], lenient: bool
 ) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
     assert [(c.status, c.name, c.arguments, c.reason) for c in turn.calls] == [(OK, "look", arguments, "")]
     assert (turn.text, turn.suspects) == ("", ())
 
@@ -100,11 +100,9 @@ LOOSE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said", "arguments"), LOOSE)
-def test_what_has_one_reading_is_lenient_and_otherwise_reported(
-    name: str, said: str, arguments: dict[str, Any]
-) -> None:
-    ids = ids_of(FAMILIES[name], said)
+@pytest.mark.parametrize(("name", "completion", "arguments"), LOOSE)
+def test_loose_calls_are_lenient_or_malformed(name: str, completion: str, arguments: dict[str, Any]) -> None:
+    ids = ids_of(FAMILIES[name], completion)
     [call] = parse(FAMILIES[name], ids, tools=TOOLS, lenient=True).calls
     assert (call.status, call.name, call.arguments) == (LENIENT, "look", arguments)
     assert call.status.runs
@@ -142,10 +140,10 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said"), NEVER)
-def test_what_would_need_a_repair_or_a_guess_runs_in_no_mode_and_is_not_silent(name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "completion"), NEVER)
+def test_calls_that_need_a_repair_or_a_guess_never_run_and_are_reported(name: str, completion: str) -> None:
     for lenient in (False, True):
-        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert not any(call.status.runs for call in turn.calls)
         assert turn.calls or turn.suspects
 
@@ -154,6 +152,7 @@ AROUND = st.sampled_from(["", "\n", "Write:\n", " and ", "5 < 6\n"])
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
 @given(
     before=AROUND,
     after=AROUND,
@@ -167,16 +166,16 @@ def test_a_call_inside_an_argument_of_another_never_runs_by_itself(
 ) -> None:
     family = FAMILIES[name]
     inner = family.render([("look", {"at": "x"})])
-    if not opened:  # as where the first tag of both is missing
+    if not opened:  # the first tag of both calls is missing
         first = family.control[0] if family.control else ""
         inner = inner.removeprefix(first).lstrip("\n")
     inner = before + inner + (after + inner if twice else "") + after
     inner = json.dumps(inner, ensure_ascii=False)[1:-1] if escaped else inner
-    said = family.render([("say", {"text": "HOLE"})]).replace("HOLE", inner)
-    said = said if opened else said.removeprefix(first).lstrip("\n")
+    completion = family.render([("say", {"text": "HOLE"})]).replace("HOLE", inner)
+    completion = completion if opened else completion.removeprefix(first).lstrip("\n")
     tools = TOOLS | {"say": {"type": "object", "properties": {"text": {"type": "string"}}}}
     for lenient in (False, True):
-        turn = parse(family, ids_of(family, said, by_token), tools=tools, by_token=by_token, lenient=lenient)
+        turn = parse(family, ids_of(family, completion, by_token), tools=tools, by_token=by_token, lenient=lenient)
         assert [call for call in turn.calls if call.status.runs and call.name == "look"] == []
         assert turn.calls or turn.suspects
 
@@ -204,25 +203,25 @@ INSIDE = [
 ]
 
 
-@pytest.mark.parametrize("said", INSIDE)
+@pytest.mark.parametrize("completion", INSIDE)
 @pytest.mark.parametrize("name", ["qwen3_coder", "mimo", "seed_oss"])
-def test_a_function_inside_another_or_inside_text_never_runs(name: str, said: str) -> None:
+def test_a_function_inside_another_or_inside_text_never_runs(name: str, completion: str) -> None:
     if name == "seed_oss":
-        said = said.replace("tool_call>", "seed:tool_call>")
+        completion = completion.replace("tool_call>", "seed:tool_call>")
     for lenient in (False, True):
-        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), tools=TOOLS, lenient=lenient)
+        turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), tools=TOOLS, lenient=lenient)
         assert [call for call in turn.calls if call.status.runs] == []
         assert turn.calls or turn.suspects
 
 
 def test_a_loose_function_after_a_sound_call_or_a_closed_block_of_code_runs() -> None:
     family = FAMILIES["qwen3_coder"]
-    for said in (f"{WRAPPED}\n{LOOK}", f"```\nx\n```\n{LOOK}", f"<think>Set <parameter=x>```</think>\n{LOOK}"):
-        turn = parse(family, ids_of(family, said), tools=TOOLS, lenient=True)
+    for completion in (f"{WRAPPED}\n{LOOK}", f"```\nx\n```\n{LOOK}", f"<think>Set <parameter=x>```</think>\n{LOOK}"):
+        turn = parse(family, ids_of(family, completion), tools=TOOLS, lenient=True)
         assert (turn.calls[-1].status, turn.calls[-1].arguments) == (LENIENT, X)
 
 
-THINKING = [name for name in NAMES if FAMILIES[name].think and FAMILIES[name].beside]
+THINKING = [name for name in NAMES if FAMILIES[name].think and FAMILIES[name].text_before]
 
 
 @pytest.mark.parametrize("name", THINKING)
@@ -231,9 +230,9 @@ def test_a_call_that_ends_reasoning_without_a_closing_tag(name: str, opened_by: 
     family = FAMILIES[name]
     opened, closed = family.think or ("", "")
     calls: list[Call] = [("look", {"at": "x"})]
-    said = "Hm.\n" + family.render(calls) + "<|im_end|>"
+    completion = "Hm.\n" + family.render(calls) + "<|im_end|>"
     tail = ids_of(family, opened) if opened_by == "prompt" else ()
-    ids = ids_of(family, said if opened_by == "prompt" else opened + said)
+    ids = ids_of(family, completion if opened_by == "prompt" else opened + completion)
     turn = parse(family, ids, calls, tail=tail, lenient=True)
     assert [(c.status, c.name, c.arguments) for c in turn.calls] == [(LENIENT, "look", {"at": "x"})]
     assert closed in turn.calls[0].reason
@@ -249,22 +248,22 @@ def test_a_call_that_ends_reasoning_without_a_closing_tag(name: str, opened_by: 
 def test_a_draft_in_reasoning_that_never_ends_is_suspect(name: str) -> None:
     family = FAMILIES[name]
     calls: list[Call] = [("look", {"at": "x"})]
-    said = f"{(family.think or ('',))[0]}Hm. {family.render(calls)} Or not."
+    completion = f"{(family.think or ('',))[0]}Hm. {family.render(calls)} Or not."
     for lenient in (False, True):
-        turn = parse(family, ids_of(family, said), calls, lenient=lenient)
+        turn = parse(family, ids_of(family, completion), calls, lenient=lenient)
         assert (turn.calls, turn.text, turn.reasoning_closed) == ((), "", False)
         [suspect] = turn.suspects
         assert (suspect.status, suspect.name) == (CallStatus.SUSPECT, "look")
         assert not suspect.status.runs
-        assert suspect.raw in said
+        assert suspect.raw in completion
 
 
 @pytest.mark.parametrize("name", THINKING)
 def test_drafts_in_closed_reasoning_leave_no_trace(name: str) -> None:
     family = FAMILIES[name]
     opened, closed = family.think or ("", "")
-    said = f"{opened}Hm. {family.render([('look', {'at': 'x'})])}{closed}Done."
-    turn = parse(family, ids_of(family, said), [("look", {})], lenient=True)
+    completion = f"{opened}Hm. {family.render([('look', {'at': 'x'})])}{closed}Done."
+    turn = parse(family, ids_of(family, completion), [("look", {})], lenient=True)
     assert (turn.calls, turn.suspects, turn.text) == ((), (), "Done.")
 
 
@@ -272,10 +271,10 @@ def test_drafts_in_closed_reasoning_leave_no_trace(name: str) -> None:
 def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
     family = FAMILIES[name]
     calls: list[Call] = [("look", {"at": "x"})]
-    said = "Write " + family.render(calls)
-    spelled = family.tokenizer(False).encode(said, add_special_tokens=False)
+    completion = "Write " + family.render(calls)
+    spelled = family.tokenizer(False).encode(completion, add_special_tokens=False)
     turn = parse(family, spelled, calls, lenient=True)
-    assert (turn.calls, turn.text) == ((), said.strip())
+    assert (turn.calls, turn.text) == ((), completion.strip())
     [suspect] = turn.suspects
     assert (suspect.status, suspect.name) == (CallStatus.SUSPECT, "look")
     assert family.tokenizer(False).decode(spelled[suspect.start : suspect.stop]).strip().startswith(suspect.raw[:5])
@@ -284,14 +283,14 @@ def test_content_that_spells_tags_is_suspect_and_stays_text(name: str) -> None:
 PROSE = ["Look at it: 5 < 6 (so it is).", '{"answer": [3, 4]}', "I can look (or count).", "def f(x): return x", "", "x"]
 
 
-@pytest.mark.parametrize("said", PROSE)
+@pytest.mark.parametrize("completion", PROSE)
 @pytest.mark.parametrize("name", NAMES)
-def test_plain_text_is_not_suspect(name: str, said: str) -> None:
-    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], said), [("look", {}), ("count", {})])
+def test_plain_text_is_not_suspect(name: str, completion: str) -> None:
+    turn = parse(FAMILIES[name], ids_of(FAMILIES[name], completion), [("look", {}), ("count", {})])
     assert (turn.calls, turn.suspects) == ((), ())
 
 
-def test_who_cannot_read_leniently_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parser_without_a_lenient_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     class Theirs:
         def __init__(self, tokenizer: Any) -> None:
             self.mode = "strict"

@@ -1,4 +1,4 @@
-"""Calls with one thing changed: each ends with a status, and one that runs says what its own text says, no more.
+"""Calls with one change: each gets a status, and one that runs has exactly the arguments that its text gives.
 
 TITO_MUTATED=20000 TITO_SEED=1 python -m pytest -s tests/parsing/test_mutated.py
 """
@@ -17,7 +17,7 @@ import pytest
 from parsing.families import FAMILIES, NAMES, Call, Family, ids_of, parse
 from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 
-COUNT = int(os.environ.get("TITO_MUTATED", "300"))
+COUNT = int(os.environ.get("TITO_MUTATED", "100"))
 SEED = os.environ.get("TITO_SEED", "0")
 VALUES: tuple[Any, ...] = (7, "word", "two words", ["p", 2], True, None, {"of": 3}, "")
 KEYS = ("at", "far", "of", "all")
@@ -25,73 +25,73 @@ TOOLS = ("look", "get_weather", "tool_2")
 CHARACTERS = "<>{}[]\"':;,|/=()_ \nx1"
 
 
-def drawn(family: Family, chance: random.Random) -> list[Call]:
-    names = chance.sample(TOOLS, 1 if family.one else chance.choice((1, 1, 2)))
-    return [(name, {key: chance.choice(VALUES) for key in chance.sample(KEYS, chance.randrange(3))}) for name in names]
+def random_calls(family: Family, rng: random.Random) -> list[Call]:
+    names = rng.sample(TOOLS, 1 if family.single_call else rng.choice((1, 1, 2)))
+    return [(name, {key: rng.choice(VALUES) for key in rng.sample(KEYS, rng.randrange(3))}) for name in names]
 
 
-def _character_lost(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(said))
-    return said[:at] + said[at + 1 :]
+def _character_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
+    return completion[:at] + completion[at + 1 :]
 
 
-def _character_more(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(said) + 1)
-    return said[:at] + chance.choice(CHARACTERS) + said[at:]
+def _character_more(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion) + 1)
+    return completion[:at] + rng.choice(CHARACTERS) + completion[at:]
 
 
-def _character_other(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(said))
-    return said[:at] + chance.choice(CHARACTERS) + said[at + 1 :]
+def _character_other(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
+    return completion[:at] + rng.choice(CHARACTERS) + completion[at + 1 :]
 
 
-def _characters_swapped(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(said) - 1)
-    return said[:at] + said[at + 1] + said[at] + said[at + 2 :]
+def _characters_swapped(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion) - 1)
+    return completion[:at] + completion[at + 1] + completion[at] + completion[at + 2 :]
 
 
-def _piece_lost(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at = chance.randrange(len(said))
-    return said[:at] + said[at + chance.randrange(2, 12) :]
+def _piece_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at = rng.randrange(len(completion))
+    return completion[:at] + completion[at + rng.randrange(2, 12) :]
 
 
-def _piece_twice(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    at, length = chance.randrange(len(said)), chance.randrange(2, 12)
-    return said[: at + length] + said[at:]
+def _piece_twice(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    at, length = rng.randrange(len(completion)), rng.randrange(2, 12)
+    return completion[: at + length] + completion[at:]
 
 
-def _cut(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    return said[: chance.randrange(len(said) // 2, len(said))]
+def _cut(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    return completion[: rng.randrange(len(completion) // 2, len(completion))]
 
 
-def _beginning_lost(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    return said[chance.randrange(1, len(said) // 2) :]
+def _beginning_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    return completion[rng.randrange(1, len(completion) // 2) :]
 
 
-def _tag_lost(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
-    return said[:start] + said[stop:]
+def _tag_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
+    return completion[:start] + completion[stop:]
 
 
-def _tag_twice(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
-    return said[:stop] + said[start:]
+def _tag_twice(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
+    return completion[:stop] + completion[start:]
 
 
-def _tag_elsewhere(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    start, stop = chance.choice(tags or [(0, 1)])
-    at = chance.randrange(len(said))
-    return said[:at] + said[start:stop] + said[at:]
+def _tag_elsewhere(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    start, stop = rng.choice(tags or [(0, 1)])
+    at = rng.randrange(len(completion))
+    return completion[:at] + completion[start:stop] + completion[at:]
 
 
-def _quotes(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    return said.replace('"', "'")
+def _quotes(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    return completion.replace('"', "'")
 
 
-def _line_breaks_lost(said: str, tags: list[tuple[int, int]], chance: random.Random) -> str:
-    places = [match.start() for match in re.finditer("\n", said)] or [len(said)]
-    at = chance.choice(places)
-    return said[:at] + said[at + 1 :]
+def _line_breaks_lost(completion: str, tags: list[tuple[int, int]], rng: random.Random) -> str:
+    places = [match.start() for match in re.finditer("\n", completion)] or [len(completion)]
+    at = rng.choice(places)
+    return completion[:at] + completion[at + 1 :]
 
 
 MUTATIONS: tuple[Callable[[str, list[tuple[int, int]], random.Random], str], ...] = (
@@ -100,60 +100,64 @@ MUTATIONS: tuple[Callable[[str, list[tuple[int, int]], random.Random], str], ...
 )  # fmt: skip
 
 
-def squeezed(family: Family, said: str) -> str:
-    """Drop blanks, and what a family may leave out or write otherwise."""
-    said = re.sub(r"\s+", "", said)
+def squeezed(family: Family, completion: str) -> str:
+    """Remove blanks, and parts of the notation that are optional or have several forms."""
+    completion = re.sub(r"\s+", "", completion)
     if "pythonic" in family.name or family.name in ("lfm2", "olmo3"):  # Python lets a comma follow the last item
-        said = re.sub(r",([)\]}])", r"\1", said)
-    said = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', said)
-    said = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", said)  # Gemma's keys may stand bare
-    said = re.sub(r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", said)  # the number of a call
-    said = re.sub(r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", said.removeprefix("<|start|>assistant"))
+        completion = re.sub(r",([)\]}])", r"\1", completion)
+    completion = re.sub(r'("tool_call_id":|index=)"[^"]*"', r'\1"0"', completion)
+    completion = re.sub(r'<\|"\|>([^<]*)<\|"\|>:', r"\1:", completion)  # Gemma's keys may stand bare
+    completion = re.sub(
+        r"(functions\.[\w-]+|\b[\w-]+):\d+(<\|tool_call_arg)", r"\1:0\2", completion
+    )  # the number of a call
+    completion = re.sub(
+        r"(<\|channel\|>)?(commentary|analysis)?to=", "to=", completion.removeprefix("<|start|>assistant")
+    )
     for word in ("functions.", "<|constrain|>", "<|channel|>commentary", "<|channel|>analysis"):
-        said = said.replace(word, "")
-    return re.sub(r"(to=[\w-]+)(json|code)?", r"\1", said)
+        completion = completion.replace(word, "")
+    return re.sub(r"(to=[\w-]+)(json|code)?", r"\1", completion)
 
 
-def core(family: Family, said: str, outer: tuple[str, ...]) -> str:
-    """Take off what stands around a call."""
-    said = squeezed(family, said)
+def core(family: Family, completion: str, outer: tuple[str, ...]) -> str:
+    """Remove the tags around a call."""
+    completion = squeezed(family, completion)
     while True:
-        shorter = said
+        shorter = completion
         for each in outer:
             shorter = shorter.removeprefix(each).removesuffix(each)
-        if shorter == said:
-            return said
-        said = shorter
+        if shorter == completion:
+            return completion
+        completion = shorter
 
 
-def recognisable(said: str, tags: tuple[str, ...]) -> bool:
-    """Return whether a person could tell that this was a call: a whole tag or a tool's name is left."""
-    return any(tag in said for tag in tags) or any(re.search(rf"\b{name}\b", said) for name in TOOLS)
+def recognisable(completion: str, tags: tuple[str, ...]) -> bool:
+    """Return whether a whole tag or a tool's name is left, so that a person would recognise a call."""
+    return any(tag in completion for tag in tags) or any(re.search(rf"\b{name}\b", completion) for name in TOOLS)
 
 
-def check_runs(family: Family, turn: ParsedTurn, outer: tuple[str, ...], said: str) -> None:
+def check_runs(family: Family, turn: ParsedTurn, outer: tuple[str, ...], completion: str) -> None:
     for call in turn.calls:
         if not call.status.runs:
             assert call.arguments is None
             continue
         rendered = family.render([(call.name or "", dict(call.arguments or {}))])
-        assert core(family, call.raw, outer) == core(family, rendered, outer), (said, call)
+        assert core(family, call.raw, outer) == core(family, rendered, outer), (completion, call)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutated_call_has_a_status_and_is_not_repaired(name: str) -> None:
-    family, chance = FAMILIES[name], random.Random(f"mutated {name} {SEED}")
+    family, rng = FAMILIES[name], random.Random(f"mutated {name} {SEED}")
     calls = getattr(get_tool_parser(name, family.tokenizer(True)), "calls", None)
     tags = tuple(sorted({*family.control, *(calls.tags if calls else ())}, key=len, reverse=True))
     outer = tuple(squeezed(family, tag) for tag in (calls.tags[:2] if calls else ()))
     outer += ("[", "]", ",", ";", "functools", "```json", "```")
     found: Counter[str] = Counter()
     for _ in range(COUNT):
-        given = drawn(family, chance)
-        said = family.render(given)
-        places = [match.span() for match in re.finditer("|".join(map(re.escape, tags)), said)] if tags else []
-        mutated = chance.choice(MUTATIONS)(said, places, chance)
-        by_token = chance.random() < 0.7
+        given = random_calls(family, rng)
+        completion = family.render(given)
+        places = [match.span() for match in re.finditer("|".join(map(re.escape, tags)), completion)] if tags else []
+        mutated = rng.choice(MUTATIONS)(completion, places, rng)
+        by_token = rng.random() < 0.7
         schemas = {tool: {"type": "object"} for tool in TOOLS}
         schemas |= _schemas(given)
         ids = ids_of(family, mutated, by_token)

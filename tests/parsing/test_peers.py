@@ -1,7 +1,7 @@
-"""What other parsers and hooks get wrong: a test of each kind of failure, beside the properties.
+"""One test for each kind of mistake that other parsers and hooks make.
 
-What concerns the loop of an agent is in tests/hooks: a call counted twice when it is run again or an interrupt resumes
-it, parallel agents that reset each other's counts, and arguments of a wrong type that reach the tool.
+The mistakes in an agent's loop are in tests/hooks: a call counted twice when it is run again or resumed after an
+interrupt, parallel agents that reset each other's counts, and arguments of a wrong type that reach the tool.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ IN_JSON = [
 @pytest.mark.parametrize(
     "arguments", ['{"at": "x"', '{"at": x}', "{'at': 'x'}", '{"at": "x",}', '["x"]', '"x"', "null", ""]
 )
-def test_broken_arguments_are_not_read_as_none(name: str, arguments: str) -> None:
-    """Elsewhere they become `{}`, and the tool runs with its defaults."""
+def test_broken_arguments_are_malformed(name: str, arguments: str) -> None:
+    """Other parsers read them as `{}`, and the tool runs with its defaults."""
     family = FAMILIES[name]
-    said = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
-    turn = parse(family, ids_of(family, said))
+    completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', arguments)
+    turn = parse(family, ids_of(family, completion))
     assert [call.status for call in turn.calls] == [MALFORMED]
     assert turn.calls[0].name in (None, "look")
 
 
 @pytest.mark.parametrize("name", sorted(CLOSING))
 def test_a_string_may_spell_the_closing_tag(name: str) -> None:
-    """Elsewhere the call is cut there."""
+    """Other parsers cut the call there."""
     family = FAMILIES[name]
     for tag in family.control:
         calls: list[Call] = [("look", {"at": f"say {tag[0]}{GUARD}{tag[1:]} now", "of": "b"})]
@@ -53,17 +53,17 @@ def test_a_string_may_spell_the_closing_tag(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_that_does_not_end_is_no_answer(name: str) -> None:
-    """Elsewhere a turn without its closing tag is a final answer."""
+def test_a_call_that_does_not_end_is_malformed(name: str) -> None:
+    """Other parsers take a turn without its closing tag as the final answer."""
     family = FAMILIES[name]
     ids = ids_of(family, family.render([("look", {"at": "x"})]))
     assert [call.status for call in parse(family, ids[:-1]).calls] in ([MALFORMED], [MALFORMED, MALFORMED])
     assert [call.status for call in parse(family, ids[:-1], truncated=True).calls][-1:] in ([TRUNCATED], [OK])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].one])
+@pytest.mark.parametrize("name", [name for name in NAMES if not FAMILIES[name].single_call])
 def test_twelve_calls_keep_their_order(name: str) -> None:
-    """Elsewhere ten or more are sorted as text."""
+    """Other parsers sort ten or more calls by their ids as text."""
     family = FAMILIES[name]
     calls: list[Call] = [(f"tool_{i}", {"at": f"{i}"}) for i in range(12)]
     turn = parse(family, ids_of(family, family.render(calls)), calls)
@@ -71,19 +71,19 @@ def test_twelve_calls_keep_their_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tool_that_nobody_has_is_a_good_call(name: str) -> None:
-    """Elsewhere it is dropped, and the policy never learns that it was wrong."""
+def test_a_call_of_an_unknown_tool_is_valid(name: str) -> None:
+    """Other parsers drop the call, and the policy gets no error."""
     family = FAMILIES[name]
-    turn = parse(family, ids_of(family, family.render([("nobody", {"at": "x"})])), [("look", {})])
-    assert [(call.status, call.name, call.arguments) for call in turn.calls] == [(OK, "nobody", {"at": "x"})]
+    turn = parse(family, ids_of(family, family.render([("unknown", {"at": "x"})])), [("look", {})])
+    assert [(call.status, call.name, call.arguments) for call in turn.calls] == [(OK, "unknown", {"at": "x"})]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].typed])
 @pytest.mark.parametrize(
     "value", ["5", "true", "null", " x ", "\n\tdef f():\n\t\treturn 1\n", "[1]", '"x"', "", "0.10"]
 )
-def test_strings_stay_strings_to_the_last_blank(name: str, value: str) -> None:
-    """Elsewhere "5" becomes a number, and indentation is lost."""
+def test_strings_stay_strings_including_blanks(name: str, value: str) -> None:
+    """Other parsers read "5" as a number, and lose indentation."""
     family = FAMILIES[name]
     calls: list[Call] = [("look", {"at": value})]
     [call] = parse(family, ids_of(family, family.render(calls)), calls).calls
@@ -92,7 +92,7 @@ def test_strings_stay_strings_to_the_last_blank(name: str, value: str) -> None:
 
 
 def test_a_bracket_in_an_argument_does_not_end_the_array() -> None:
-    """Elsewhere Phi-4-mini's array is cut at the first `]`."""
+    """Other parsers cut Phi-4-mini's array at the first `]`."""
     family = FAMILIES["phi4_mini"]
     calls: list[Call] = [("look", {"at": "a] b", "all": [[1], [2]]})]
     assert [call.arguments for call in parse(family, ids_of(family, family.render(calls))).calls] == [calls[0][1]]
@@ -100,19 +100,19 @@ def test_a_bracket_in_an_argument_does_not_end_the_array() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if FAMILIES[name].think])
 @pytest.mark.parametrize("truncated", [False, True])
-def test_a_draft_in_reasoning_that_the_prompt_opened_is_no_call(name: str, truncated: bool) -> None:
-    """Elsewhere the draft is executed, since nothing in the completion says that it is reasoning."""
+def test_a_draft_in_reasoning_that_the_prompt_opened_is_not_a_call(name: str, truncated: bool) -> None:
+    """Other parsers execute the draft, since the completion has no tag that opens the reasoning."""
     family = FAMILIES[name]
     opened, closed = family.think or ("", "")
     draft, meant = family.render([("draft", {"at": "y"})]), family.render([("look", {"at": "x"})])
     tail = ids_of(family, opened)
-    for said, calls, is_closed in (
+    for completion, calls, is_closed in (
         (f"Perhaps {draft}? {closed}{meant}", ["look"], True),
         (f"Perhaps {draft}? {closed}No.", [], True),
         (f"Perhaps {draft}?", [], False),
         (draft, [], False),
     ):
-        turn = parse(family, ids_of(family, said), tail=tail, truncated=truncated)
+        turn = parse(family, ids_of(family, completion), tail=tail, truncated=truncated)
         assert [call.name for call in turn.calls if call.status == OK] == calls
         assert turn.reasoning_closed == is_closed
         if is_closed or truncated:
@@ -123,10 +123,10 @@ def test_a_draft_in_reasoning_that_the_prompt_opened_is_no_call(name: str, trunc
 
 @pytest.mark.parametrize("name", IN_JSON)
 def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> None:
-    """Elsewhere a list reaches the tool, or becomes `{}`."""
+    """Other parsers pass a list to the tool, or read it as `{}`."""
     family = FAMILIES[name]
-    said = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
-    ids = ids_of(family, said)
+    completion = family.render([("look", {"at": "x"})]).replace('{"at": "x"}', '[{"at": "x"}]')
+    ids = ids_of(family, completion)
     [call] = parse(family, ids).calls
     assert (call.status, call.arguments) == (MALFORMED, None)
     assert '[{"at": "x"}]' in call.raw
@@ -136,23 +136,23 @@ def test_a_list_of_arguments_is_malformed_with_its_text_and_span(name: str) -> N
 
 @pytest.mark.parametrize("name", ["glm45", "glm47"])
 def test_a_stop_token_that_opens_the_next_message_is_part_of_no_call(name: str) -> None:
-    """GLM ends a call with `<|observation|>`, which elsewhere is taken for text or doubled."""
+    """GLM ends a call with `<|observation|>`, which other parsers take as text or insert twice."""
     family = FAMILIES[name]
     tokenizer = byte_level(family.control, special=("<|endoftext|>", "<|im_end|>", "<|observation|>"))
-    said = family.render([("look", {"at": "x"})])
-    ids = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
+    completion = family.render([("look", {"at": "x"})])
+    ids = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.convert_tokens_to_ids("<|observation|>")]
     session = get_tool_parser(name, tokenizer).start()
     session.feed(ids)
     turn = session.finish(truncated=False)
     [call] = turn.calls
-    assert (call.status, call.arguments, call.raw, turn.text) == (OK, {"at": "x"}, said, "")
+    assert (call.status, call.arguments, call.raw, turn.text) == (OK, {"at": "x"}, completion, "")
     assert call.stop == len(ids) - 1
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tail", [b"\xe6", b"\xf0\x9f", b"\xf0\x9f\x99"])
 def test_a_character_that_the_token_limit_cut_off_changes_nothing_before_it(name: str, tail: bytes) -> None:
-    """Elsewhere such a completion raises, or the ids are those of the repaired text."""
+    """Other parsers raise, or return the ids of a repaired text."""
     family = FAMILIES[name]
     sound = ids_of(family, family.render([("look", {"at": "x"})]))
     cut, whole = ([*sound, *(BYTE_IDS[byte] for byte in end)] for end in (tail, "€".encode()))
@@ -166,8 +166,8 @@ def test_a_character_that_the_token_limit_cut_off_changes_nothing_before_it(name
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("hooks", [[], [ToolCallGuard(), LoopLimiter(max_parallel_tool_calls=20)]])
-async def test_what_is_malformed_is_never_run_and_twelve_results_are_read_in_order(kind: str, hooks: list[Any]) -> None:
-    """Elsewhere broken JSON runs the tool with its defaults, and ten or more results are sorted as text."""
+async def test_malformed_calls_do_not_run_and_twelve_results_keep_their_order(kind: str, hooks: list[Any]) -> None:
+    """Others run the tool with its defaults for broken JSON, and sort ten or more results by their ids as text."""
     ran = []
 
     @tool
@@ -181,11 +181,11 @@ async def test_what_is_malformed_is_never_run_and_twelve_results_are_read_in_ord
         return f"saw {number}"
 
     broken = ("[]", '"x"', "null", '{"number": 1,}', '{"number": 1', "{number: 1}", '{"number": 1}}', "")
-    said = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
-    it = watched(kind, "".join(said), "So.")
-    agent = it.agent(tools=[look], hooks=hooks)
+    completion = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
+    chat = watched(kind, "".join(completion), "So.")
+    agent = chat.agent(tools=[look], hooks=hooks)
     await agent.invoke_async("Look.")
     assert sorted(ran) == list(range(12))
-    read = tokenizer().decode(it.script.requests[1].prompt_ids).split("<|im_start|>")[-2]
-    told = re.findall(r"saw \d+|was malformed and was not executed", read)
-    assert told == ["was malformed and was not executed"] * len(broken) + [f"saw {n}" for n in range(12)]
+    read = tokenizer().decode(chat.script.requests[1].prompt_ids).split("<|im_start|>")[-2]
+    results = re.findall(r"saw \d+|was malformed and was not executed", read)
+    assert results == ["was malformed and was not executed"] * len(broken) + [f"saw {n}" for n in range(12)]

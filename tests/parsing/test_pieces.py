@@ -1,4 +1,4 @@
-"""Pieces of the parsers by themselves: what happens at import, exact sentences, and readers at their ends."""
+"""Units of the parsers: registration, errors, cursors and literals at their ends."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ from tito_core.parsing.formats.pythonic import PythonicCalls
 from tito_core.parsing.markup import DecodedIds, Markup
 from tito_core.parsing.reasoning import BRACKET_THINK, THINK
 from tito_core.parsing.turn import TurnParser
-from tito_core.parsing.typed_value import rendered
 
 V3 = FAMILIES["deepseek_v3"].render([("f", {})]).replace("function", "KIND")
-CHOICE = "Leave the choice to the policy, or set sampling.grammar."
 
 
 def test_bytes_have_the_characters_of_gpt2s_table() -> None:
@@ -75,35 +73,21 @@ def test_a_format_is_registered_with_its_other_names_and_its_reasoning() -> None
 
 
 @pytest.mark.parametrize("calls", [BareArray("functools", r"\["), CallFormat()])
-def test_a_format_without_tags_is_asked_for_none(calls: Any) -> None:
-    said = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
-    with pytest.raises(AssertionError, match=r"^<x> opens no call\.$"):
-        calls.read(said, 0, "<x>")
+def test_a_format_without_tags_does_not_read_one(calls: Any) -> None:
+    completion = Completion(Markup(byte_level(), ()), DecodedIds(lambda ids: ("", []), []), False)
+    with pytest.raises(AssertionError, match="<x>"):
+        calls.read(completion, 0, "<x>")
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("gemma4", "with the parser 'gemma4': engines have no grammar for its notation of arguments."),
-        ("pythonic", "with a pythonic parser: engines have no grammar for Python arguments by schema."),
-        ("llama4_pythonic", "with a pythonic parser: engines have no grammar for Python arguments by schema."),
-    ],
-)
-def test_who_cannot_force_a_call_says_so_in_a_sentence(name: str, sentence: str) -> None:
-    with pytest.raises(NoCallGrammarError) as refused:
+@pytest.mark.parametrize(("name", "why"), [("gemma4", "gemma4"), ("pythonic", "Python"), ("gpt_oss", r"<\|call\|>")])
+def test_a_call_that_cannot_be_forced_raises_with_the_remedy(name: str, why: str) -> None:
+    with pytest.raises(NoCallGrammarError, match=rf"{why}.*tool_choice.*sampling\.grammar"):
         get_tool_parser(name, FAMILIES[name].tokenizer(True)).call_grammar({"look": {}})
-    assert str(refused.value) == f"A tool call cannot be forced {sentence} {CHOICE}"
-
-
-def test_harmony_says_why_it_cannot_force_a_call() -> None:
-    with pytest.raises(NoCallGrammarError) as refused:
-        get_tool_parser("gpt_oss", FAMILIES["gpt_oss"].tokenizer(True)).call_grammar({"look": {}})
-    assert str(refused.value).endswith(f"grammar of the engines can demand. {CHOICE}")
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "glm45", "glm47", "minimax_m2"])
 def test_a_forced_call_is_written_as_the_family_writes_it(name: str) -> None:
-    """The constants of the grammar, joined, are the turn without its values."""
+    """The constants of the grammar, joined, are the rendered call without its values."""
     parser = get_tool_parser(name, FAMILIES[name].tokenizer(False))
     tool = {"type": "object", "properties": {"ä": {"type": "integer"}, "ö": {"type": "integer"}}}
     grammar = json.loads(parser.call_grammar({"schön": {**tool, "required": ["ä", "ö"]}}, "schön").value)
@@ -141,26 +125,18 @@ def constants(grammar: Any) -> list[str]:
     return [text for each in grammar.values() for text in constants(each)]
 
 
-def test_what_a_template_shows_is_said_in_a_sentence() -> None:
+def test_detection_names_the_marks_or_the_known_formats() -> None:
     template = '<tool_call>{"name": "x", "arguments": {}}'
     found = detect_tool_parser(template)
-    marks = "'<tool_call>' and '{\"name\": ' and '\"arguments\": '"
-    assert (found.name, found.why) == ("hermes", f"The chat template has {marks}, which only hermes writes.")
-    with pytest.raises(DetectionError) as none:
-        detect_tool_parser("no calls")
-    names = ", ".join(sorted(_TABLE))
+    assert found.name == "hermes"
+    assert all(repr(mark) in found.why for mark in ("<tool_call>", '{"name": ', '"arguments": '))
     assert {"hermes", "kimi_k3", "seed_oss"} <= set(_TABLE)
-    assert str(none.value) == (
-        f"The chat template shows no format of tool calls that is known by its marks ({names}): name the parser, as in "
-        "parser='hermes'; for a policy that calls no tools any will do."
-    )
+    with pytest.raises(DetectionError, match=f"{', '.join(sorted(_TABLE))}.*parser="):
+        detect_tool_parser("no calls")
     tokenizer = byte_level()
     tokenizer.chat_template = None
-    with pytest.raises(DetectionError) as lacking:
+    with pytest.raises(DetectionError, match=r"no chat template.*parser="):
         template_text(tokenizer)
-    assert str(lacking.value) == (
-        "The tokenizer has no chat template, which would show the format: name the parser, as in parser='hermes'."
-    )
 
 
 def test_texts_are_quoted_and_cut_at_their_length() -> None:
@@ -169,11 +145,6 @@ def test_texts_are_quoted_and_cut_at_their_length() -> None:
     assert shortened("abc", 2) == "'ab...'"
     assert shortened("ab", 2) == "'ab'"
     assert str(Malformed("Why.", "look")) == "Why."
-
-
-@pytest.mark.parametrize(("value", "text"), [("é", "é"), (5, "5"), (None, "null"), ({"é": [True]}, '{"é": [true]}')])
-def test_values_are_rendered_as_these_formats_do(value: Any, text: str) -> None:
-    assert rendered(value) == text
 
 
 def cursor(text: str, start: int, stop: int) -> Cursor:
@@ -191,43 +162,42 @@ def test_a_cursor_reads_no_further_than_its_end_and_the_next_tag() -> None:
     assert cursor("abcdef", 0, 3).skip("abc")
     assert cursor("abcdef", 0, 3).match(word, "a word") == "abc"
     assert cursor("abc<tool_call>def", 0, 17).match(word, "a word") == "abc"
-    with pytest.raises(Malformed, match=r"^The call has '5abcdefghijklmnopqrs' where a word belongs\.$"):
+    with pytest.raises(Malformed, match=r"'5abcdefghijklmnopqrs' .*a word"):
         cursor("5abcdefghijklmnopqrstuvwxyz", 0, 27).match(word, "a word")
-    with pytest.raises(Malformed, match=r"^The call has '5abc' where 'x' belongs\.$"):
-        cursor("5abcdefgh", 0, 4).need("x")
+    with pytest.raises(Malformed, match=r"'5abc' .*'x'"):
+        cursor("5abcdefgh", 0, 4).expect("x")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "values"),
     [
-        ("[5]", "The calls have '5]' where a tool's name belongs."),
-        ("[f(5)]", "The calls have '5)]' where a keyword belongs."),
-        ("[f(a=*)]", "The calls have '*)]' where a literal belongs."),
-        ("[f(a={b})]", "The calls have 'b})]' where a string in quotes belongs."),
-        ("[f(a={'b': 1, 'b': 2})]", "The key 'b' appears twice."),
-        ("[f(a=1, a=2)]", "The keyword 'a' appears twice."),
-        ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", "The calls have ';abcdefghijklmnopqrs' where ')' belongs."),
-        ("[f(a=[1;2])]", "The calls have ';2])]' where ']' belongs."),
-        ("[f(a={'b': 1;2})]", "The calls have ';2})]' where '}' belongs."),
-        (r"[f(a='\udfff')]", "A string escapes half of a surrogate pair, which is no character."),
-        (r"[f(a='\U00110000')]", "A string has the escape '\\\\U00110000', which means nothing."),
-        ("[f(a=1e999)]", "1e999 is too large a number."),
-        ("[f(a=-1e999)]", "-1e999 is too large a number."),
+        ("[5]", ["'5]'", "name"]),
+        ("[f(5)]", ["'5)]'", "keyword"]),
+        ("[f(a=*)]", ["'*)]'", "literal"]),
+        ("[f(a={b})]", ["'b})]'", "string in quotes"]),
+        ("[f(a={'b': 1, 'b': 2})]", ["'b'", "twice"]),
+        ("[f(a=1, a=2)]", ["'a'", "twice"]),
+        ("[f(a=1;abcdefghijklmnopqrstuvwxyz)]", ["';abcdefghijklmnopqrs'", "')'"]),
+        ("[f(a=[1;2])]", ["';2])]'", "']'"]),
+        ("[f(a={'b': 1;2})]", ["';2})]'", "'}'"]),
+        (r"[f(a='\udfff')]", ["surrogate"]),
+        (r"[f(a='\U00110000')]", ["escape", r"\\U00110000"]),
+        ("[f(a=-1e999)]", ["-1e999", "too large"]),
     ],
 )
-def test_why_a_list_of_python_calls_is_none(text: str, reason: str) -> None:
+def test_a_malformed_list_of_python_calls_gives_the_reason(text: str, values: list[str]) -> None:
     with pytest.raises(Malformed) as fault:
         Calls(text, 0, len(text)).read()
-    assert fault.value.reason == reason
+    assert all(value in fault.value.reason for value in values), fault.value.reason
 
 
-def test_a_list_of_python_calls_ends_where_it_is_told_to() -> None:
+def test_a_list_of_python_calls_is_read_up_to_its_stop() -> None:
     for text, stop in (("[f(a=12)]", 7), ("[f(a='x')]", 8), ("[f()]  ", 4), ("[f(a=b)]", 3), ("[f()]", 4)):
         reader = Calls(text, 0, stop)
         with pytest.raises(Malformed):
             reader.read()
         assert reader.at_end, text
-    assert [said.arguments for said, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
+    assert [completion.arguments for completion, _ in Calls("[f(a=12)]x", 0, 9).read()] == [{"a": 12}]
 
 
 @pytest.mark.parametrize(
@@ -250,14 +220,14 @@ def test_a_string_that_is_whole_is_not_open() -> None:
 
 def test_numbers_are_read_up_to_a_length_and_by_their_kind() -> None:
     assert _number("9" * 4000) == int("9" * 4000)
-    with pytest.raises(Malformed, match=r"^A number has more than 4000 digits\.$"):
+    with pytest.raises(Malformed, match="4000 digits"):
         _number("9" * 4001)
     found = [_number(text) for text in ("5", "5.0", "5e0", "5E0", "-5")]
     assert [(value, type(value)) for value in found] == [(5, int), (5, float), (5, float), (5, float), (-5, int)]
 
 
 def fused() -> Any:
-    """A tokenizer whose decoder joins tokens as they are, and that would tidy blanks before a full stop."""
+    """Return a tokenizer whose decoder joins tokens, and that would remove blanks before a full stop."""
     backend = Tokenizer(models_of.WordLevel({"a": 0, " .": 1, "b": 2}, unk_token="b"))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken("<s>", normalized=False)])
@@ -266,7 +236,7 @@ def fused() -> Any:
     return tokenizer
 
 
-def test_other_tokenizers_are_read_without_tidying_and_with_their_special_tokens() -> None:
+def test_other_tokenizers_are_decoded_without_clean_up_and_with_special_tokens() -> None:
     assert decoding(fused())([0, 1, 3, 2]) == ("a .<s>b", [0, 1, 3, 6])
 
 
@@ -284,7 +254,8 @@ def test_a_section_without_calls_is_one_malformed_call(name: str) -> None:
     ids = ids_of(family, f"So. {EMPTY[name]} Then.")
     turn = parse(family, ids)
     [call] = turn.calls
-    assert (call.status, call.name, call.reason) == (CallStatus.MALFORMED, None, "The section holds no call.")
+    assert (call.status, call.name) == (CallStatus.MALFORMED, None)
+    assert "no calls" in call.reason
     assert (call.raw, turn.text) == (EMPTY[name], "So.  Then.")
 
 
@@ -297,15 +268,15 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "reason"),
+    ("name", "completion", "reason"),
     [
         ("minimax_m2", '<minimax:tool_call><invoke name=" a"></invoke></minimax:tool_call>', "quotes: '\" a\"'"),
         ("minimax_m2", '<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', "in double quotes: '\"\"'"),
         ("minimax_m2", f"<minimax:tool_call><invoke name={'a' * 61}></invoke></minimax:tool_call>", f": {'a' * 60!r}."),
         ("qwen3_coder", "<tool_call><function=f><parameter= a>\nx\n</parameter></function></tool_call>", "name: ' a'"),
-        ("qwen3_coder", "<tool_call><function=f><parameter=\x07>\nx\n</parameter></function></tool_call>", "no sound"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=\x07>\nx\n</parameter></function></tool_call>", "no valid"),
         ("qwen3_coder", f"<tool_call><function=f><parameter={'a' * 60}=b>\nx\n</parameter></function></tool_call>",
-         f"no sound name: {'a' * 60!r}."),
+         f"no valid name: {'a' * 60!r}."),
         ("deepseek_v4", f"<｜DSML｜tool_calls><｜DSML｜invoke {'x' * 60}></｜DSML｜invoke></｜DSML｜tool_calls>",
          f"not {('<｜DSML｜invoke ' + 'x' * 60)[:60]!r}."),
         ("deepseek_v3", V3.replace("KIND", "x" * 61), f"must be 'function', not {'x' * 60!r}."),
@@ -313,20 +284,20 @@ def test_a_string_of_hermes_may_spell_its_tags_where_they_are_text() -> None:
         ("llama3_json", '{"name": "look", "argument": {}}', None),
     ],
 )  # fmt: skip
-def test_names_that_are_not_sound_are_quoted_up_to_a_length(name: str, said: str, reason: str | None) -> None:
-    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], said)).calls
+def test_invalid_names_are_quoted_up_to_a_length(name: str, completion: str, reason: str | None) -> None:
+    calls = parse(FAMILIES[name], ids_of(FAMILIES[name], completion)).calls
     if reason is None:
         assert [call.status for call in calls] in ([CallStatus.MALFORMED], [])
     else:
         assert reason in calls[0].reason
 
 
-def test_sentences_of_a_cut_off_and_of_a_value() -> None:
+def test_reasons_of_a_truncated_call_and_of_a_value() -> None:
     family = FAMILIES["mistral"]
     cut = parse(family, ids_of(family, '[TOOL_CALLS]look[ARGS]{"at": "x'), truncated=True)
-    assert [(call.status, call.reason) for call in cut.calls] == [("truncated", "The token limit cut the call off.")]
+    assert [(call.status, "token limit" in call.reason) for call in cut.calls] == [("truncated", True)]
     bad = parse(FAMILIES["gemma4"], ids_of(FAMILIES["gemma4"], "<|tool_call>call:look{a:1.}<tool_call|>"))
-    assert bad.calls[0].reason.startswith("The value is not valid JSON")
+    assert "value is not valid JSON" in bad.calls[0].reason
 
 
 def test_a_block_of_reasoning_keeps_its_blanks_and_loses_its_newlines() -> None:

@@ -1,4 +1,4 @@
-"""What is shown while a completion comes is the beginning of what the parser says of the whole, however it is cut."""
+"""A preview is a prefix of the parser's final result, however the ids are split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,23 @@ from tito_core.turn.events import _expect_begun
 from tito_core.turn.read import assistant_message
 
 PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
-SAID = ("Hm.", "\n", " ", "\n\n", "é漢🙂", "<", "<to", "a <b> c", "{", "[x", "f", "function", "thought\n", "th", "</")
+FRAGMENTS = (
+    "Hm.",
+    "\n",
+    " ",
+    "\n\n",
+    "é漢🙂",
+    "<",
+    "<to",
+    "a <b> c",
+    "{",
+    "[x",
+    "f",
+    "function",
+    "thought\n",
+    "th",
+    "</",
+)
 
 
 def shown(parser: TurnParser, chunks: list[list[int]], tail: list[int]) -> list[Piece]:
@@ -31,7 +47,7 @@ def texts(pieces: list[Piece]) -> tuple[str, str]:
 
 
 def expect_beginning(pieces: list[Piece], turn: ParsedTurn) -> tuple[str, str]:
-    """Reasoning comes first, and both kinds are beginnings of what the message will hold."""
+    """Check that reasoning comes first, and that both kinds are prefixes of the parsed message."""
     kinds = [piece.kind for piece in pieces]
     assert kinds == sorted(kinds)
     assert all(piece.text for piece in pieces)
@@ -46,37 +62,37 @@ def expect_beginning(pieces: list[Piece], turn: ParsedTurn) -> tuple[str, str]:
     return thought, text
 
 
-def spoken(source: Source, chance: random.Random) -> list[int]:
-    """Text, reasoning and calls after each other, some of it cut short."""
+def random_message(source: Source, rng: random.Random) -> list[int]:
+    """Return ids of random text, reasoning and calls, some of them cut."""
     ids: list[int] = []
-    for _ in range(chance.randrange(1, 9)):
-        kind = chance.random()
+    for _ in range(rng.randrange(1, 9)):
+        kind = rng.random()
         if kind < 0.6:
-            ids += ids_of(source.family, chance.choice(SAID), source.by_token)
+            ids += ids_of(source.family, rng.choice(FRAGMENTS), source.by_token)
         elif kind < 0.85:
-            ids += chance.choice(source.markup)
+            ids += rng.choice(source.markup)
         else:
-            ids += source.sound[: chance.randrange(len(source.sound) + 1)]
+            ids += source.sound[: rng.randrange(len(source.sound) + 1)]
     return ids
 
 
 @pytest.mark.parametrize("name", PREVIEWED)
-def test_what_is_shown_is_a_beginning_of_what_is_said(name: str) -> None:
+def test_a_preview_is_a_prefix_of_the_result(name: str) -> None:
     family = FAMILIES[name]
     for by_token in (True, False):
-        chance = random.Random(f"preview {name} {by_token} {SEED}")
+        rng = random.Random(f"preview {name} {by_token} {SEED}")
         parser = get_tool_parser(name, family.tokenizer(by_token))
         assert isinstance(parser, TurnParser)
-        source = Source(family, by_token, chance)
-        told = 0
+        source = Source(family, by_token, rng)
+        shown_turns = 0
         for number in range(CASES):
-            ids = source.case(number) if number % 3 == 0 else spoken(source, chance)
-            tail = chance.choice(source.markup) if chance.random() < 0.3 else []
-            turn = parsed(parser, [ids], tail, chance.random() < 0.5)
+            ids = source.case(number) if number % 3 == 0 else random_message(source, rng)
+            tail = rng.choice(source.markup) if rng.random() < 0.3 else []
+            turn = parsed(parser, [ids], tail, rng.random() < 0.5)
             each = shown(parser, [[token] for token in ids], tail)
-            told += any(expect_beginning(each, turn))
-            assert texts(shown(parser, split(ids, chance), tail)) == texts(each)
-    assert told > CASES / 6, "too little was shown to show anything"
+            shown_turns += any(expect_beginning(each, turn))
+            assert texts(shown(parser, split(ids, rng), tail)) == texts(each)
+    assert shown_turns > CASES / 6, "too little was shown to show anything"
 
 
 def harmony(by_token: bool = True) -> HarmonyParser:
@@ -86,21 +102,21 @@ def harmony(by_token: bool = True) -> HarmonyParser:
 
 
 @pytest.mark.parametrize("by_token", [True, False])
-def test_what_is_shown_of_harmony_is_a_beginning_of_its_reasoning(by_token: bool) -> None:
+def test_a_preview_of_harmony_is_a_prefix_of_its_reasoning(by_token: bool) -> None:
     family, parser = FAMILIES["gpt_oss"], harmony(by_token)
-    chance = random.Random(f"preview gpt_oss {by_token} {SEED}")
-    source = Source(family, by_token, chance)
-    told = 0
+    rng = random.Random(f"preview gpt_oss {by_token} {SEED}")
+    source = Source(family, by_token, rng)
+    shown_turns = 0
     for number in range(CASES):
-        ids = source.case(number) if number % 3 == 0 else spoken(source, chance)
-        if number % 2:  # messages that are whole, and whatever was drawn after or between them
-            for word in chance.choices(("Hm.", "\n", "é🙂"), k=3):
+        ids = source.case(number) if number % 3 == 0 else random_message(source, rng)
+        if number % 2:  # insert complete messages
+            for word in rng.choices(("Hm.", "\n", "é🙂"), k=3):
                 whole = f"<|channel|>analysis<|message|>{word}<|end|><|start|>assistant"
-                at = 0 if chance.random() < 0.7 else chance.randrange(len(ids) + 1)
+                at = 0 if rng.random() < 0.7 else rng.randrange(len(ids) + 1)
                 ids[at:at] = ids_of(family, whole, by_token)
-        tail = ids_of(family, "<|start|>assistant", by_token) if chance.random() < 0.8 else chance.choice(source.markup)
-        turn = parsed(parser, [ids], tail, chance.random() < 0.5)
-        for chunks in ([[token] for token in ids], split(ids, chance), [ids]):
+        tail = ids_of(family, "<|start|>assistant", by_token) if rng.random() < 0.8 else rng.choice(source.markup)
+        turn = parsed(parser, [ids], tail, rng.random() < 0.5)
+        for chunks in ([[token] for token in ids], split(ids, rng), [ids]):
             preview = parser.preview(tail)
             pieces = [piece for chunk in chunks for piece in preview.feed(chunk)]
             thought, text = texts(pieces)
@@ -108,16 +124,16 @@ def test_what_is_shown_of_harmony_is_a_beginning_of_its_reasoning(by_token: bool
             assert not text
             assert not thought or thought.strip()
             assert all(piece.text for piece in pieces)
-            told += bool(thought)
+            shown_turns += bool(thought)
             message = assistant_message(turn, Finish.STOP, lambda: "call_1", "feedback", True)
             _expect_begun(message["content"], [Piece("reasoning", thought)] if thought else [])  # else it raises
-    assert told > CASES / 2 if by_token else told == 0, "text that spells a tag may yet be none"
+    assert shown_turns > CASES / 2 if by_token else shown_turns == 0, "text that spells a tag may yet be none"
 
 
-def test_harmonys_reasoning_is_shown_as_soon_as_its_message_is_closed() -> None:
+def test_harmony_shows_reasoning_as_soon_as_its_message_is_closed() -> None:
     family, parser = FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
-    feed = lambda said: [piece for token in ids_of(family, said) for piece in preview.feed([token])]  # noqa: E731
+    feed = lambda completion: [piece for token in ids_of(family, completion) for piece in preview.feed([token])]  # noqa: E731
     assert feed("<|channel|>analysis<|message|>Hm.") == []
     assert feed("<|end|>") == [("reasoning", "Hm.")]
     assert feed("<|start|>assistant<|channel|>commentary<|message|>So.<|end|>") == []
@@ -128,21 +144,21 @@ def test_harmonys_reasoning_is_shown_as_soon_as_its_message_is_closed() -> None:
 def test_a_blank_thought_and_a_call_are_not_shown() -> None:
     family, parser = FAMILIES["gpt_oss"], harmony()
     preview = parser.preview(ids_of(family, "<|start|>assistant"))
-    said = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
-    assert preview.feed(ids_of(family, said)) == []
+    completion = "<|channel|>analysis<|message|> <|end|><|start|>assistant<|channel|>analysis<|message|>{}<|call|>"
+    assert preview.feed(ids_of(family, completion)) == []
 
 
 @pytest.mark.parametrize("name", PREVIEWED)
-def test_an_answer_without_calls_is_shown_all_but_its_end(name: str) -> None:
+def test_an_answer_without_calls_is_shown_completely(name: str) -> None:
     family = FAMILIES[name]
     parser = get_tool_parser(name, family.tokenizer(True))
     assert isinstance(parser, TurnParser)
     opened, closed = family.think or ("", "")
-    for said, thought, text in [
+    for completion, thought, text in [
         ("Well, é🙂 yes.", "", "Well, é🙂 yes."),
         *([(f"{opened}\nHm. So.\n{closed}\n\nYes. ", "Hm. So.", "Yes.")] if family.think else []),
     ]:
-        ids = [*ids_of(family, said), *ids_of(family, "<|im_end|>")]
+        ids = [*ids_of(family, completion), *ids_of(family, "<|im_end|>")]
         pieces = shown(parser, [[token] for token in ids], [])
         assert texts(pieces) == (thought, text)
         assert len(pieces) > 3
@@ -154,8 +170,8 @@ def test_nothing_of_a_call_or_after_it_is_shown() -> None:
     family = FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(False))
     assert isinstance(parser, TurnParser)
-    said = "So. " + family.render([("look", {"at": "x"})]) + "After."
-    ids = ids_of(family, said, False)
+    completion = "So. " + family.render([("look", {"at": "x"})]) + "After."
+    ids = ids_of(family, completion, False)
     assert texts(shown(parser, [[token] for token in ids], [])) == ("", "So.")
     turn = parser.start([], TOOLS)
     turn.feed(ids)
@@ -175,7 +191,7 @@ def test_reasoning_after_text_keeps_its_place() -> None:
 
 
 def test_a_long_answer_is_decoded_once() -> None:
-    """The work of a token does not grow with what came before it: what was read is let go of."""
+    """The cost of a token does not grow with the text before it: ids that were read are dropped."""
     family = FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(True))
     assert isinstance(parser, TurnParser)
@@ -185,8 +201,8 @@ def test_a_long_answer_is_decoded_once() -> None:
         assert len(preview._ids) < 12
 
 
-def test_drafts_that_were_held_are_searched_for_tags_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 14: what the closing tag of reasoning sets free is read once, whatever it holds."""
+def test_held_drafts_are_searched_for_tags_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 14: text that was held until the reasoning closed is read only once more."""
     family = FAMILIES["hermes"]
     parser = get_tool_parser("hermes", family.tokenizer(True))
     assert isinstance(parser, TurnParser)

@@ -1,4 +1,4 @@
-"""What is read, word for word, as it was written down by `parsing.record`: it changes only on purpose."""
+"""Every turn in recorded.json parses exactly as recorded. Run `parsing.record` after an intended change."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ RECORDED = json.loads(PATH.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_turn_is_read_as_it_was(name: str) -> None:
+def test_each_turn_parses_as_recorded(name: str) -> None:
     for turn in RECORDED[name]:
-        found = read(FAMILIES[name], turn["said"], turn["calls"], turn["by_token"], turn["truncated"])
-        assert json.loads(json.dumps(found)) == turn["is"], turn["said"]
+        found = read(FAMILIES[name], turn["completion"], turn["calls"], turn["by_token"], turn["truncated"])
+        assert json.loads(json.dumps(found)) == turn["parsed"], turn["completion"]
 
 
-def test_the_record_is_of_every_format_and_of_all_edges() -> None:
+def test_the_record_has_every_format_and_all_edge_cases() -> None:
     assert sorted(RECORDED) == NAMES
     for name, kept in RECORDED.items():
-        said = {turn["said"] for turn in kept}
-        assert said >= set(EDGES.get(name, ()))
-        assert len(said) > len(set(EDGES.get(name, ()))) + 3
+        completion = {turn["completion"] for turn in kept}
+        assert completion >= set(EDGES.get(name, ()))
+        assert len(completion) > len(set(EDGES.get(name, ()))) + 3

@@ -1,4 +1,4 @@
-"""Plain text read by a schema."""
+"""Parsing plain text by a schema."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parsing.families import plain
 from tito_core.parsing.call_text import Malformed
 from tito_core.parsing.formats.python_literals import literal
-from tito_core.parsing.typed_value import rendered, typed_value, types_of
+from tito_core.parsing.typed_value import typed_value, types_of
 
 KINDS = {"integer": st.integers(), "number": st.floats(allow_nan=False, allow_infinity=False), "boolean": st.booleans()}
 
@@ -20,7 +21,7 @@ def read(text: str, schema: Any, **whole: Any) -> Any:
 
 
 @given(st.text())
-def test_strings_are_the_text_as_it_stands(text: str) -> None:
+def test_strings_are_the_unchanged_text(text: str) -> None:
     assert read(text, {"type": "string"}) == text
     assert read(text, {}) == text
     assert typed_value(text, {}, "look", "at") == text
@@ -31,9 +32,9 @@ def test_strings_are_the_text_as_it_stands(text: str) -> None:
 def test_other_values_are_json(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(sorted(KINDS)))
     value = data.draw(KINDS[kind])
-    assert read(rendered(value), {"type": kind}) == value
+    assert read(plain(value), {"type": kind}) == value
     assert read(str(value), {"type": kind}) == value  # as Jinja writes it
-    assert type(read(f" {rendered(value)}\n", {"type": kind})) is type(value)
+    assert type(read(f" {plain(value)}\n", {"type": kind})) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +92,13 @@ def test_further_properties_have_their_schema_too() -> None:
         ("5", {"type": ["array", "object"]}, "must be of type array or object"),
         ('"5"', {"type": "integer"}, "must be of type integer"),
         ("", {"type": "integer"}, "not valid JSON"),
-        ("Infinity", {"type": "number"}, "Infinity is no JSON number"),
+        ("Infinity", {"type": "number"}, "Infinity is not a JSON number"),
         ('{"a": 1, "a": 2}', {"type": "object"}, "'a' appears twice"),
         ("x" * 500, {"enum": [1]}, "not valid JSON"),
         ("[" * 200 + "]" * 200, {"type": "array"}, "nests more than 100"),
     ],
 )
-def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason: str) -> None:
+def test_a_value_of_another_type_is_malformed(text: str, schema: Any, reason: str) -> None:
     with pytest.raises(Malformed) as caught:
         read(text, schema)
     assert reason in caught.value.reason
@@ -105,13 +106,13 @@ def test_what_is_of_no_allowed_type_is_malformed(text: str, schema: Any, reason:
     assert len(caught.value.reason) < 300
 
 
-def test_schemas_that_do_not_say_allow_anything() -> None:
+def test_schemas_without_a_type_allow_anything() -> None:
     assert types_of({"description": "a"}, {}) is None
     assert types_of({"type": ["integer", "null"]}, {}) == {"integer", "null"}
 
 
 def chain(links: int) -> dict[str, Any]:
-    """Definitions that lead from one to the next, and at last to an integer."""
+    """Return definitions of which each refers to the one before, down to an integer."""
     return {"0": {"type": "integer"}, **{str(n): {"$ref": f"#/$defs/{n - 1}"} for n in range(1, links)}}
 
 

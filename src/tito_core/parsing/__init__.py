@@ -1,6 +1,6 @@
-"""Completion token ids to reasoning, text and tool calls; one file a format."""
+"""Parse a completion's token ids into reasoning, text and tool calls. Each format is a file in `formats/`."""
 
-from tito_core.parsing import formats as _formats  # each registers itself
+from tito_core.parsing import formats as _formats  # importing a format registers it
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.completion import Tools
 from tito_core.parsing.detection import Detected, DetectionError, Marks, detect_tool_parser

@@ -1,7 +1,7 @@
-"""JSON Schemas whose strings of bounded length XGrammar samples soundly.
+"""Rewrite JSON Schemas so that XGrammar samples valid JSON for strings of bounded length.
 
-XGrammar 0.2.7 and 0.2.8 let raw control characters, such as a tab, into a string that has a `minLength` or `maxLength`,
-which is no JSON. Given as a `pattern`, the same bound is sound. Neither way allows escapes in such a string.
+XGrammar 0.2.7 and 0.2.8 allow raw control characters, such as a tab, in a string with a `minLength` or `maxLength`.
+That is invalid JSON. With the same bound as a `pattern` they do not. Neither form allows escapes in such a string.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTHS = ("minLength", "maxLength")
 
 
 def bounded_by_pattern(schema: JsonSchema) -> dict[str, Any]:
-    """Copy a schema with lengths of strings written as patterns, wherever a schema stands in it."""
+    """Return a copy of a schema, and of all schemas in it, with the lengths of strings as patterns."""
     result = {key: _inside(key, value) for key, value in schema.items()}
     kinds = schema.get("type")
     is_string = kinds == "string" or (isinstance(kinds, list) and "string" in kinds)

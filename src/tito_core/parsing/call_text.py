@@ -1,4 +1,4 @@
-"""What one call says, or why it says nothing for certain."""
+"""The text of one call, parsed, or the reason why it is malformed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 _NAME = re.compile(r"\w[\w./-]*")
 
 
-def is_sound_name(name: str) -> bool:
-    """Return whether a tool may have this name where a format writes it without quotes."""
+def is_valid_name(name: str) -> bool:
+    """Return whether a tool's name is valid where a format writes it without quotes."""
     return _NAME.fullmatch(name) is not None
 
 
 class Malformed(Exception):
-    """The tokens say no sound call (law 9): nothing is repaired.
+    """The text is not a valid call. It is reported and never repaired (law 9).
 
     Attributes:
-        reason: A sentence for the policy to read.
-        name: The tool's name, where the tokens say it for certain.
+        reason: A sentence for the policy.
+        name: The tool's name, if the text gives it without doubt.
     """
 
     def __init__(self, reason: str, name: str | None = None) -> None:
@@ -31,15 +31,15 @@ class Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ParsedCallText:
-    """A sound call.
+    """A valid call.
 
     Attributes:
         name: The tool's name.
-        arguments: Its arguments.
-        id: The id that the policy wrote, in formats that have one.
-        text: The arguments as the policy wrote them, where that is JSON.
-        loose: How it differs from what the family documents, as a sentence; empty where it does not. Its reading is
-            still the only one.
+        arguments: The decoded arguments.
+        id: The call id that the policy wrote, in formats that have one.
+        text: The arguments as sampled, in formats that write them as JSON.
+        loose: How the call differs from the family's documentation, as a sentence; empty if it does not. A loose call
+            still has exactly one reading.
     """
 
     name: str
@@ -50,5 +50,5 @@ class ParsedCallText:
 
 
 def shortened(text: str, longest: int = 60) -> str:
-    """Quote a text, cut to a length."""
+    """Return the text in quotes, cut to `longest` characters."""
     return repr(text if len(text) <= longest else text[:longest] + "...")

@@ -1,9 +1,10 @@
-"""A completion on its way from text and marks to calls."""
+"""One completion while its calls are read."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ParamSpec
 
@@ -22,34 +23,35 @@ Tools = Mapping[str, JsonSchema]
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """Where a call stands, in characters.
+    """The place of a call, as character offsets in the completion.
 
     Attributes:
-        opened: Its first character, markup included.
-        body: First character of its body.
-        end: One past the body's last character.
-        stop: One past its last character, markup included.
-        closed: Whether its closing tag is there.
+        start: First character, tags included.
+        body: First character of the body.
+        body_end: One past the last character of the body.
+        stop: One past the last character, tags included.
+        closed: Whether the closing tag is present.
     """
 
-    opened: int
+    start: int
     body: int
-    end: int
+    body_end: int
     stop: int
     closed: bool
 
 
 class Completion:
-    """One completion: its text, the tags in it, and the calls found so far.
+    """One completion: its text, its tags, and the calls read so far.
 
     Attributes:
-        decoded: The ids and their text.
+        decoded: The token ids and their text.
+        text: The text.
         truncated: Whether the engine stopped for length.
-        tools: Schemas by the tool's name.
-        lenient: Whether a loose call is lenient; else it is malformed.
-        calls: What was read, in order.
-        uncertain: Whether a call began before the one before it ended: later ones may be part of an argument, so that
-            none runs.
+        tools: JSON Schemas of the arguments, by tool name.
+        lenient: Whether a loose call gets the status LENIENT; otherwise it is MALFORMED.
+        calls: The calls read so far, in order.
+        uncertain: Whether a call did not end. Later calls may be part of its arguments, so none of them runs.
+        markup: The format's tags in this vocabulary.
     """
 
     def __init__(
@@ -72,25 +74,25 @@ class Completion:
         self._starts = [mark.start for mark in self._marks]
         self._open: list[bool] | None = None  # by mark
 
-    def next(self, char: int, tags: Set[str] | None = None) -> Mark | None:
-        """Return the first mark at or after a character, of certain tags or of any."""
+    def next_mark(self, char: int, tags: Set[str] | None = None) -> Mark | None:
+        """Return the first mark at or after a character; with `tags`, the first of those tags."""
         for i in range(bisect_left(self._starts, char), len(self._marks)):
             if tags is None or self._marks[i].tag in tags:
                 return self._marks[i]
         return None
 
-    def previous(self, char: int) -> Mark | None:
+    def previous_mark(self, char: int) -> Mark | None:
         """Return the last mark before a character."""
         i = bisect_left(self._starts, char)
         return self._marks[i - 1] if i else None
 
-    def stands_open(self, char: int, steps: Mapping[str, int]) -> bool:
-        """Return whether a tag or a fence of code in this message stands open before the mark at a character.
+    def is_nested(self, char: int, steps: Mapping[str, int]) -> bool:
+        """Return whether the mark at a character is inside an open tag or an open code fence.
 
         Args:
             char: First character of a mark.
-            steps: The format's tags: 1 for one that opens, -1 for one that closes, 0 for another. Reasoning tags, which
-                are not among them, begin anew.
+            steps: The format's tags: 1 for an opening tag, -1 for a closing one, 0 for another. A reasoning tag, which
+                is not among them, resets the count.
         """
         if self._open is None:
             self._open, tags, fences, at = [], 0, 0, 0
@@ -101,103 +103,106 @@ class Completion:
                 fences, at = fences if mark.tag in steps else 0, mark.stop
         return self._open[bisect_left(self._starts, char)]
 
-    def frame(self, opened: int, body: int, close: str, before: Set[str], begin: int | None = None) -> Frame:
-        """Find where a call ends: at its closing tag, or unclosed before one of other tags or at the end.
+    def frame(self, start: int, body: int, close: str, before: Set[str], search: int | None = None) -> Frame:
+        """Find where a call ends: at its closing tag, else before one of the tags `before`, else at the end.
 
         Args:
-            opened: First character of its markup.
+            start: First character of the call, tags included.
             body: First character of its body.
             close: Its closing tag.
-            before: Tags that may not come inside it.
-            begin: Where to begin to look; by default at the body.
+            before: Tags that cannot be inside the call, such as the next call's opening tag.
+            search: Where to start looking for these tags; by default at the body.
         """
-        found = self.next(body if begin is None else begin, before | {close})
-        if found is None:
-            return Frame(opened, body, len(self.text), len(self.text), False)
-        if found.tag != close:
-            return Frame(opened, body, found.start, found.start, False)
-        return Frame(opened, body, found.start, found.stop, True)
+        mark = self.next_mark(body if search is None else search, before | {close})
+        if mark is None:
+            return Frame(start, body, len(self.text), len(self.text), False)
+        if mark.tag != close:
+            return Frame(start, body, mark.start, mark.start, False)
+        return Frame(start, body, mark.start, mark.stop, True)
 
-    def read(self, frame: Frame, close: str, body: Callable[[Cursor], ParsedCallText], *, ends: bool = False) -> int:
-        """Read the call in a frame; return the character after it.
+    def read_frame(
+        self, frame: Frame, close: str, body: Callable[[Cursor], ParsedCallText], *, self_delimiting: bool = False
+    ) -> int:
+        """Parse the call in a frame, add it, and return the character after it.
 
         Args:
-            frame: Where the call stands.
+            frame: The place of the call.
             close: Its closing tag.
-            body: Reads what stands before that.
-            ends: Whether a body that is sound is whole, so that one at the end of a completion lacks its tag alone.
+            body: Parses the body.
+            self_delimiting: Whether a valid body shows its own end, as a JSON object does. If only the closing tag is
+                missing at the end of the completion, such a call is loose.
         """
         if frame.closed:
-            self.judge(frame.opened, frame.stop, body, Cursor(self, frame.body, frame.end))
+            self.add_parsed(frame.start, frame.stop, body, Cursor(self, frame.body, frame.body_end))
             return frame.stop
         reason = f"The call has no closing {close} tag."
         last = frame.stop == len(self.text)
-        try:
-            said = body(Cursor(self, frame.body, frame.end)) if ends and not (last and self.truncated) else None
-        except Malformed:
-            said = None
-        if said is None:
-            self.unclosed(frame.opened, frame.stop, reason)
+        call = None
+        if self_delimiting and not (last and self.truncated):
+            with suppress(Malformed):
+                call = body(Cursor(self, frame.body, frame.body_end))
+        if call is None:
+            self.add_unclosed(frame.start, frame.stop, reason)
         elif last:
-            self.add(frame.opened, frame.stop, replace(said, loose=reason))
-        else:  # the body is whole, so the next call is no part of it
-            self.malformed(frame.opened, frame.stop, reason)
+            self.add(frame.start, frame.stop, replace(call, loose=reason))
+        else:  # the body is complete, so the next call is not part of it
+            self.add_malformed(frame.start, frame.stop, reason)
         return frame.stop
 
-    def judge(
-        self, start: int, stop: int, read: Callable[P, ParsedCallText], *args: P.args, **kwargs: P.kwargs
+    def add_parsed(
+        self, start: int, stop: int, parse: Callable[P, ParsedCallText], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Add what `read` makes of characters `start` to `stop`, be it a sound call or a malformed one."""
+        """Add the call that `parse` returns for characters `start` to `stop`, or a malformed one if it raises."""
         try:
-            said = read(*args, **kwargs)
+            call = parse(*args, **kwargs)
         except Malformed as fault:
-            self.malformed(start, stop, fault.reason, fault.name)
+            self.add_malformed(start, stop, fault.reason, fault.name)
         else:
-            self.add(start, stop, said)
+            self.add(start, stop, call)
 
-    def add(self, start: int, stop: int, said: ParsedCallText) -> None:
-        """Add a sound call, or a loose one: lenient where that is asked for, else malformed."""
+    def add(self, start: int, stop: int, call: ParsedCallText) -> None:
+        """Add a valid call. A loose one is LENIENT if the parser is lenient, else MALFORMED."""
         if self.uncertain:
-            self.malformed(start, stop, "The call follows one that did not end, and may be part of it.", said.name)
+            self.add_malformed(start, stop, "The call follows one that did not end, and may be part of it.", call.name)
             return
-        if said.loose and not self.lenient:
-            self.malformed(start, stop, said.loose, said.name)
+        if call.loose and not self.lenient:
+            self.add_malformed(start, stop, call.loose, call.name)
             return
-        status = CallStatus.LENIENT if said.loose else CallStatus.OK
-        self._add(start, stop, status, said.name, said.arguments, said.loose, said.id, said.text)
+        status = CallStatus.LENIENT if call.loose else CallStatus.OK
+        self._add(start, stop, status, call.name, call.arguments, call.loose, call.id, call.text)
 
-    def loosen(self, first: int, reason: str) -> None:
-        """Make the sound calls from index `first` on loose ones."""
+    def mark_loose(self, first: int, reason: str) -> None:
+        """Mark the valid calls from index `first` on as loose."""
         for i, call in enumerate(self.calls[first:], first):
             if not call.status.runs:
                 continue
             if self.lenient:
                 self.calls[i] = replace(call, status=CallStatus.LENIENT, reason=call.reason or reason)
             else:
-                self.spoil(i, reason)
+                self.mark_malformed(i, reason)
 
-    def spoil(self, index: int, reason: str) -> None:
-        """Make a call that would run a malformed one."""
+    def mark_malformed(self, index: int, reason: str) -> None:
+        """Mark the call at an index as malformed, if it would run."""
         call = self.calls[index]
         if call.status.runs:
             self.calls[index] = replace(
                 call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason
             )
 
-    def unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
-        """Add a call that does not end: truncated where the engine cut it off, else malformed. No later one runs."""
+    def add_unclosed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
+        """Add a call without an end: TRUNCATED if the engine cut it off, else MALFORMED. No later call runs."""
         self.uncertain = True
         if self.truncated and stop == len(self.text):
             self._add(start, stop, CallStatus.TRUNCATED, name, None, "The token limit cut the call off.")
         else:
-            self.malformed(start, stop, reason, name)
+            self.add_malformed(start, stop, reason, name)
 
-    def malformed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
+    def add_malformed(self, start: int, stop: int, reason: str, name: str | None = None) -> None:
         """Add a malformed call."""
         self._add(start, stop, CallStatus.MALFORMED, name, None, reason)
 
-    def suspect(self, start: int, stop: int, reason: str, name: str | None = None) -> ParsedCall:
-        """Build the record of a text that looks like a call."""
+    def suspect_record(self, start: int, stop: int, reason: str, name: str | None = None) -> ParsedCall:
+        """Return the record of text that looks like a call."""
         first, last = self.decoded.span_of(start, stop)
         return ParsedCall(CallStatus.SUSPECT, name, None, self.text[start:stop], first, last, reason)
 

@@ -1,4 +1,4 @@
-"""Token ids to text in which every token knows its first character."""
+"""Decode token ids to text, with the first character of each token."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Decode = Callable[[Sequence[int]], tuple[str, list[int]]]
-"""Gives the text of ids, control tokens spelled out, and for each id the index of its first character.
+"""Returns the text of ids, including control tokens, and for each id the index of its first character.
 
-A token that begins inside a character, or that has no text, starts where the character before its end does. Ids that
-the tokenizer does not know have no text.
+A token that begins inside a character, or that has no text, has the index of the character that contains its end. Ids
+that the tokenizer does not know have no text.
 """
 
 REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
-"""Bytes of UTF-8, and so tokens, that one character may take."""
+"""The most bytes of UTF-8, and so the most tokens, of one character."""
 
 
 def decoding(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """Choose how to decode for a tokenizer. What it returns is stateless and may be shared."""
+    """Return the decoder for a tokenizer. It is stateless and can be shared."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if isinstance(backend, Tokenizer) and isinstance(backend.decoder, decoders.ByteLevel):
         return _ByteLevel(backend)
@@ -34,13 +34,13 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Decode:
 
 
 class _ByteLevel:
-    """Byte-level vocabularies: each token is bytes, wherever it stands."""
+    """Decodes byte-level vocabularies, in which a token has the same bytes everywhere."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._bytes = TokenBytes(backend)
 
     def begins(self, token: int) -> bool:
-        """Return whether a token begins with a character, so that it and what follows it can be decoded apart."""
+        """Return whether a token begins with a whole character, so that decoding can start at it."""
         piece = self._bytes[token]
         return bool(piece) and (piece[0] & 0xC0) != 0x80
 
@@ -56,7 +56,7 @@ class _ByteLevel:
 
 
 class TokenBytes(dict[int, bytes]):
-    """Bytes of token ids, found as they are asked for."""
+    """The bytes of each token id, looked up on first use."""
 
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class TokenBytes(dict[int, bytes]):
         try:
             found = bytes([_BYTE_OF[character] for character in text])
         except KeyError:
-            found = text.encode()  # as the decoder itself does: such an added token stands for its own text
+            found = text.encode()  # as the decoder does: the text of such an added token is its own
         self[token] = found
         return found
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -88,7 +88,7 @@ _BYTE_OF = _byte_characters()
 
 
 def _characters(joined: bytes, byte_starts: list[int]) -> list[int]:
-    """Turn offsets in valid UTF-8 into indices of the characters that hold them."""
+    """Convert byte offsets in valid UTF-8 to the indices of the characters that contain them."""
     begins = (np.frombuffer(joined, np.uint8) & 0xC0) != 0x80
     upto = np.cumsum(np.append(begins, True)) - 1  # the character that each byte is part of, and one past the last
     characters: list[int] = upto[byte_starts].tolist()
@@ -96,7 +96,7 @@ def _characters(joined: bytes, byte_starts: list[int]) -> list[int]:
 
 
 def _replacing(pieces: list[bytes]) -> tuple[str, list[int]]:
-    """Decode bytes that are not valid UTF-8 as a whole, with U+FFFD for what is broken."""
+    """Decode bytes that are not valid UTF-8 as a whole; broken ones become U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str] = []
     starts: list[int] = []
@@ -105,14 +105,14 @@ def _replacing(pieces: list[bytes]) -> tuple[str, list[int]]:
         held = decoder.getstate()[0]
         text = decoder.decode(piece)
         broken = held.decode(errors="replace") if held and piece and _breaks(held, piece) else ""
-        starts.append(at + len(broken))  # a half of a surrogate pair is held back, and breaks into several characters
+        starts.append(at + len(broken))  # an encoded surrogate is held back and becomes several U+FFFD
         texts.append(text)
         at += len(text)
     return "".join(texts) + decoder.decode(b"", final=True), starts
 
 
 def _breaks(held: bytes, piece: bytes) -> bool:
-    """Return whether a character that lacks bytes stays incomplete because other bytes follow."""
+    """Return whether the next bytes leave an incomplete character incomplete."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(held + piece[:1])
     except UnicodeDecodeError:
@@ -121,7 +121,7 @@ def _breaks(held: bytes, piece: bytes) -> bool:
 
 
 class _Windowed:
-    """Any other tokenizer: what a token adds to the text of those right before it."""
+    """Decodes other vocabularies: the text of a token is what it adds to the text of the tokens before it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -137,7 +137,9 @@ class _Windowed:
             if after.endswith(REPLACEMENT) and self._may_go_on(ids, shown, stop):
                 continue
             texts.append(after[len(before) :])
-            starts[-1] += max(0, texts[-1].find(self._added.get(ids[stop - 1], "")))  # a blank may come before a tag
+            starts[-1] += max(
+                0, texts[-1].find(self._added.get(ids[stop - 1], ""))
+            )  # the decoder may add a blank before a tag
             at += len(texts[-1])
             anchor, shown, before = shown, stop, self._decode(ids[shown:stop])
         return "".join(texts), starts

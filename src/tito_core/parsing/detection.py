@@ -1,4 +1,4 @@
-"""Which format a chat template shows: by marks that no other family writes, and never by a guess."""
+"""Detect the tool-call format of a chat template by text that only one family writes. Never guess."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class DetectionError(ValueError):
-    """A chat template shows no known format of calls, or more than one."""
+    """A chat template matches no known tool-call format, or more than one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """A format that a template shows.
+    """The format that was chosen.
 
     Attributes:
         name: The parser's name.
-        why: What shows it, as a sentence.
+        why: The reason, as a sentence.
     """
 
     name: str
@@ -29,62 +29,63 @@ class Detected:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A format is shown where a template has all of `has` and nothing of `lacks`."""
+    """A template matches a format if it contains all of `has` and none of `lacks`."""
 
     has: tuple[str, ...]
     lacks: tuple[str, ...] = ()
 
-    def shown(self, template: str) -> bool:
-        """Return whether a template shows the format."""
+    def match(self, template: str) -> bool:
+        """Return whether a template matches."""
         return all(mark in template for mark in self.has) and not any(mark in template for mark in self.lacks)
 
 
 _TABLE: dict[str, Marks] = {}
-"""What shows each format, by the parser's name."""
+"""The marks of each format, by parser name."""
 
 
 def register_marks(name: str, marks: Marks) -> None:
-    """Let templates that have certain marks show a format."""
+    """Register the marks of a format."""
     _TABLE[name] = marks
 
 
 def detect_tool_parser(template: str) -> Detected:
-    """Find the format that a chat template shows.
+    """Detect the tool-call format of a chat template.
 
     Args:
-        template: Its source.
+        template: The template's source.
 
     Raises:
-        DetectionError: It shows none that is known, or several, which are named.
+        DetectionError: It matches no known format, or several.
     """
-    shown = sorted(name for name, marks in _TABLE.items() if marks.shown(template))
-    if not shown:
+    names = sorted(name for name, marks in _TABLE.items() if marks.match(template))
+    if not names:
         known = ", ".join(sorted(_TABLE))
         raise DetectionError(
-            f"The chat template shows no format of tool calls that is known by its marks ({known}): name the parser, "
-            "as in parser='hermes'; for a policy that calls no tools any will do."
+            f"The chat template matches no tool-call format that can be detected ({known}). Name the parser, as in "
+            "parser='hermes'; a policy that calls no tools can use any."
         )
-    if len(shown) > 1:
-        names = " and ".join(map(repr, shown))
+    if len(names) > 1:
         raise DetectionError(
-            f"The chat template shows {names}, and a guess could be wrong: name the parser, as in parser={shown[0]!r}."
+            f"The chat template matches several tool-call formats: {' and '.join(map(repr, names))}. Name the parser, "
+            f"as in parser={names[0]!r}."
         )
-    [only] = shown
+    [only] = names
     has = " and ".join(map(repr, _TABLE[only].has))
     return Detected(only, f"The chat template has {has}, which only {only} writes.")
 
 
 def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the source of the chat template with tools; of several, "tool_use" or else "default".
+    """Return the source of the chat template; of several templates, "tool_use" or else "default".
 
     Raises:
-        DetectionError: The tokenizer has none.
+        DetectionError: The tokenizer has no such template.
     """
     template: object = tokenizer.chat_template
     if isinstance(template, Mapping):
         template = template.get("tool_use", template.get("default"))
     if not isinstance(template, str):
         raise DetectionError(
-            "The tokenizer has no chat template, which would show the format: name the parser, as in parser='hermes'."
+            "The tokenizer has no chat template, so the tool-call format cannot be detected. Name the parser, as in "
+            "parser='hermes'."
         )
     return template

@@ -1,8 +1,8 @@
-"""The grammar that forces a tool call: a structural tag, as XGrammar reads it in vLLM and in SGLang.
+"""Grammars that force a tool call: structural tags, as XGrammar reads them in vLLM and in SGLang.
 
-A structural tag can demand a control token by its id, so that the policy cannot spell the tag out of other tokens,
-which the parser would take for text (law 9). EBNF or a JSON schema alone cannot. Source of the forms: XGrammar 0.2.8,
-`structural_tag.py`; vLLM 0.32 takes them as `structured_outputs.structural_tag`, SGLang 0.5.23 as `structural_tag`.
+A structural tag can require a control token by its id. The policy then cannot spell the tag with other tokens, which
+the parser would read as text (law 9). EBNF or a JSON schema cannot do this. Source: XGrammar 0.2.8,
+`structural_tag.py`; vLLM 0.32 accepts them as `structured_outputs.structural_tag`, SGLang 0.5.23 as `structural_tag`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from tito_core.parsing.markup import Markup
 from tito_core.parsing.typed_value import types_of
 
 Grammar = dict[str, Any]
-"""One format of a structural tag."""
+"""A "format" object of a structural tag."""
+
+CHOOSE_AUTO = 'Set tool_choice to {"auto": {}}, or set sampling.grammar.'
 
 
 class NoCallGrammarError(ValueError):
-    """A call cannot be forced in this format, or not of this tool."""
+    """A call cannot be forced: the format has no grammar, or the tool is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """A grammar that an engine can sample under.
+    """A grammar for an engine.
 
     Attributes:
-        kind: What it is; always "structural_tag".
-        value: It, as JSON.
-        avoided_ids: Control tokens. Where a grammar takes text, such as in a JSON string, XGrammar would let one
-            through by its bytes; it must come only where nothing else may. Those that end what may go on are left out.
+        kind: The kind of grammar; always "structural_tag".
+        value: The grammar, as JSON.
+        avoided_ids: Control tokens that need a negative logit bias: inside free text, such as a JSON string, XGrammar
+            would accept one by its bytes. Tokens that end such text are not among them, since a bias against them could
+            make it endless.
     """
 
     kind: str
@@ -42,24 +45,24 @@ class CallGrammar:
 
     @classmethod
     def of(cls, grammar: Grammar, controls: Iterable[int] = ()) -> CallGrammar:
-        """Wrap one format, with the control tokens of the vocabulary."""
+        """Build a grammar from one format and the control tokens of the vocabulary."""
         value = json.dumps({"type": "structural_tag", "format": grammar}, ensure_ascii=False)
         return cls("structural_tag", value, tuple(sorted(set(controls) - _enders(grammar))))
 
 
 _CLOSED_TYPES = ("object", "array", "string")
-"""JSON types whose text says by itself where it ends; a number may always have one more digit."""
+"""JSON types whose text shows its own end; a number could always have one more digit."""
 
 
 def _enders(grammar: Grammar) -> set[int]:
-    """Return the tokens that end text which could go on: with a bias against them it would never end."""
+    """Return the tokens that end text which could continue; with a bias against them it might never end."""
     found: set[int] = set()
     _firsts(grammar, found)
     return found
 
 
 def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
-    """Return the tokens that a format begins with, and whether it may go on where it may end; fill `enders`."""
+    """Return the tokens a format can begin with, and whether it can continue where it can end; add to `enders`."""
     kind = grammar["type"]
     if kind == "token":
         return {grammar["token"]}, False
@@ -71,64 +74,64 @@ def _firsts(grammar: Grammar, enders: set[int]) -> tuple[set[int], bool]:
         return _firsts(grammar["content"], enders)[0], True
     if kind == "or":
         each = [_firsts(element, enders) for element in grammar["elements"]]
-        return set().union(*(firsts for firsts, _ in each)), any(goes_on for _, goes_on in each)
+        return set().union(*(firsts for firsts, _ in each)), any(continues for _, continues in each)
     if kind != "sequence":
         return set(), True
     begins: set[int] = set()
     before = False
     for element in grammar["elements"]:
-        firsts, goes_on = _firsts(element, enders)
+        firsts, continues = _firsts(element, enders)
         enders |= firsts if before else set()
         begins = begins or firsts
-        before = goes_on or (before and element["type"] == "const_string")
+        before = continues or (before and element["type"] == "const_string")
     return begins, before
 
 
-def chosen(tools: Tools, name: str | None) -> Tools:
-    """Return the tools that may be called: all, or the one called `name`.
+def forced_tools(tools: Tools, name: str | None) -> Tools:
+    """Return the tools that can be forced: all, or the one called `name`.
 
     Raises:
-        NoCallGrammarError: There is none.
+        NoCallGrammarError: There are no tools, or none has that name.
     """
     if not tools:
-        raise NoCallGrammarError("A tool call cannot be forced: there are no tools.")
+        raise NoCallGrammarError("A tool call cannot be forced: the request has no tools.")
     if name is None:
         return tools
     if name not in tools:
-        raise NoCallGrammarError(f"There is no tool {name!r} to force. The tools are: {', '.join(sorted(tools))}.")
+        raise NoCallGrammarError(f"Unknown tool {name!r}. Available: {', '.join(sorted(tools))}.")
     return {name: tools[name]}
 
 
 def text(value: str) -> Grammar:
-    """Exactly this text."""
+    """Match exactly this text."""
     return {"type": "const_string", "value": value}
 
 
 def tag(markup: Markup, value: str) -> Grammar:
-    """Exactly this tag: its token where the vocabulary has one, else its text."""
+    """Match exactly this tag: by its token if the vocabulary has one, else by its text."""
     token = markup.token_of(value)
     return text(value) if token is None else {"type": "token", "token": token}
 
 
 def either(options: Iterable[Grammar]) -> Grammar:
-    """One of several."""
+    """Match one of several formats."""
     elements = list(options)
     return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
 
 
 def sequence(*elements: Grammar) -> Grammar:
-    """One after another."""
+    """Match formats one after another."""
     return {"type": "sequence", "elements": list(elements)}
 
 
 def arguments_json(schema: JsonSchema) -> Grammar:
-    """JSON that satisfies a schema; a policy that likes blanks cannot spend the turn on them."""
-    wanted = bounded_by_pattern(schema) or {"type": "object"}
-    return {"type": "json_schema", "json_schema": wanted, "max_whitespace_cnt": 2}
+    """Match JSON by a schema. Whitespace is limited, so that it cannot fill the turn."""
+    bounded = bounded_by_pattern(schema) or {"type": "object"}
+    return {"type": "json_schema", "json_schema": bounded, "max_whitespace_cnt": 2}
 
 
 def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", after: str = "") -> Grammar:
-    """A call of one of the tools as a JSON object, its arguments under the key `arguments`, between two texts."""
+    """Match a JSON object that calls one of the tools, between two texts; `arguments` is the key of its arguments."""
     return either(
         sequence(
             text(f'{before}{{"name": {json.dumps(name, ensure_ascii=False)}, "{arguments}": '),
@@ -140,7 +143,7 @@ def json_calls(tools: Tools, *, before: str = "", arguments: str = "arguments", 
 
 
 def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
-    """Exactly this text, in which `anchor` is its control token where the vocabulary has one."""
+    """Match exactly this text; `anchor` in it is matched by its token if the vocabulary has one."""
     token = markup.anchors.get(anchor)
     if token is None:
         return text(value)
@@ -153,13 +156,13 @@ def anchored(markup: Markup, value: str, anchor: str) -> Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How a format writes the parameters of a call one by one.
+    """How a format writes the parameters of a call, each in tags of its own.
 
     Attributes:
-        head: What comes before the value, by the parameter's name and whether its value stands as plain text.
-        end: The tag or text after the value.
-        after: What is written after that.
-        anchor: The control token in both, if they hold one.
+        head: Returns what comes before a value; takes the parameter's name, and whether its value is plain text.
+        end: The tag after the value.
+        after: The text after that tag.
+        anchor: The control token that is part of these tags, if any.
     """
 
     head: Callable[[str, bool], Grammar]
@@ -168,7 +171,7 @@ class Parameters:
     anchor: str = ""
 
     def of(self, markup: Markup, schema: JsonSchema) -> list[Grammar]:
-        """Return every parameter that a tool's schema names, in its order; those not required may be left out."""
+        """Return the formats of all parameters in a tool's schema, in order; one that is not required is optional."""
         properties, required = schema.get("properties", {}), schema.get("required", ())
         written = ((key, self._one(markup, key, one, schema)) for key, one in properties.items())
         return [one if key in required else {"type": "optional", "content": one} for key, one in written]
@@ -193,7 +196,7 @@ class Parameters:
 
 
 def after_reasoning(markup: Markup, close: str, grammar: Grammar) -> Grammar:
-    """Reasoning that the prompt has opened, its closing tag, and then `grammar`."""
+    """Match the rest of reasoning that the prompt opened, its closing tag, and then `grammar`."""
     token = markup.token_of(close)
     blank: Grammar = {"type": "optional", "content": text("\n\n")}
     if token is None:

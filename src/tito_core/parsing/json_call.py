@@ -1,4 +1,4 @@
-"""Calls and arguments as JSON, read strictly."""
+"""Strict parsing of calls and arguments in JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 
 DEEPEST = 100
-"""Levels of lists and objects that a call may hold; deeper ones overflow the stack of whoever copies them."""
-
+"""The most nested levels of lists and objects in a call; copying deeper ones overflows Python's stack."""
 
 _BLANK = re.compile(r"\s*")
 _USUAL = re.compile(r'\s*\{\s*"name"\s*:\s*"[^"\\]*"\s*,\s*"(?:arguments|parameters)"\s*:\s*')
@@ -21,7 +20,7 @@ _DECODER = json.JSONDecoder()
 
 
 def json_end(text: str, start: int) -> int:
-    """Return the end of the JSON value at `start`, or `start` when there is none."""
+    """Return the end of the JSON value at `start`, or `start` if there is none."""
     try:
         return _DECODER.raw_decode(text, after_blank(text, start))[1]
     except (ValueError, RecursionError):
@@ -29,22 +28,22 @@ def json_end(text: str, start: int) -> int:
 
 
 def after_blank(text: str, start: int) -> int:
-    """Return the first character at or after `start` that is no blank."""
+    """Return the first character at or after `start` that is not blank."""
     blank = _BLANK.match(text, start)
     return blank.end() if blank else start
 
 
 def json_value(text: str, what: str = "call", name: str | None = None) -> Any:
-    """Read one JSON value.
+    """Parse one JSON value.
 
     Args:
-        text: All of it; blanks around it are allowed.
-        what: What it is, for the message.
+        text: The value; blanks around it are allowed.
+        what: What the value is, for the error.
         name: The tool's name, if known.
 
     Raises:
-        Malformed: It is not JSON, names a key twice, holds NaN or an infinity, half of a surrogate pair, or nests more
-            than `DEEPEST` levels.
+        Malformed: The text is not JSON, repeats a key, has NaN or an infinity, escapes half of a surrogate pair, or
+            nests more than `DEEPEST` levels.
     """
     try:
         value = _STRICT.decode(text)
@@ -55,15 +54,15 @@ def json_value(text: str, what: str = "call", name: str | None = None) -> Any:
     if _too_deep(value):
         raise Malformed(f"The {what} nests more than {DEEPEST} levels deep.", name)
     if "\\u" in text and not _is_text(value):
-        raise Malformed(f"The {what} escapes half of a surrogate pair, which is no character.", name)
+        raise Malformed(f"The {what} escapes half of a surrogate pair, which is not a character.", name)
     return value
 
 
 def json_arguments(text: str, name: str) -> dict[str, Any]:
-    """Read the arguments of `name`: one JSON object.
+    """Parse the arguments of the tool `name`.
 
     Raises:
-        Malformed: They are not.
+        Malformed: The text is not one JSON object.
     """
     value = json_value(text, "arguments object", name)
     if not isinstance(value, dict):
@@ -71,29 +70,16 @@ def json_arguments(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def json_call(text: str, arguments: str = "arguments") -> ParsedCallText:
-    """Read `{"name": ..., "arguments": {...}}`.
-
-    Args:
-        text: The JSON.
-        arguments: Key of the arguments; Llama's is "parameters".
+def call_of_arguments(name: str, text: str, call_id: str | None = None) -> ParsedCallText:
+    """Return the call of a known tool from the JSON of its arguments.
 
     Raises:
-        Malformed: It is no such object, or has other keys beside.
-    """
-    return said_object(json_value(text), text, arguments)
-
-
-def said_arguments(name: str, text: str, call_id: str | None = None) -> ParsedCallText:
-    """Read a call whose name is known from its arguments.
-
-    Raises:
-        Malformed: They are no JSON object.
+        Malformed: The text is not one JSON object.
     """
     return ParsedCallText(name, json_arguments(text, name), call_id, text.strip())
 
 
-def said_object(
+def call_of_object(
     value: Any,
     text: str,
     arguments: str = "arguments",
@@ -102,16 +88,19 @@ def said_object(
     loosely: Set[str] = frozenset(),
     name_key: str = "name",
 ) -> ParsedCallText:
-    """Read a call from a decoded JSON value, as `json_call` does.
+    """Return the call in a decoded JSON value.
 
     Args:
-        value: The value.
-        text: It, as JSON.
+        value: The decoded value.
+        text: The same value as JSON.
         arguments: Key of the arguments.
-        call_id: Key of the call's id in a format that may have one (Mistral).
-        allowed: Other keys that a call may have. A "type" among these or the next must be "function".
-        loosely: Other keys that make it loose.
+        call_id: Key of the call's id, in a format that can have one (Mistral).
+        allowed: Other keys that a call can have. A "type" here or in `loosely` must be "function".
+        loosely: Other keys that make the call loose.
         name_key: Key of the name.
+
+    Raises:
+        Malformed: The value is not such an object, or has other keys.
     """
     if not isinstance(value, dict):
         raise Malformed(f"The call must be a JSON object, not {type(value).__name__}.")
@@ -129,9 +118,9 @@ def said_object(
     written = None if call_id is None else value.get(call_id)
     if written is not None and not isinstance(written, str):
         raise Malformed(f"The call's {call_id!r} must be a string, not {type(written).__name__}.", name)
-    begun = _USUAL.match(text) if len(value) == 2 else None  # then nothing but a brace follows the arguments
-    given = _last(text, begun.end()) if begun else _member(text, arguments)
-    return ParsedCallText(name, value[arguments], written, given, loose)
+    head = _USUAL.match(text) if len(value) == 2 else None  # then only a brace follows the arguments
+    sampled = _last(text, head.end()) if head else _member(text, arguments)
+    return ParsedCallText(name, value[arguments], written, sampled, loose)
 
 
 def _last(text: str, start: int) -> str:
@@ -140,7 +129,7 @@ def _last(text: str, start: int) -> str:
 
 
 def _member(text: str, key: str) -> str:
-    """Return the text of one member of a JSON object, which is sound and has it."""
+    """Return the text of one member of a valid JSON object that has it."""
     at = after_blank(text, 0) + 1
     while True:
         name, at = _DECODER.raw_decode(text, after_blank(text, at))
@@ -152,7 +141,7 @@ def _member(text: str, key: str) -> str:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(number: str) -> float:

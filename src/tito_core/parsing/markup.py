@@ -1,4 +1,4 @@
-"""Markup in a completion: by control-token id where the vocabulary has one, by exact text where it has none."""
+"""Find tags in a completion: by token id if the vocabulary has the tag as a token, else by exact text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DecodedIds:
-    """A completion as text in which every character knows its token.
+    """A completion's ids and text, with the token of each character.
 
     A token that is not whole UTF-8 by itself shares its character with the tokens that complete it.
     """
@@ -25,17 +25,17 @@ class DecodedIds:
         self.text, self.starts = decode(self.ids)
 
     def token_of(self, char: int) -> int:
-        """Return the token that holds a character."""
+        """Return the index of the token that contains a character."""
         return bisect_right(self.starts, char) - 1
 
     def span_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the tokens (first, one past last) that hold characters `start` to `stop`."""
+        """Return the token offsets (first, one past last) that contain characters `start` to `stop`."""
         first = max(0, self.token_of(start))
         return first, max(bisect_left(self.starts, stop), first + 1)
 
 
 class Mark(NamedTuple):
-    """One tag as it stands in a completion: characters `start` to `stop`."""
+    """One tag in a completion, from character `start` to before `stop`."""
 
     start: int
     stop: int
@@ -43,24 +43,24 @@ class Mark(NamedTuple):
 
 
 class Markup:
-    """The tags of a format, such as `<tool_call>`, each by token or by text, as the vocabulary has it.
+    """The tags of a format, such as `<tool_call>`, in one vocabulary.
 
     Attributes:
-        tokens: Tags that are one added token of the vocabulary, by id. Text that merely spells one is text (law 9).
+        tokens: The tags that are one added token, by id. Text that spells one is text (law 9).
         texts: The text of every tag and special token.
-        anchors: Ids of the control tokens that tags hold.
-        spelled: Tags that are no token of the vocabulary, longest first.
-        special: Ids of the tokenizer's special tokens that are no tag of the format; stop tokens are among them.
+        anchors: Ids of the anchors that are tokens; see `__init__`.
+        spelled: The tags that are not a token, longest first.
+        special: Ids of the tokenizer's special tokens that are not tags, such as stop tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tags: Iterable[str], anchors: Iterable[str] = ()) -> None:
         """Look the tags up.
 
         Args:
-            tokenizer: Its added tokens decide.
-            tags: All tags that may matter.
-            anchors: Control tokens that tags hold, such as DeepSeek's `｜DSML｜`: where the vocabulary has one, a tag
-                that merely spells it is text.
+            tokenizer: A tag that is one of its added tokens is matched by id.
+            tags: All tags of the format.
+            anchors: Control tokens that are part of tags, such as DeepSeek's `｜DSML｜`. If an anchor is a token, a tag
+                whose anchor is spelled with other tokens is text.
         """
         self.decode = decoding(tokenizer)
         added = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
@@ -76,26 +76,26 @@ class Markup:
 
     @property
     def controls(self) -> frozenset[int]:
-        """Ids that no content may hold: tags, anchors and special tokens."""
+        """Ids that no content may contain: tags, anchors and special tokens."""
         return self.special.union(self.tokens, self.anchors.values())
 
     @property
     def strings(self) -> frozenset[str]:
-        """Texts of the format's own control tokens: its tags and anchors that are tokens of the vocabulary."""
+        """Texts of the tags and anchors that are tokens of the vocabulary."""
         return frozenset(self.tokens.values()).union(self.anchors)
 
     def token_of(self, tag: str) -> int | None:
-        """Return the id of a tag that is one token, else None."""
+        """Return the id of a tag, or None if it is not a token."""
         return self._ids.get(tag)
 
     def certain(self, tag: str) -> bool:
-        """Return whether text cannot spell a tag: it is a token, or holds one."""
+        """Return whether a tag is a token or contains one, so that text cannot spell it."""
         return tag in self._ids or any(anchor in tag for anchor in self.anchors)
 
     def marks(self, decoded: DecodedIds) -> list[Mark]:
-        """Find every tag, in order of characters."""
+        """Return all tags in a completion, in order."""
         tokens, starts, ids = self.tokens, decoded.starts, decoded.ids
-        # Few of many, found without steps of Python's own.
+        # compress and map run in C, which is much faster than a loop over ids of which few are tags.
         tags = compress(enumerate(ids), map(tokens.__contains__, ids)) if tokens else ()
         found = [Mark(starts[i], starts[i] + len(tokens[token]), tokens[token]) for i, token in tags]
         if self._spelled is not None:
@@ -106,7 +106,7 @@ class Markup:
         return found
 
     def _alone(self, tokens: list[Mark], tags: list[Mark]) -> list[Mark]:
-        """Leave out the anchors that are part of a tag, where an anchor alone is a tag too."""
+        """Drop the marks of anchors inside a longer tag, in a format where an anchor alone is a tag too."""
         if not self.tokens.keys() & self.anchors.values():
             return tokens
         held = {tag.start + tag.tag.find(anchor) for tag in tags for anchor in self.anchors if anchor in tag.tag}

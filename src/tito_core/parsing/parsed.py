@@ -1,4 +1,4 @@
-"""What a completion says: reasoning, text and tool calls, with the tokens of each call."""
+"""A parsed completion: reasoning, text and tool calls, with the tokens of each call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class CallStatus(StrEnum):
-    """How well a tool call is formed."""
+    """Whether a tool call is well formed."""
 
     OK = "ok"
-    LENIENT = "lenient"  # not as the family documents it, with one reading; executed where `tool_calls` is "lenient"
-    MALFORMED = "malformed"  # what a repair would change; never executed
+    LENIENT = "lenient"  # undocumented form with exactly one reading; executed if `tool_calls` is "lenient"
+    MALFORMED = "malformed"  # would need a repair; never executed
     TRUNCATED = "truncated"  # the engine stopped for length inside it
-    SUSPECT = "suspect"  # text that looks like a call: spelled tags, or a tool's name in call form; never executed
+    SUSPECT = "suspect"  # text that looks like a call: a spelled tag, or a tool's name in call form; never executed
 
     @property
     def runs(self) -> bool:
@@ -25,18 +25,18 @@ class CallStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One tool call as the tokens say it (law 9).
+    """One tool call, exactly as sampled (law 9).
 
     Attributes:
         status: See `CallStatus`.
-        name: The tool's name; None where the tokens do not say it for certain.
+        name: The tool's name; None if it is not certain.
         arguments: The decoded arguments of a call that runs, else None.
-        raw: The call's text as sampled, markup included.
-        start: First token of the call, markup included, as an offset within the completion.
+        raw: The call's text as sampled, including tags.
+        start: First token of the call, including tags, as an offset in the completion.
         stop: One past its last token.
-        reason: Why it is not "ok", as a sentence; empty otherwise. The policy reads that of a malformed call.
-        id: The call's id where the format has the policy write one (Kimi), as sampled; else None.
-        arguments_text: The arguments of a call that runs as sampled, where the format writes them as JSON; else None.
+        reason: Why the status is not "ok", as a sentence; else empty. The policy reads the reason of a malformed call.
+        id: The call's id as sampled, in formats in which the policy writes one (Kimi); else None.
+        arguments_text: The arguments as sampled, of a call that runs in a format that writes them as JSON; else None.
     """
 
     status: CallStatus
@@ -56,11 +56,11 @@ class ParsedTurn:
 
     Attributes:
         reasoning: Text of the reasoning, without its markup; several blocks are joined by a newline.
-        text: What remains beside reasoning and calls, in order.
+        text: The rest, without reasoning and calls, in order.
         calls: Tool calls, in order.
-        reasoning_closed: False when the completion ended inside a reasoning block, whatever that block held.
-        late_reasoning: The end of `reasoning` that came after text; it has a place of its own in the message.
-        suspects: Parts of `text`, or of reasoning that was never closed, that look like calls; for the record alone.
+        reasoning_closed: False if the completion ended inside a reasoning block.
+        late_reasoning: The last part of `reasoning`, if it came after text; it is a separate block of the message.
+        suspects: Parts of `text`, or of reasoning that was never closed, that look like calls; only recorded.
     """
 
     reasoning: str

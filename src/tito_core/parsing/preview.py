@@ -1,7 +1,7 @@
-"""What is certain of a completion while it still comes, for people who watch: reasoning and then text, never a call.
+"""Stream the certain part of a completion while it is sampled: reasoning and then text, never a call.
 
-Whatever is given is a beginning of what the parser says of the whole, so that a watcher never has to take a word back.
-Calls are not shown, since a limit may yet turn them into text; neither is what comes after the first one.
+The pieces are always a prefix of the parser's final result, so nothing shown is ever taken back. Calls are not shown,
+since the token limit may still turn them into text; nor is anything after the first call.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from tito_core.parsing.markup import DecodedIds, Mark
 if TYPE_CHECKING:
     from tito_core.parsing.turn import TurnParser
 
-_SELDOM = 16
-"""Of a tokenizer whose tokens cannot be decoded apart, all are decoded anew once there are a sixteenth more."""
+_REDECODE_FRACTION = 16
+"""With a decoder that must start at the first token, decode again only after 1/16 more tokens."""
 Kind = Literal["reasoning", "text"]
 
 
 class PreviewError(ValueError):
-    """What a parser's preview showed is no beginning of what the parser then said. Nothing is committed."""
+    """A parser's preview is not a prefix of its final result. Nothing is committed."""
 
 
 class Piece(NamedTuple):
-    """Text that goes on with what was shown of its kind."""
+    """Text that continues the earlier pieces of its kind."""
 
     kind: Kind
     text: str
 
 
 class Preview:
-    """Shows one completion of a `TurnParser` as it comes.
+    """Previews one completion of a `TurnParser`.
 
     Args:
-        parser: Whose reading it foretells.
+        parser: The parser whose result is previewed.
         in_reasoning: Whether the prompt opened reasoning.
     """
 
@@ -45,16 +45,16 @@ class Preview:
         self._beginnings = {tag[:length] for tag in parser.markup.spelled for length in range(1, len(tag))}
         self._longest = max(map(len, self._beginnings), default=0)
         self._ids: list[int] = []
-        self._at = 0  # the first character of theirs that was not read yet
-        self._next = 0  # how many ids there must be before they are looked at
-        self._over = False
-        self._held = False  # nothing is certain before the reasoning closes
+        self._at = 0  # the first character of their text that was not read yet
+        self._next = 0  # the number of ids at which to decode again
+        self._over = False  # a call has begun
+        self._held = False  # nothing more is certain until the reasoning closes
         self._text = _Stripped()
-        self._thoughts = _Thoughts("" if parser.reasoning is None else parser.reasoning.label)
+        self._thought = _Reasoning("" if parser.reasoning is None else parser.reasoning.label)
         self._in_block = in_reasoning
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """Take the next sampled ids; return what they make certain."""
+        """Take the next sampled ids; return the pieces that are now certain."""
         if self._over:
             return []
         self._ids += ids
@@ -62,12 +62,12 @@ class Preview:
             return []
         end = len(self._ids)
         while end and self._ids[end - 1] in self._markup.special:
-            end -= 1  # it may be the stop token, which is no text
+            end -= 1  # it may be the stop token, which is not text
         if end < self._next:
             return []
         decoded = DecodedIds(self._markup.decode, self._ids[:end])
         pieces = [piece for piece in self._read(decoded) if piece.text]
-        self._forget(decoded)
+        self._drop_read(decoded)
         return pieces
 
     def _may_close(self, new: int) -> bool:
@@ -78,7 +78,7 @@ class Preview:
 
     def _read(self, decoded: DecodedIds) -> Iterator[Piece]:
         self._held = False
-        text = decoded.text.rstrip(REPLACEMENT)  # bytes that the next token may complete
+        text = decoded.text.rstrip(REPLACEMENT)  # the next token may complete these bytes
         marks = self._markup.marks(decoded)
         certain = self._certain(text, marks)
         last_close = self._last_close(marks)
@@ -88,19 +88,19 @@ class Preview:
             if mark.start < self._at:
                 continue
             if self._in_block and mark.tag in self._parser.calls.opening and mark.start > last_close:
-                certain, self._held = mark.start, True  # reasoning that never ends may end in calls
+                certain, self._held = mark.start, True  # if the reasoning never ends, this may be a call
                 break
-            if self._counts(mark):
-                yield self._said(text[self._at : mark.start])
+            if self._is_boundary(mark):
+                yield self._piece(text[self._at : mark.start])
                 self._at = mark.stop
-                yield self._turn(mark)
+                yield self._enter(mark)
             if self._over:
                 return
-        yield self._said(text[self._at : certain])
+        yield self._piece(text[self._at : certain])
         self._at = max(self._at, certain)
 
     def _certain(self, text: str, marks: Sequence[Mark]) -> int:
-        """Return where the text ends, or where a tag may have begun that is not all there."""
+        """Return where a tag may have begun that is not complete yet, else where the text ends."""
         first = max(0, len(text) - self._longest)
         near = [mark for mark in marks[-self._longest :] if mark.stop > first]
         for start in range(first, len(text)):
@@ -113,40 +113,40 @@ class Preview:
         reasoning = self._parser.reasoning
         return next((mark.start for mark in reversed(marks) if reasoning and mark.tag == reasoning.close), -1)
 
-    def _counts(self, mark: Mark) -> bool:
+    def _is_boundary(self, mark: Mark) -> bool:
         if self._in_block:
             assert self._parser.reasoning is not None
             return mark.tag == self._parser.reasoning.close
         return mark.tag in self._parser.starts or mark.tag in self._parser.stray
 
-    def _turn(self, mark: Mark) -> Piece:
-        """Go over to what a tag begins; return what was held of the reasoning that it ends."""
+    def _enter(self, mark: Mark) -> Piece:
+        """Enter what a tag begins; return the held end of the reasoning that it closes."""
         if self._in_block:
             self._in_block = False
-            return Piece("reasoning", self._thoughts.end_block())
+            return Piece("reasoning", self._thought.end_block())
         reasoning, opening = self._parser.reasoning, self._parser.calls.opening
         if mark.tag in self._parser.calls.wrappers:
             return Piece("text", "")
         if reasoning is not None and mark.tag == reasoning.open and mark.tag not in opening:
             self._in_block = True
-            self._thoughts.begin_block(late=self._text.begun)
+            self._thought.begin_block(late=self._text.begun)
         else:
             self._over = True
         return Piece("text", "")
 
-    def _said(self, text: str) -> Piece:
+    def _piece(self, text: str) -> Piece:
         if self._in_block:
-            return Piece("reasoning", self._thoughts.add(text))
+            return Piece("reasoning", self._thought.add(text))
         if not self._text.begun and text.strip()[:1] and text.strip()[0] in self._parser.calls.bare:
-            self._over = True  # it may be a call without a tag
+            self._over = True  # it may be a call without tags
             return Piece("text", "")
         return Piece("text", self._text.add(text))
 
-    def _forget(self, decoded: DecodedIds) -> None:
-        """Drop the tokens that were read, up to one before which the text ends with a whole character."""
+    def _drop_read(self, decoded: DecodedIds) -> None:
+        """Drop the tokens that were read, up to a token that begins with a whole character."""
         begins = getattr(self._markup.decode, "begins", None)
         if begins is None:
-            self._next = len(self._ids) + len(self._ids) // _SELDOM
+            self._next = len(self._ids) + len(self._ids) // _REDECODE_FRACTION
             return
         first = decoded.token_of(self._at)
         while first > 0 and not begins(decoded.ids[first]):
@@ -157,10 +157,10 @@ class Preview:
 
 
 class _Stripped:
-    """Text without the blanks around it: those at its end come once something follows them.
+    """Strips blanks around a text: trailing blanks are held until something follows them.
 
     Attributes:
-        begun: Whether anything else than blanks has come.
+        begun: Whether anything but blanks was added.
     """
 
     def __init__(self, blanks: str | None = None) -> None:
@@ -169,7 +169,7 @@ class _Stripped:
         self.begun = False
 
     def add(self, text: str) -> str:
-        """Take more; return what may be shown."""
+        """Add text; return what can be shown."""
         text = self._held + text if self.begun else text.lstrip(self._blanks)
         shown = text.rstrip(self._blanks)
         self._held = text[len(shown) :]
@@ -177,23 +177,23 @@ class _Stripped:
         return shown
 
 
-class _Thoughts:
-    """Blocks of reasoning as one text, as `ReasoningTags.text_of` gives each, joined by newlines."""
+class _Reasoning:
+    """Joins blocks of reasoning by newlines, each as `ReasoningTags.text_of` returns it."""
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._held = ""  # blank reasoning is none
+        self._held = ""  # reasoning of only blanks is not shown
         self._shown = self._several = False
         self.begin_block()
 
     def begin_block(self, *, late: bool = False) -> None:
-        """Begin the next block; one that comes after text has a place of its own, and is not shown."""
+        """Begin the next block; one after text is a separate block of the message and is not shown."""
         self._late = late
-        self._head: str | None = "" if self._label else None  # what may be the label
+        self._head: str | None = "" if self._label else None  # text that may be the label
         self._block = _Stripped("\n")
 
     def add(self, text: str) -> str:
-        """Take more of the block; return what may be shown."""
+        """Add text to the block; return what can be shown."""
         if self._head is not None:
             self._head += text
             if self._label.startswith(self._head) and self._head != self._label:
@@ -213,6 +213,6 @@ class _Thoughts:
         return shown
 
     def end_block(self) -> str:
-        """End the block; return what was held of it for the label that it has not."""
+        """End the block; return the text that was held because it could have been the label."""
         rest, self._head = self._head, None
         return self.add(rest) if rest else ""

@@ -1,4 +1,4 @@
-"""How a format marks reasoning, apart from how it marks calls."""
+"""The tags of reasoning in each model family."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class ReasoningTags:
     """Reasoning between two tags.
 
     Attributes:
-        open: Tag that opens a block; the generation prompt may hold it.
+        open: Tag that opens a block; the generation prompt may contain it.
         close: Tag that closes it.
-        label: Text that a block begins with and that is no reasoning (Gemma's channel has a name).
+        label: Text at the start of a block that is not reasoning (the name of Gemma's channel).
     """
 
     open: str
@@ -37,4 +37,4 @@ LONGCAT_THINK = ReasoningTags("<longcat_think>", "</longcat_think>")
 """LongCat."""
 
 REASONING = {"think": THINK, "bracket_think": BRACKET_THINK, "channel": THOUGHT_CHANNEL, "none": None}
-"""What a user may choose by name."""
+"""The values of the option `reasoning`."""

@@ -1,4 +1,16 @@
-"""Tool parsers by name: ours, and those that other packages install under the entry points `tito.tool_parsers`."""
+"""Tool parsers by name: ours, and those that other distributions install as entry points `tito.tool_parsers`.
+
+To add a tool-call format to this package, write a `CallFormat` and call `register_format`; the docstring of
+`CallFormat` lists the steps. To add a parser that also reads reasoning in its own way, write a `ToolParser` and call
+`register_tool_parser`, as `formats/gpt_oss.py` does.
+
+In another distribution, either call these functions before the parser is chosen by name, or install a factory, which
+takes a tokenizer and returns a `ToolParser`. For a `CallFormat` the factory is
+`lambda tokenizer: TurnParser(tokenizer, MyCalls())`, with `tito_core.parsing.turn.TurnParser`:
+
+    [project.entry-points."tito.tool_parsers"]
+    my_format = "my_package.my_module:my_factory"
+"""
 
 from __future__ import annotations
 
@@ -21,38 +33,38 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "tito.tool_parsers"
 AUTO = "auto"
 ToolCalls = Literal["strict", "lenient"]
-"""Which calls run: those that a family's documentation or template shows, or any that have exactly one reading."""
+"""Which calls run: only those as the family documents them ("strict"), or all that have one reading ("lenient")."""
 
 
 class ParserSession(Protocol):
-    """Parses one completion. The result does not depend on how the ids are split over `feed` calls."""
+    """Parses one completion. The result must not depend on how the ids are split over calls of `feed`."""
 
     def feed(self, ids: Sequence[int]) -> None:
         """Take the next sampled ids."""
 
     def finish(self, *, truncated: bool) -> ParsedTurn:
-        """Return the parsed completion. `truncated` says that the engine stopped for length."""
+        """Return the parsed completion. `truncated`: the engine stopped for length."""
 
 
 class ToolParser(Protocol):
-    """A format of reasoning and tool calls, bound to a tokenizer. Stateless; shared by all rollouts."""
+    """Parser of a format of reasoning and tool calls, bound to a tokenizer. Stateless; shared by all rollouts."""
 
     def start(self, prompt_tail: Sequence[int] = (), tools: Tools | None = None) -> ParserSession:
-        """Begin a completion.
+        """Start parsing a completion.
 
         Args:
-            prompt_tail: The last ids of the prompt, in which the template may have opened a reasoning block.
-            tools: The JSON Schema of each tool's arguments, by the tool's name. Formats that write arguments as
-                plain text (Qwen3-Coder, GLM, MiniMax) take their types from it; without it they are strings.
+            prompt_tail: The last ids of the prompt; the chat template may have opened a reasoning block in them.
+            tools: The JSON Schema of each tool's arguments, by tool name. Formats that write arguments as plain text
+                (Qwen3-Coder, GLM, MiniMax) take the types from it; without it all arguments are strings.
         """
 
     def call_grammar(self, tools: Tools, name: str | None = None, prompt_tail: Sequence[int] = ()) -> CallGrammar:
-        """Return the grammar that forces a call of the tool `name`, or of any tool, on the next completion.
+        """Return the grammar that makes the next completion a call of the tool `name`, or of any tool.
 
         Args:
             tools: As for `start`.
             name: The tool; None for any.
-            prompt_tail: As for `start`: where the prompt opens reasoning, the call comes after it.
+            prompt_tail: As for `start`; if it leaves reasoning open, the call comes after the reasoning.
 
         Raises:
             NoCallGrammarError: The format has no grammar, or the tool is unknown.
@@ -63,20 +75,20 @@ ParserFactory = Callable[["PreTrainedTokenizerBase"], ToolParser]
 F = TypeVar("F", bound=ParserFactory)
 _FACTORIES: dict[str, ParserFactory] = {}
 _ALIASES: dict[str, str] = {}
-"""Other names of our parsers, among them those that engines know them by."""
+"""Other names of our parsers, such as those of the engines' `--tool-call-parser`."""
 
 
 class UnknownParserError(ValueError):
-    """No tool parser has the name."""
+    """Unknown tool parser or reasoning format, or an option that the parser does not support."""
 
 
 def register_tool_parser(name: str, *aliases: str, marks: Marks | None = None) -> Callable[[F], F]:
-    """Register a parser class, or any function from tokenizer to parser, under a name.
+    """Register a parser class, or a function from tokenizer to parser, under a name. Use it as a decorator.
 
     Args:
         name: The parser's name.
-        aliases: Other names of it.
-        marks: What chat templates that show its format have; without them "auto" does not know it.
+        aliases: Other names for it.
+        marks: How parser="auto" recognises the format in a chat template; without marks it never chooses this parser.
     """
 
     def register(factory: F) -> F:
@@ -96,20 +108,28 @@ def register_format(
     reasoning: ReasoningTags | None = THINK,
     marks: Marks | None = None,
 ) -> None:
-    """Register a format of calls, with the reasoning that its family writes beside them; see `register_tool_parser`."""
+    """Register a tool-call format under a name.
+
+    Args:
+        name: The parser's name.
+        calls: The format; see `CallFormat` for how to write one.
+        aliases: Other names for it.
+        reasoning: The family's reasoning tags; None if it writes no reasoning.
+        marks: How parser="auto" recognises the format in a chat template; without marks it never chooses this parser.
+    """
     register_tool_parser(name, *aliases, marks=marks)(lambda tokenizer: TurnParser(tokenizer, calls, reasoning))
 
 
 def known_tool_parsers() -> list[str]:
-    """Return the names of all parsers, aliases and installed ones included."""
+    """Return the names of all parsers, including aliases and installed ones."""
     return sorted({*_FACTORIES, *_ALIASES, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def choose_tool_parser(name: str, tokenizer: PreTrainedTokenizerBase) -> Detected:
-    """Return the name of a parser and why it is the one: with "auto" what the chat template shows.
+    """Return the parser's name and the reason for the choice; "auto" detects it in the chat template.
 
     Raises:
-        DetectionError: With "auto", the chat template shows none, or several.
+        DetectionError: With "auto", the chat template matches no format, or several.
     """
     if name == AUTO:
         return detect_tool_parser(template_text(tokenizer))
@@ -125,16 +145,16 @@ def get_tool_parser(
     """Build a parser for a tokenizer.
 
     Args:
-        name: The parser's name; "auto" takes the one that the chat template shows.
-        tokenizer: Its added tokens decide which tags are tokens.
-        reasoning: How reasoning is marked, by name (see `REASONING`), where it is not as the family's own.
+        name: The parser's name; "auto" detects it in the chat template.
+        tokenizer: A tag that is one of its added tokens is matched by id.
+        reasoning: The name of other reasoning tags than the family's own (see `REASONING`).
         tool_calls: See `ToolCalls`. A loose call has the status LENIENT with "lenient", and MALFORMED with "strict". A
-            parser of another package takes "lenient" where it has a method `leniently()` that returns such a parser.
+            parser of another distribution supports "lenient" with a method `leniently()` that returns such a parser.
 
     Raises:
-        UnknownParserError: No parser or no reasoning has the name, or the parser's reasoning is its own, or it cannot
-            read leniently; the message lists what there is.
-        DetectionError: With "auto", the chat template shows none, or several.
+        UnknownParserError: The parser or the reasoning is unknown, or the parser does not support an option; the
+            message lists the known names.
+        DetectionError: With "auto", the chat template matches no format, or several.
     """
     if tool_calls not in get_args(ToolCalls):
         raise UnknownParserError(f"tool_calls must be 'strict' or 'lenient', not {tool_calls!r}.")
@@ -143,7 +163,7 @@ def get_tool_parser(
         return parser
     leniently: Callable[[], ToolParser] | None = getattr(parser, "leniently", None)
     if leniently is None:
-        raise UnknownParserError(f"The tool parser {name!r} reads calls in one way only: leave out tool_calls.")
+        raise UnknownParserError(f"The tool parser {name!r} has no lenient mode. Remove tool_calls='lenient'.")
     return leniently()
 
 
@@ -152,16 +172,16 @@ def _with_reasoning(name: str, tokenizer: PreTrainedTokenizerBase, reasoning: st
     if reasoning is None:
         return parser
     if not isinstance(parser, TurnParser):
-        raise UnknownParserError(f"The tool parser {name!r} reads its own reasoning: leave out {reasoning!r}.")
+        raise UnknownParserError(f"The tool parser {name!r} parses reasoning itself. Remove reasoning={reasoning!r}.")
     if reasoning not in REASONING:
-        raise UnknownParserError(f"There is no reasoning {reasoning!r}. Known: {', '.join(sorted(REASONING))}.")
+        raise UnknownParserError(f"Unknown reasoning format {reasoning!r}. Available: {', '.join(sorted(REASONING))}.")
     return TurnParser(tokenizer, parser.calls, REASONING[reasoning])
 
 
 def control_strings(parser: ToolParser) -> frozenset[str]:
-    """Return the texts of the tokens that a parser reads as markup, which no content may write (law 6).
+    """Return the texts of the tokens that a parser reads as markup; no message content may write them (law 6).
 
-    A parser of another package may say them in an attribute `control_strings`; without one it has none of its own.
+    A parser of another distribution can list them in an attribute `control_strings`.
     """
     markup = getattr(parser, "markup", None)
     return markup.strings if isinstance(markup, Markup) else frozenset(getattr(parser, "control_strings", ()))
@@ -175,6 +195,6 @@ def _built(name: str, tokenizer: PreTrainedTokenizerBase) -> ToolParser:
     installed = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in installed:
         known = ", ".join([AUTO, *sorted({*_FACTORIES, *installed})])
-        raise UnknownParserError(f"There is no tool parser {name!r}. Known parsers: {known}.")
+        raise UnknownParserError(f"Unknown tool parser {name!r}. Available: {known}.")
     factory: ParserFactory = installed[name].load()
     return factory(tokenizer)

@@ -1,4 +1,4 @@
-"""Text that looks like a call: a spelled tag of the format, or a tool's name in call form."""
+"""Find text that looks like a call: a spelled tag of the format, or a tool's name in call form."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tito_core.parsing.parsed import ParsedCall
 _STRUCTURE = "<{[(=>]})"
 _KEY = re.compile(r"""["'](?:arguments|parameters)["']?\s*:""")
 _BEFORE, _AFTER = frozenset("\"'=[{<>|.:"), frozenset("\"'=[{<>|(")
-UNMARKED = "It looks like a call, but has not the markup of one."
+UNMARKED = "It looks like a call, but lacks the markup of one."
 
 
-class Suspicion:
-    """Finds such text. Stateless; one a format.
+class SuspectFinder:
+    """Finds text that looks like a call of one format. Stateless.
 
     Args:
         tags: The format's tags.
@@ -25,15 +25,18 @@ class Suspicion:
         spelled = sorted(tags, key=len, reverse=True)
         self._tags = re.compile("|".join(map(re.escape, spelled))) if spelled else None
 
-    def of(self, said: Completion, start: int, stop: int, reason: str = UNMARKED) -> tuple[ParsedCall, ...]:
-        """Return the record of what looks so between two characters of a completion, or nothing."""
-        found = self.find(said.text[start:stop], said.tools)
-        return () if found is None else (said.suspect(start + found[0], start + found[1], reason, found[2]),)
+    def records(self, completion: Completion, start: int, stop: int, reason: str = UNMARKED) -> tuple[ParsedCall, ...]:
+        """Return a record of what looks like a call between two characters of a completion, or nothing."""
+        found = self.find(completion.text[start:stop], completion.tools)
+        if found is None:
+            return ()
+        first, last, name = found
+        return (completion.suspect_record(start + first, start + last, reason, name),)
 
     def find(self, text: str, tools: Tools) -> tuple[int, int, str | None] | None:
-        """Find the first and one past the last character that look so, and the tool that is named; None for plain text.
+        """Return the span of what looks like a call, as (first, one past last, tool name or None); None for plain text.
 
-        Time grows with the text, and with the number of tools only where the text has a call's punctuation.
+        Takes time linear in the text, and in the number of tools only if the text has a call's punctuation.
         """
         if not any(map(text.__contains__, _STRUCTURE)):  # far faster than a regular expression
             return None
@@ -51,7 +54,7 @@ class Suspicion:
 
 
 def _in_call_form(text: str, tool: str) -> Iterator[tuple[int, int]]:
-    """Yield where a tool's name stands as a whole word with a call's punctuation on one side."""
+    """Yield the spans where a tool's name is a whole word next to a call's punctuation."""
     for match in re.finditer(rf"(?<!\w){re.escape(tool)}(?!\w)", text):
         start, stop = match.span()
         if text[start - 1 : start] in _BEFORE or text[stop : stop + 1] in _AFTER:

@@ -1,8 +1,7 @@
-"""Arguments that a format writes as plain text, read by the tool's schema (Qwen3-Coder, GLM, MiniMax)."""
+"""Parse arguments written as plain text by the tool's schema (Qwen3-Coder, GLM, MiniMax)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from tito_core.parsing.completion import JsonSchema, Tools
 from tito_core.parsing.json_call import json_value
 
 _PYTHON = {"True": True, "False": False, "None": None}
-"""As Jinja writes them: templates of Qwen3-Coder and Nemotron render values that are no JSON containers so."""
+"""As Jinja writes them: the templates of Qwen3-Coder and Nemotron render scalars this way."""
 
 _DEEPEST_REFERENCE = 20
 _OF_VALUE: dict[type, tuple[str, ...]] = {
@@ -26,7 +25,7 @@ _OF_VALUE: dict[type, tuple[str, ...]] = {
 
 
 def parameter_schema(tools: Tools, name: str, key: str) -> tuple[JsonSchema, JsonSchema]:
-    """Return the schema of one parameter and that of the whole tool, both empty where it is not known."""
+    """Return the schema of one parameter and of the whole tool; an unknown one is empty."""
     whole = tools.get(name, {})
     properties = whole.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -36,7 +35,7 @@ def parameter_schema(tools: Tools, name: str, key: str) -> tuple[JsonSchema, Jso
 
 
 def typed_value(text: str, tools: Tools, name: str, key: str, literal: Callable[[str], Any] | None = None) -> Any:
-    """Read the value of parameter `key` of tool `name`; see `value_of`."""
+    """Parse the value of parameter `key` of tool `name`; see `value_of`."""
     return value_of(text, *parameter_schema(tools, name, key), name, key, literal)
 
 
@@ -48,22 +47,22 @@ def value_of(
     key: str,
     literal: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Read a value by its schema.
+    """Parse a value by its schema.
 
-    A parameter that may only be a string is the text as it stands, blanks included, and so is one of unknown type. Any
-    other is JSON, or `True`, `False` or `None`; one that may be a string beside is the text where it is no such JSON.
+    If the schema allows only a string, or does not give a type, the value is the text, including blanks. Otherwise it
+    is JSON, or `True`, `False` or `None`; if the schema also allows a string, other text is that string.
 
     Args:
         text: The value as written.
-        schema: The parameter's.
-        whole: The tool's, in which local references are looked up.
+        schema: The parameter's schema.
+        whole: The tool's schema, in which local references are looked up.
         name: The tool's name.
         key: The parameter's name.
-        literal: Reads what is no JSON, in families whose templates write lists and objects as Python does; raises
-            `Malformed` too.
+        literal: Parses text that is not JSON, in families whose templates write lists and objects as Python does;
+            raises `Malformed`.
 
     Raises:
-        Malformed: The text is no value of a type that the schema allows.
+        Malformed: The text is not a value of an allowed type.
     """
     types = types_of(schema, whole)
     if types is None or types == {"string"}:
@@ -80,22 +79,22 @@ def value_of(
         except Malformed:
             raise fault from None
     if isinstance(value, str) and "string" in types:
-        return text  # a string is written without quotes, so these are its own
+        return text  # strings are written without quotes, so these quotes belong to the value
     if any(is_of_type(value, kind) for kind in types):
         return value
     if "string" in types:
         return text
-    wanted = " or ".join(sorted(types))
-    raise Malformed(f"The value of {key!r} must be of type {wanted}, not {shortened(text)}.", name)
+    allowed = " or ".join(sorted(types))
+    raise Malformed(f"The value of {key!r} must be of type {allowed}, not {shortened(text)}.", name)
 
 
 def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] | None:
-    """Return the JSON types that a schema allows; None where it does not say.
+    """Return the JSON types that a schema allows; None if it does not restrict the type.
 
     Args:
-        schema: The parameter's.
-        whole: The tool's, in which local references are looked up.
-        deep: References and unions followed so far.
+        schema: The parameter's schema.
+        whole: The tool's schema, in which local references are looked up.
+        deep: The number of references and unions followed so far.
     """
     if deep > _DEEPEST_REFERENCE:
         return None
@@ -121,7 +120,7 @@ def types_of(schema: JsonSchema, whole: JsonSchema, deep: int = 0) -> set[str] |
 
 
 def resolved(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
-    """Follow a schema's local references; the empty schema where they lead nowhere."""
+    """Return the schema that local references lead to; the empty schema if they lead nowhere."""
     for _ in range(_DEEPEST_REFERENCE):
         if not isinstance(reference := schema.get("$ref"), str):
             return schema
@@ -129,15 +128,10 @@ def resolved(schema: JsonSchema, whole: JsonSchema) -> JsonSchema:
     return {}
 
 
-def rendered(value: Any) -> str:
-    """Write a value as these formats do: a string as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
 def is_of_type(value: Any, kind: str) -> bool:
     """Return whether a value has a JSON type."""
     if isinstance(value, float) and value.is_integer() and kind == "integer":
-        return True  # JSON Schema counts 5.0 among the integers
+        return True  # an integer in JSON Schema
     return kind in _OF_VALUE[type(value)]
 
 

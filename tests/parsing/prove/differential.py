@@ -1,10 +1,10 @@
-"""Our parsers beside those inside a real engine's package: do they agree on sound turns, and who reports damage?
+"""Compare our parsers with those in an engine's package, on valid and on damaged turns.
 
-Runs in the engine's own environment. On sound turns both must give the same names and arguments. On damaged turns it
-counts what each makes of the damage: "reported" (a malformed call, which no engine has), "no call" (it became text),
-"as it was" (a sound call comes out that equals one of the turn's), "invented" (a call comes out that the turn never
-held, and it would run), "broken arguments" (a call comes out whose arguments are no JSON). What is found is kept in
-docs/parsers.json, a format that is there for the present code is not run again, and docs/parsers.md is written from it.
+Runs in the engine's own environment. On valid turns both must return the same names and arguments. On damaged turns it
+counts the results: "reported" (a malformed call, which no engine has), "no call" (the call became text), "as it was" (a
+call of the turn is returned as if nothing were wrong), "invented" (a call that the turn does not contain), "broken
+arguments" (a call whose arguments are not JSON). The results are kept in docs/parsers.json, from which docs/parsers.md
+is written; a format with results for the current code is not run again.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/differential.py vllm|sglang [--turns 5000] [--formats NAME ...]
 """
@@ -33,7 +33,7 @@ from parsing.families import FAMILIES, Call, Family, ids_of, schema_of
 from tito_core.parsing import CallStatus, get_tool_parser
 
 LONGEST_S = 1.0
-"""Of CPU: a parser that takes longer for one turn hangs."""
+"""CPU seconds; a parser that takes longer for one turn counts as hung."""
 LONGEST_EXAMPLE = 400
 CODE = ("src/tito_core/parsing", "tests/parsing/families.py", "tests/parsing/prove/generated.py")
 
@@ -112,7 +112,7 @@ def fate(found: list[Call] | str, turn: Turn, reported: bool = False) -> str:
 
 
 def on_sound(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
-    """Count where both agree; of each difference keep a turn."""
+    """Count agreement and differences on valid turns; keep the shortest example of each difference."""
     mine = ours(family)
     agree, wrong = 0, 0
     differ: Counter[str] = Counter()
@@ -132,7 +132,7 @@ def on_sound(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
 
 
 def on_damaged(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
-    """Count what becomes of damage; keep every turn in which ours gives a call, as if nothing were wrong."""
+    """Count the results of both on damaged turns; keep those that ours read as if nothing were wrong."""
     mine = ours(family)
     fates: dict[str, Counter[str]] = {"ours": Counter(), "theirs": Counter()}
     repaired = []
@@ -146,7 +146,7 @@ def on_damaged(theirs: Theirs, family: Family, count: int) -> dict[str, Any]:
 
 
 def compare(engine: str, family: Family, count: int) -> dict[str, Any]:
-    """Run one format."""
+    """Compare one format."""
     began = time.monotonic()
     try:
         theirs = ENGINES[engine](family)
@@ -157,7 +157,7 @@ def compare(engine: str, family: Family, count: int) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Give the last commit of what is compared."""
+    """Return the last commit of the compared code."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -170,7 +170,7 @@ def commit() -> str:
 
 
 def main() -> None:
-    """Compare, keep and print."""
+    """Compare, save and print."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("engine", choices=ENGINES)
     arguments.add_argument("--turns", type=int, default=5000)
@@ -188,7 +188,7 @@ def main() -> None:
             **compare(options.engine, FAMILIES[name], options.turns),
         }
         print(name, json.dumps(found, ensure_ascii=False)[:600], flush=True)
-        results = known()  # another engine's run may have written meanwhile
+        results = known()  # another engine's run may have written in the meantime
         results.setdefault(options.engine, {})[name] = found
         RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         write_page(results)

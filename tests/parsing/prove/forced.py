@@ -1,8 +1,7 @@
-"""What XGrammar lets a policy sample under our grammars must parse as a sound call of the forced tool.
+"""Whatever XGrammar allows under our grammars must parse as a valid call of the forced tool.
 
-Runs in an engine's own environment, which has XGrammar. The policy is random: at each step any token that the grammar
-allows, but for those that the request tells the engine to avoid, with a lean towards ending. 500 calls a format by
-default.
+Runs in an engine's own environment, which has XGrammar. The policy is random: at each step it samples any token that
+the grammar allows and that is not in `avoided_ids`, with a bias towards tokens that end the call.
 
     ENGINE_ENVIRONMENT/bin/python tests/parsing/prove/forced.py [--calls 500] [--formats NAME ...]
 """
@@ -37,9 +36,9 @@ TOOLS = {
 
 
 def sampled(
-    compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, chance: random.Random
+    compiled: xgrammar.CompiledGrammar, avoided: set[int], size: int, end: int, rng: random.Random
 ) -> list[int] | None:
-    """Sample until the grammar is complete; None where that takes too many steps."""
+    """Sample until the grammar is complete; None if that takes more than STEPS."""
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, size)
     ids: list[int] = []
@@ -51,7 +50,7 @@ def sampled(
             return ids
         allowed = [token for token in allowed if token not in avoided] or allowed
         likely = [token for token in allowed if token in LIKELY] or allowed
-        token = chance.choice(likely if chance.random() < 0.9 else allowed)
+        token = rng.choice(likely if rng.random() < 0.9 else allowed)
         assert matcher.accept_token(token)
         ids.append(token)
     return None
@@ -61,7 +60,7 @@ LIKELY: set[int] = set()
 
 
 def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], list[str]]:
-    """Force calls of one format; give how they parse, and the reasons of those that are not sound."""
+    """Force calls of one format; return how they parse, and the reasons of the invalid ones."""
     tokenizer = family.tokenizer(by_token)
     parser = get_tool_parser(family.name, tokenizer)
     info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=[tokenizer.eos_token_id])
@@ -70,12 +69,12 @@ def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], lis
     LIKELY.update(tokenizer.encode('ab"}]1<>/pramet\n', add_special_tokens=False))
     found: Counter[str] = Counter()
     reasons = []
-    chance = random.Random(0)
+    rng = random.Random(0)
     grammars = {name: parser.call_grammar(TOOLS, name) for name in (None, *TOOLS)}
     compiled = {name: compiler.compile_structural_tag(grammar.value) for name, grammar in grammars.items()}
     while found.total() < calls:
-        name = chance.choice(list(compiled))
-        ids = sampled(compiled[name], set(grammars[name].avoided_ids), info.vocab_size, tokenizer.eos_token_id, chance)
+        name = rng.choice(list(compiled))
+        ids = sampled(compiled[name], set(grammars[name].avoided_ids), info.vocab_size, tokenizer.eos_token_id, rng)
         if ids is None:
             continue
         session = parser.start((), TOOLS)
@@ -90,7 +89,7 @@ def prove(family: Family, calls: int, by_token: bool) -> tuple[Counter[str], lis
 
 
 def main() -> None:
-    """Prove and print."""
+    """Run the proof and print its result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--calls", type=int, default=500)
     arguments.add_argument("--formats", nargs="+", default=sorted(FAMILIES))

@@ -1,6 +1,6 @@
-"""Calls that are forced on a real engine are sound, of the forced tool, with arguments as its schema has them.
+"""Calls forced on a real engine are valid calls of the forced tool, with arguments that match its schema.
 
-Starts the engine on this machine unless it is given an address. Prints what was right, and the first faults.
+Starts the engine on this machine unless `--base-url` is given. Prints the number of valid calls, and the first faults.
 
     python tests/parsing/prove/forced_engines.py vllm --model smollm2 --calls 500 --seed 1
 """
@@ -28,7 +28,7 @@ from tito_core.parsing import CallGrammar
 
 @contextlib.contextmanager
 def address(options: argparse.Namespace) -> Iterator[str]:
-    """Give the server's address, which is started where there is none."""
+    """Yield the server's address; start a server if none is given."""
     if options.base_url:
         yield options.base_url
     else:
@@ -37,19 +37,19 @@ def address(options: argparse.Namespace) -> Iterator[str]:
 
 
 class Unguarded:
-    """The parser with grammars that avoid no token, to see what an engine's grammar alone lets through."""
+    """The parser without `avoided_ids`, to see what an engine's grammar alone allows."""
 
     def __init__(self, parser: Any) -> None:
         self.start = parser.start
         self._grammar = parser.call_grammar
 
     def call_grammar(self, *arguments: Any) -> CallGrammar:
-        """Give the grammar without its avoided ids."""
+        """Return the grammar without its avoided ids."""
         return replace(self._grammar(*arguments), avoided_ids=())
 
 
 def main() -> int:
-    """Prove and print; 1 where a call was wrong."""
+    """Force calls and print the result; return 1 if a call was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", choices=["vllm", "sglang"])
     parser.add_argument("--model", default="smollm2")

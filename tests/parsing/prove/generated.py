@@ -1,4 +1,4 @@
-"""Turns of every format, sound and damaged, from a seed: the same in every environment."""
+"""Valid and damaged turns of every format, from a seed: the same in every environment."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ STRUCTURE = '<>{}[]":,/=()|;'
 
 @dataclass(frozen=True)
 class Turn:
-    """What was said, and the calls that it came from; of a damaged turn, the calls before the damage.
+    """A turn.
 
     Attributes:
-        text: The turn, tags spelled out.
-        calls: Its calls.
-        damage: What was done to it; empty for a sound one.
+        text: The text of the turn, including tags.
+        calls: Its calls; of a damaged turn, those before the damage.
+        damage: The kind of damage; empty for a valid turn.
     """
 
     text: str
@@ -44,74 +44,74 @@ class Turn:
     damage: str = ""
 
 
-def value(chance: random.Random, deep: int = 0) -> Any:
-    kind = chance.choice(("word", "word", "number", "bool", "none", "list", "dict") if deep < 2 else ("word", "number"))
+def value(rng: random.Random, deep: int = 0) -> Any:
+    kind = rng.choice(("word", "word", "number", "bool", "none", "list", "dict") if deep < 2 else ("word", "number"))
     if kind == "word":
-        return chance.choice(WORDS)
+        return rng.choice(WORDS)
     if kind == "number":
-        return chance.choice(NUMBERS)
+        return rng.choice(NUMBERS)
     if kind == "list":
-        return [value(chance, deep + 1) for _ in range(chance.randrange(3))]
+        return [value(rng, deep + 1) for _ in range(rng.randrange(3))]
     if kind == "dict":
-        return {key: value(chance, deep + 1) for key in chance.sample(KEYS, chance.randrange(3))}
-    return None if kind == "none" else chance.random() < 0.5
+        return {key: value(rng, deep + 1) for key in rng.sample(KEYS, rng.randrange(3))}
+    return None if kind == "none" else rng.random() < 0.5
 
 
-def calls(chance: random.Random, family: Family) -> list[Call]:
-    names = chance.sample(NAMES, 1 if family.one else chance.choice((1, 1, 2, 3)))
+def calls(rng: random.Random, family: Family) -> list[Call]:
+    names = rng.sample(NAMES, 1 if family.single_call else rng.choice((1, 1, 2, 3)))
     deep = 0 if family.nested else 2
-    return [(name, {key: value(chance, deep) for key in chance.sample(KEYS, chance.randrange(4))}) for name in names]
+    return [(name, {key: value(rng, deep) for key in rng.sample(KEYS, rng.randrange(4))}) for name in names]
 
 
 def sound(family: Family, count: int, seed: int = 0) -> Iterator[Turn]:
-    chance = random.Random(f"{family.name} {seed}")
+    rng = random.Random(f"{family.name} {seed}")
     for _ in range(count):
-        said = calls(chance, family)
-        yield Turn(family.render(said), said)
+        sampled = calls(rng, family)
+        yield Turn(family.render(sampled), sampled)
 
 
 def damaged(family: Family, count: int, seed: int = 1) -> Iterator[Turn]:
-    """Damage one place of the last call, whose values are plain words and numbers: no damage hides inside a value."""
-    chance = random.Random(f"{family.name} {seed}")
+    """Damage one place of the last call, whose values are plain words and numbers, so that a value cannot hide it."""
+    rng = random.Random(f"{family.name} {seed}")
     while count:
         values = (7, "word", ["p", 2] if family.nested else "p")
-        said: list[Call] = [(n, {k: chance.choice(values) for k in chance.sample(KEYS, 2)})
-                            for n in chance.sample(NAMES, 1 if family.one else 2)]  # fmt: skip
-        text = family.render(said)
-        from_last = len(family.render(said[:-1])) // 2 if len(said) > 1 else 1
-        damage, broken = chance.choice(DAMAGES)(chance, family, text, from_last)
+        sampled: list[Call] = [(n, {k: rng.choice(values) for k in rng.sample(KEYS, 2)})
+                            for n in rng.sample(NAMES, 1 if family.single_call else 2)]  # fmt: skip
+        text = family.render(sampled)
+        from_last = len(family.render(sampled[:-1])) // 2 if len(sampled) > 1 else 1
+        damage, broken = rng.choice(DAMAGES)(rng, family, text, from_last)
         if broken != text:
             count -= 1
-            yield Turn(broken, said, damage)
+            yield Turn(broken, sampled, damage)
 
 
-def _cut(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
-    return "cut off", text[: chance.randrange(start, len(text))]
+def _cut(rng: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
+    return "cut off", text[: rng.randrange(start, len(text))]
 
 
-def _character(chance: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
+def _character(rng: random.Random, _: Family, text: str, start: int) -> tuple[str, str]:
     places = [i for i in range(start, len(text)) if text[i] in STRUCTURE]
-    at = chance.choice(places)
+    at = rng.choice(places)
     return "a character lost", text[:at] + text[at + 1 :]
 
 
-def _tag(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
+def _tag(rng: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
     lost = [tag for tag in family.control if tag != "<|constrain|>"]  # the template of gpt-oss leaves that one out
     tags = [m.span() for tag in lost for m in re.finditer(re.escape(tag), text) if m.start() >= start]
     if not tags:
         return "", text
-    begin, end = chance.choice(tags)
+    begin, end = rng.choice(tags)
     return "a tag lost", text[:begin] + text[end:]
 
 
-def _comma(chance: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
+def _comma(rng: random.Random, family: Family, text: str, start: int) -> tuple[str, str]:
     plain = text
-    for tag in family.control:  # a bracket of a tag ends no list
+    for tag in family.control:  # a bracket in a tag does not end a list
         plain = plain.replace(tag, " " * len(tag))
     places = [m.start() for m in re.finditer(r"[}\]]", plain) if m.start() >= start and '"' in text]
     if not places:
         return "", text
-    at = chance.choice(places)
+    at = rng.choice(places)
     return "a comma too many", text[:at] + "," + text[at:]
 
 

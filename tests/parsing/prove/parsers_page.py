@@ -1,4 +1,4 @@
-"""Write docs/parsers.md from docs/parsers.json (what was found) and docs/parsers.toml (why)."""
+"""Write docs/parsers.md from docs/parsers.json (the results) and docs/parsers.toml (the reasons)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Where our parser returns no call, the damage removed the markup that makes text 
 
 
 def known() -> Results:
-    """Read what was found so far, by engine and format."""
+    """Return the results so far, by engine and format."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
 
 

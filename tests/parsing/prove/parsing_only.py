@@ -1,4 +1,4 @@
-"""Lets an engine's environment, which lacks Strands, import `tito_core.parsing` and nothing above it."""
+"""Import this first to use `tito_core.parsing` alone in an engine's environment, which has no Strands."""
 
 from __future__ import annotations
 

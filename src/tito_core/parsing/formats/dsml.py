@@ -1,4 +1,4 @@
-"""Calls of DeepSeek V3.2, V4 and V4.1: a section of functions whose parameters say whether they are strings.
+"""Calls of DeepSeek V3.2, V4 and V4.1: a section of functions; each parameter tells whether it is a string.
 
     <｜DSML｜tool_calls>
     <｜DSML｜invoke name="look">
@@ -7,8 +7,8 @@
     </｜DSML｜invoke>
     </｜DSML｜tool_calls>
 
-V3.2 writes `function_calls` for `tool_calls`; V4.1 writes `<｜DSML｜ calls>`, and a blank before every other word too.
-`｜DSML｜` is a control token: tags that merely spell it are text. Sources: vLLM 0.32,
+V3.2 writes `function_calls` instead of `tool_calls`. V4.1 writes `<｜DSML｜ calls>`, with a blank before the word in
+every tag. `｜DSML｜` is a control token: a tag that spells it with other tokens is text. Sources: vLLM 0.32,
 `tokenizers/deepseek_{v32,v4,v41}_encoding.py`, `parser/deepseek_v4.py` and `parser/deepseek_v41.py`.
 """
 
@@ -37,7 +37,9 @@ class DsmlCalls(CallFormat):
     """A section of functions.
 
     Attributes:
-        section: Its tags; the outer ones differ between V3.2 and V4.
+        section: The tags of the section and of its calls.
+        parameter: Opens a parameter.
+        end_parameter: Closes it.
     """
 
     anchors = (ANCHOR,)
@@ -56,12 +58,12 @@ class DsmlCalls(CallFormat):
         )
         self.opening = frozenset({self.section.open})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read one section."""
-        return self.section.read(said, opened, self._invoke)
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return self.section.read(completion, start, self._invoke)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, plain: self._head(markup, key, plain), self.end_parameter, "\n", ANCHOR)
         calls = (
             g.sequence(
@@ -71,31 +73,31 @@ class DsmlCalls(CallFormat):
             )
             for name, schema in tools.items()
         )
-        opened = g.anchored(markup, self.section.open + "\n", ANCHOR)
-        return g.sequence(opened, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
+        begin = g.anchored(markup, self.section.open + "\n", ANCHOR)
+        return g.sequence(begin, g.either(calls), g.anchored(markup, self.section.close, ANCHOR))
 
     def _head(self, markup: Markup, key: str, plain: bool) -> g.Grammar:
         return g.anchored(markup, f'{self.parameter} name="{key}" string="{str(plain).lower()}">', ANCHOR)
 
     def _invoke(self, cursor: Cursor) -> ParsedCallText:
-        written, call = cursor.through(">"), self.section.call
+        written, call = cursor.until_text(">"), self.section.call
         name = quoted(cursor, written.removeprefix(" name=")) if written.startswith(" name=") else None
         if name is None:
-            raise cursor.fault(f'The call must begin with {call} name="...">, not {(call + written)[:60]!r}.')
-        cursor.sound_name(name)
+            raise cursor.error(f'The call must begin with {call} name="...">, not {(call + written)[:60]!r}.')
+        cursor.tool_name(name)
         arguments: dict[str, Any] = {}
         while cursor.peek() == self.parameter:
             cursor.tag(self.parameter)
-            head = _HEAD.fullmatch(written := cursor.through(">"))
+            head = _HEAD.fullmatch(written := cursor.until_text(">"))
             if head is None:
-                raise cursor.fault(
-                    f'A parameter must say name="..." and string="true" or "false", not {written[:60]!r}.'
+                raise cursor.error(
+                    f'A parameter must have name="..." and string="true" or "false", not {written[:60]!r}.'
                 )
-            key, value = head[1], cursor.upto(self.end_parameter)
+            key, value = head[1], cursor.until_tag(self.end_parameter)
             if key in arguments:
-                raise cursor.fault(f"The parameter {key!r} appears twice.")
+                raise cursor.error(f"The parameter {key!r} appears twice.")
             arguments[key] = value if head[2] == "true" else json_value(value, f"value of {key!r}", name)
-        cursor.end()
+        cursor.expect_end()
         return ParsedCallText(name, arguments)
 
 

@@ -2,9 +2,9 @@
 
     <|tool_call>call:look{at:<|"|>x<|"|>,far:5,tags:[true,null]}<tool_call|>
 
-Keys stand bare, blanks within them included, or as strings; numbers, true, false and null are JSON's, or Python's as
-templates before that of 2026-07-09 write None. A string holds anything but its own delimiter; one that the schema
-enumerates may stand bare. Loose: any other bare word where the schema says string, which vLLM and SGLang read so too.
+Keys are bare words, which may contain blanks, or strings. Numbers, true, false and null are written as in JSON, or as
+in Python: templates before that of 2026-07-09 write None. A string contains anything but its delimiter; a string of an
+enum in the schema may be a bare word. Loose: any other bare word where the schema says string, as vLLM and SGLang read.
 Sources: the Gemma 4 templates (in TRL 1.16); vLLM 0.32, `parser/gemma4.py`; SGLang 0.5.23, `gemma4_detector.py`.
 """
 
@@ -34,42 +34,42 @@ _LITERALS = {"true": True, "True": True, "false": False, "False": False, "null":
 
 
 class Gemma4Calls(CallFormat):
-    """One call a pair of tags."""
+    """One call per pair of tags."""
 
     tags = (OPEN, CLOSE, QUOTE)
     opening = frozenset({OPEN})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
-        frame = said.frame(opened, opened + len(OPEN), CLOSE, self.opening)
-        return said.read(frame, CLOSE, _call)
+        frame = completion.frame(start, start + len(OPEN), CLOSE, self.opening)
+        return completion.read_frame(frame, CLOSE, _call)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Refuse: the notation is recursive, and no engine has it."""
+        """Raise: the notation is recursive, and engines have no grammar for it."""
         raise g.NoCallGrammarError(
             "A tool call cannot be forced with the parser 'gemma4': engines have no grammar for its notation of "
-            "arguments. Leave the choice to the policy, or set sampling.grammar."
+            f"arguments. {g.CHOOSE_AUTO}"
         )
 
 
 def _call(cursor: Cursor) -> ParsedCallText:
-    cursor.blank(cursor.through(_PREFIX))
-    name = cursor.sound_name(cursor.through("{"))
+    cursor.expect_blank(cursor.until_text(_PREFIX))
+    name = cursor.tool_name(cursor.until_text("{"))
     schema = cursor.tools.get(name, {})
     arguments = _Notation(cursor, schema).mapping(1, schema)
-    cursor.end()
+    cursor.expect_end()
     return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 class _Notation:
-    """Gemma's notation of values. Blanks may stand around any of them."""
+    """Parser of Gemma's notation of values, with optional blanks between all parts."""
 
     def __init__(self, cursor: Cursor, whole: JsonSchema) -> None:
         self._cursor = cursor
         self._whole = whole
 
     def mapping(self, deep: int, schema: JsonSchema) -> dict[str, Any]:
-        """Take a mapping whose `{` has been taken."""
+        """Take the rest of a mapping, after its `{`."""
         result: dict[str, Any] = {}
         if self._skip("}"):
             return result
@@ -77,18 +77,18 @@ class _Notation:
         while True:
             self._cursor.skip_blank()
             key = self._string() if self._cursor.peek_here() == QUOTE else self._cursor.match(_WORD, "a key")
-            self._need(":")
+            self._expect(":")
             if key in result:
-                raise self._cursor.fault(f"The key {key!r} appears twice.")
+                raise self._cursor.error(f"The key {key!r} appears twice.")
             known = properties.get(key) if isinstance(properties, Mapping) else None
             result[key] = self._value(deep, known)
             if not self._skip(","):
-                self._need("}")
+                self._expect("}")
                 return result
 
     def _value(self, deep: int, schema: Any) -> Any:
         if deep >= DEEPEST:
-            raise self._cursor.fault(f"The call nests more than {DEEPEST} levels deep.")
+            raise self._cursor.error(f"The call nests more than {DEEPEST} levels deep.")
         schema = resolved(schema, self._whole) if isinstance(schema, Mapping) else {}
         self._cursor.skip_blank()
         if self._cursor.peek_here() == QUOTE:
@@ -109,10 +109,10 @@ class _Notation:
             return word
         if word in _LITERALS:
             return _LITERALS[word]
-        wrong = f"The call has {shortened(word)} where a value belongs: strings stand between {QUOTE} tags."
+        wrong = f"The call has {shortened(word)} where a value belongs: write strings between {QUOTE} tags."
         if types != {"string"} or options is not None:
-            raise self._cursor.fault(wrong)
-        self._cursor.loosen(wrong)
+            raise self._cursor.error(wrong)
+        self._cursor.mark_loose(wrong)
         return word
 
     def _list(self, deep: int, schema: Any) -> list[Any]:
@@ -122,19 +122,19 @@ class _Notation:
         while True:
             result.append(self._value(deep, schema))
             if not self._skip(","):
-                self._need("]")
+                self._expect("]")
                 return result
 
     def _string(self) -> str:
         self._cursor.tag(QUOTE)
-        return self._cursor.upto(QUOTE)
+        return self._cursor.until_tag(QUOTE)
 
     def _skip(self, text: str) -> bool:
         return self._cursor.skip(text) or (self._cursor.skip_blank() and self._cursor.skip(text))
 
-    def _need(self, text: str) -> None:
+    def _expect(self, text: str) -> None:
         if not self._skip(text):
-            self._cursor.need(text)
+            self._cursor.expect(text)
 
 
 register_format("gemma4", Gemma4Calls(), reasoning=THOUGHT_CHANNEL, marks=Marks(("<|tool_call>call:", '<|"|>')))

@@ -1,10 +1,10 @@
-"""Calls of GLM 4.5 and later, Ling 3 and LongCat 2: a name, then keys and values in tags of their own.
+"""Calls of GLM 4.5 and later, Ling 3 and LongCat 2: a name, then keys and values, each in its own tags.
 
     <tool_call>look<arg_key>at</arg_key><arg_value>x</arg_value></tool_call>
 
-GLM-4.5 and 4.6 write a line break after the name, each key and each value; GLM-4.7 writes none, and needs no arguments.
-Strings stand as they are, blanks included; other values are JSON. Sources: the GLM-4.5 template (in TRL 1.16), and
-vLLM 0.32, `parser/glm47_moe.py`; SGLang 0.5.23, `function_call/glm47_moe_detector.py`.
+GLM-4.5 and 4.6 write a line break after the name, each key and each value; GLM-4.7 writes none, and allows a call
+without arguments. Strings are written as they are, including blanks; other values are JSON. Sources: the GLM-4.5
+template (in TRL 1.16), and vLLM 0.32, `parser/glm47_moe.py`; SGLang 0.5.23, `function_call/glm47_moe_detector.py`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tito_core.parsing.typed_value import typed_value
 
 
 class GlmCalls(CallFormat):
-    """One call a pair of tags.
+    """One call per pair of tags.
 
     Attributes:
-        between: What is written after the name, each key and each value.
+        between: The text after the name, each key and each value.
         open: Opens a call.
         close: Closes it.
         key: Opens the name of an argument.
-        end_key: Closes that.
-        value: Opens the argument's value.
-        end_value: Closes that.
+        end_key: Closes it.
+        value: Opens the value of an argument.
+        end_value: Closes it.
     """
 
     def __init__(self, between: str, family: str = "") -> None:
@@ -44,17 +44,17 @@ class GlmCalls(CallFormat):
         self.tags = (self.open, self.close, self.key, self.end_key, self.value, self.end_value)
         self.opening = frozenset({self.open})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
-        frame = said.frame(opened, opened + len(self.open), self.close, self.opening)
-        after = said.next(frame.stop)
-        if frame.closed and after is not None and after.tag in self.tags[1:]:  # it closed before its arguments did
-            said.malformed(opened, frame.stop, f"The call has {after.tag} after its closing {self.close}.")
+        frame = completion.frame(start, start + len(self.open), self.close, self.opening)
+        after = completion.next_mark(frame.stop)
+        if frame.closed and after is not None and after.tag in self.tags[1:]:  # closed before its arguments
+            completion.add_malformed(start, frame.stop, f"The call has {after.tag} after its closing {self.close}.")
             return frame.stop
-        return said.read(frame, self.close, self._call)
+        return completion.read_frame(frame, self.close, self._call)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: self._head(markup, key), self.end_value, self.between)
         calls = (
             g.sequence(g.text(name + self.between), *parameters.of(markup, schema)) for name, schema in tools.items()
@@ -68,19 +68,19 @@ class GlmCalls(CallFormat):
 
     def _call(self, cursor: Cursor) -> ParsedCallText:
         pairs = cursor.peek() is not None
-        name = cursor.sound_name((cursor.upto(self.key) if pairs else cursor.rest()).strip())
+        name = cursor.tool_name((cursor.until_tag(self.key) if pairs else cursor.take_rest()).strip())
         arguments: dict[str, Any] = {}
         while pairs:
-            key = cursor.upto(self.end_key)
+            key = cursor.until_tag(self.end_key)
             if not key or key != key.strip() or set(key) & set("<>"):
-                raise cursor.fault(f"The call has no sound argument name: {key[:60]!r}.")
+                raise cursor.error(f"The call has no valid argument name: {key[:60]!r}.")
             if key in arguments:
-                raise cursor.fault(f"The argument {key!r} appears twice.")
+                raise cursor.error(f"The argument {key!r} appears twice.")
             cursor.tag(self.value)
-            arguments[key] = typed_value(cursor.upto(self.end_value), cursor.tools, name, key)
+            arguments[key] = typed_value(cursor.until_tag(self.end_value), cursor.tools, name, key)
             if pairs := cursor.peek() is not None:
                 cursor.tag(self.key)
-        cursor.end()
+        cursor.expect_end()
         return ParsedCallText(name, arguments)
 
 

@@ -1,7 +1,8 @@
 """Hermes calls (Qwen2.5, Qwen3, Granite 4, Ling 2.6, LongCat-Flash, ERNIE 4.5, and the tool template of `smollm2`).
 
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, with any number of `<think>...</think>` blocks between.
-Loose: an "id" or "type" beside, or no closing tag where the completion ends. vLLM 0.32 and SGLang 0.5.23 read both.
+Loose: an additional key "id" or "type", or no closing tag at the end of the completion. vLLM 0.32 and SGLang 0.5.23
+read both.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tito_core.parsing.call_text import ParsedCallText
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.cursor import Cursor
 from tito_core.parsing.detection import Marks
-from tito_core.parsing.json_call import json_end, json_value, said_object
+from tito_core.parsing.json_call import call_of_object, json_end, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import LONGCAT_THINK
 from tito_core.parsing.registry import register_format
@@ -23,7 +24,7 @@ _EXTRA = frozenset({"id", "type"})
 
 
 class HermesCalls(CallFormat):
-    """One JSON object a call.
+    """One JSON object per call.
 
     Attributes:
         open: Opens a call.
@@ -34,23 +35,23 @@ class HermesCalls(CallFormat):
         self.open, self.close = open, close
         self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read one call."""
-        body = opened + len(self.open)
-        # Without control tokens a JSON string may hold the closing tag, so look for it after the JSON value.
-        begin = json_end(said.text, body) if said.markup.token_of(self.close) is None else body
-        frame = said.frame(opened, body, self.close, self.opening, begin)
-        return said.read(frame, self.close, _call, ends=True)
+        body = start + len(self.open)
+        # If the closing tag is not a token, a JSON string may spell it, so search for it after the JSON value.
+        search = json_end(completion.text, body) if completion.markup.token_of(self.close) is None else body
+        frame = completion.frame(start, body, self.close, self.opening, search)
+        return completion.read_frame(frame, self.close, _call, self_delimiting=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
-        opened, closed = g.tag(markup, self.open), g.tag(markup, self.close)
-        return g.sequence(opened, g.json_calls(tools, before="\n", after="\n"), closed)
+        """Return the grammar of one call."""
+        begin, end = g.tag(markup, self.open), g.tag(markup, self.close)
+        return g.sequence(begin, g.json_calls(tools, before="\n", after="\n"), end)
 
 
 def _call(cursor: Cursor) -> ParsedCallText:
-    text = cursor.rest()
-    return said_object(json_value(text), text, loosely=_EXTRA)
+    text = cursor.take_rest()
+    return call_of_object(json_value(text), text, loosely=_EXTRA)
 
 
 register_format(

@@ -1,11 +1,11 @@
-"""Calls as the elements of one JSON array: Granite 3, Phi-4-mini and xLAM; others read their arrays here, too.
+"""Calls in one JSON array: Granite 3, Phi-4-mini and xLAM. Other formats use `read_array` too.
 
-- Granite: `<|tool_call|>` and the array, whose `]` ends the calls; text may follow. Granite 3.1 spells `<tool_call>`.
-  There is no reasoning. Source: vLLM 0.32, `parser/granite.py`.
-- Phi-4-mini: a message that is `functools[{"name": ..., "arguments": {...}}]` and nothing else. Source: vLLM 0.32,
-  `tool_parsers/phi4mini_tool_parser.py`, which cuts the array at the first `]` wherever it stands.
-- xLAM: a message that is the array and nothing else; one whose first element does not begin with a "name" is an answer.
-  Loose: an array in a fenced block that is the message, or after another family's tag, as vLLM reads it too (0.32,
+- Granite: `<|tool_call|>` (in Granite 3.1 `<tool_call>`) and the array; text may follow. No reasoning. Source: vLLM
+  0.32, `parser/granite.py`.
+- Phi-4-mini: the message is only `functools[{"name": ..., "arguments": {...}}]`. Source: vLLM 0.32,
+  `tool_parsers/phi4mini_tool_parser.py`, which cuts the array at the first `]`, even inside an argument.
+- xLAM: the message is only the array. If its first element does not begin with a "name", it is an answer. Loose: the
+  array in a fenced block that is the message, or after another family's tag, as vLLM reads them (0.32,
   `tool_parsers/xlam_tool_parser.py`).
 """
 
@@ -19,7 +19,7 @@ from tito_core.parsing import grammar as g
 from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
-from tito_core.parsing.json_call import after_blank, json_end, json_value, said_object
+from tito_core.parsing.json_call import after_blank, call_of_object, json_end, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 
@@ -34,22 +34,22 @@ class GraniteCalls(CallFormat):
     tags = (GRANITE_OPEN, GRANITE_OLD_OPEN)
     opening = frozenset(tags)
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read the array after the tag."""
-        return read_array(said, opened, opened + len(tag), alone=False)
+        return read_array(completion, start, start + len(tag), alone=False)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call, with the tag that the vocabulary has as a token."""
+        """Return the grammar of an array of one call, after the tag that is a token of the vocabulary."""
         tag = GRANITE_OPEN if markup.token_of(GRANITE_OLD_OPEN) is None else GRANITE_OLD_OPEN
         return g.sequence(g.tag(markup, tag), forced_array(tools))
 
 
 class BareArray(CallFormat):
-    """A message that is an array after a word, or after none.
+    """A message that is only an array, after a word or alone.
 
     Args:
-        word: The word.
-        begins: What the array begins with where it holds calls, as a regular expression.
+        word: The word, or "".
+        begins: How an array of calls begins, as a regular expression.
     """
 
     def __init__(self, word: str, begins: str) -> None:
@@ -57,20 +57,20 @@ class BareArray(CallFormat):
         self._word = word
         self._begins = re.compile(re.escape(word) + begins)
 
-    def read_bare(self, said: Completion, start: int) -> int | None:
-        """Read the array, where the message begins as one of calls does."""
-        if not self._begins.match(said.text, start):
+    def read_bare(self, completion: Completion, start: int) -> int | None:
+        """Read the array, if the message begins like one of calls."""
+        if not self._begins.match(completion.text, start):
             return None
-        read_array(said, start, start + len(self._word), alone=True)
-        return len(said.text)
+        read_array(completion, start, start + len(self._word), alone=True)
+        return len(completion.text)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of an array of one call."""
         return g.sequence(g.text(self._word), forced_array(tools)) if self._word else forced_array(tools)
 
 
 class XlamCalls(BareArray):
-    """An array alone, in a fenced block, or after another family's tag."""
+    """An array: alone, in a fenced block, or after another family's tag."""
 
     tags = (XLAM_OPEN, XLAM_CLOSE, XLAM_OTHER)
     opening = frozenset({XLAM_OPEN, XLAM_OTHER})
@@ -79,106 +79,104 @@ class XlamCalls(BareArray):
         super().__init__("", r'\s*\[\s*\{\s*"name"\s*:')
         self.bare = "[`"
 
-    def read(self, said: Completion, opened: int, tag: str) -> int | None:
+    def read(self, completion: Completion, start: int, tag: str) -> int | None:
         """Read an array after another family's tag."""
-        start = opened + len(tag)
-        if not self._begins.match(said.text, start):
+        body = start + len(tag)
+        if not self._begins.match(completion.text, body):
             return None
-        first, end = len(said.calls), read_array(said, opened, start, alone=False)
-        if tag == XLAM_OPEN and end < len(said.text):
-            close = said.next(end)
-            if close is None or close.tag != XLAM_CLOSE or said.text[end : close.start].strip():
-                said.malformed(opened, end, f"The calls have no closing {XLAM_CLOSE} tag.")
-                del said.calls[first:-1]
+        first, end = len(completion.calls), read_array(completion, start, body, alone=False)
+        if tag == XLAM_OPEN and end < len(completion.text):
+            close = completion.next_mark(end)
+            if close is None or close.tag != XLAM_CLOSE or completion.text[end : close.start].strip():
+                completion.add_malformed(start, end, f"The calls have no closing {XLAM_CLOSE} tag.")
+                del completion.calls[first:-1]
             else:
                 end = close.stop
-        said.loosen(first, f"The calls stand after {tag}, where the array belongs alone.")
+        completion.mark_loose(first, f"The calls follow {tag}, but the array must be the whole message.")
         return end
 
-    def read_bare(self, said: Completion, start: int) -> int | None:
-        """Read the array, where the message begins as one of calls does, in a fenced block or alone."""
-        fence = _FENCE.match(said.text, start)
+    def read_bare(self, completion: Completion, start: int) -> int | None:
+        """Read the array, in a fenced block or alone, if it begins like one of calls."""
+        fence = _FENCE.match(completion.text, start)
         body = start if fence is None else fence.end()
         if fence is None:
-            return super().read_bare(said, start)
-        if not self._begins.match(said.text, body):
+            return super().read_bare(completion, start)
+        if not self._begins.match(completion.text, body):
             return None
-        first, end = len(said.calls), read_array(said, start, body, alone=False)
-        closed = _END_FENCE.match(said.text, end)
-        whole = closed is not None and not said.text[closed.end() :].strip()
-        if not whole and any(call.status.runs for call in said.calls[first:]):
-            del said.calls[first:]
-            said.unclosed(start, len(said.text), "The block of calls does not end the message.")
-        said.loosen(first, "The calls stand in a fenced block, where the array belongs alone.")
-        return len(said.text)
+        first, end = len(completion.calls), read_array(completion, start, body, alone=False)
+        closed = _END_FENCE.match(completion.text, end)
+        whole = closed is not None and not completion.text[closed.end() :].strip()
+        if not whole and any(call.status.runs for call in completion.calls[first:]):
+            del completion.calls[first:]
+            completion.add_unclosed(start, len(completion.text), "The block of calls does not end the message.")
+        completion.mark_loose(first, "The calls are in a fenced block, but the array must be the whole message.")
+        return len(completion.text)
 
 
 def forced_array(tools: Tools) -> g.Grammar:
-    """An array of one call."""
+    """Return the grammar of an array of one call."""
     return g.json_calls(tools, before="[", after="]")
 
 
 def read_array(
-    said: Completion,
-    opened: int,
+    completion: Completion,
     start: int,
+    body: int,
     *,
     alone: bool,
     stop: int | None = None,
     call_id: str | None = None,
     read: Callable[[Any, str], ParsedCallText] | None = None,
 ) -> int:
-    """Read the array at character `start` into calls.
-
-    An array that is broken is one malformed call, from `opened` on: nothing tells where its calls begin and end.
+    """Read an array of calls. A broken array is one malformed call, since its calls cannot be told apart.
 
     Args:
-        said: The completion.
-        opened: First character of the markup.
-        start: First character of the array, or a blank before it.
-        alone: Whether nothing but blanks may follow.
-        stop: One past the last character of the calls, markup included; by default that of the array.
-        call_id: Key under which a call may hold an id.
-        read: Reads one call from its value and its text; by default `said_object`.
+        completion: The completion.
+        start: First character of the calls, tags included.
+        body: First character of the array, or a blank before it.
+        alone: Whether only blanks may follow.
+        stop: One past the last character of the calls, tags included; by default the end of the array.
+        call_id: Key of a call's id, if the format has one.
+        read: Returns one call from its value and its text; by default `call_of_object`.
 
     Returns:
-        The character after the array, or after the completion where the array is broken.
+        The character after the array; after the completion if the array is broken.
     """
-    text, total = said.text, len(said.text)
-    end = json_end(text, start)
-    if end == start:
-        _broken(said, opened, start)
+    text, total = completion.text, len(completion.text)
+    end = json_end(text, body)
+    if end == body:
+        _broken(completion, start, body)
         return total
     if alone and text[end:].strip():
-        said.malformed(opened, total, f"Stray text follows the calls: {shortened(text[end:].strip())}.")
+        completion.add_malformed(start, total, f"Stray text follows the calls: {shortened(text[end:].strip())}.")
         return total
     last = end if stop is None else stop
     try:
-        value = json_value(text[start:end])
+        value = json_value(text[body:end])
     except Malformed as fault:
-        said.malformed(opened, last, fault.reason)
+        completion.add_malformed(start, last, fault.reason)
         return end
     if not isinstance(value, list) or not value:
-        kind = "an empty one" if value == [] else type(value).__name__
-        said.malformed(opened, last, f"The calls must be a JSON array that holds some, not {kind}.")
+        kind = "an empty array" if value == [] else type(value).__name__
+        completion.add_malformed(start, last, f"The calls must be a JSON array of at least one call, not {kind}.")
         return end
-    at, begun = after_blank(text, start) + 1, opened
+    at, begin = after_blank(text, body) + 1, start
     for i, element in enumerate(value):
         after = json_end(text, at)
         until = last if i == len(value) - 1 else after
         if read is None:
-            said.judge(begun, until, said_object, element, text[at:after], call_id=call_id)
+            completion.add_parsed(begin, until, call_of_object, element, text[at:after], call_id=call_id)
         else:
-            said.judge(begun, until, read, element, text[at:after])
-        begun = at = after_blank(text, after) + 1  # past the comma
+            completion.add_parsed(begin, until, read, element, text[at:after])
+        begin = at = after_blank(text, after) + 1  # past the comma
     return end
 
 
-def _broken(said: Completion, opened: int, start: int) -> None:
+def _broken(completion: Completion, start: int, body: int) -> None:
     try:
-        json_value(said.text[start:])
+        json_value(completion.text[body:])
     except Malformed as fault:
-        said.unclosed(opened, len(said.text), fault.reason)
+        completion.add_unclosed(start, len(completion.text), fault.reason)
     else:
         raise AssertionError("A JSON value has an end.")
 

@@ -1,11 +1,11 @@
-"""Calls of Kimi K3: a channel of calls whose arguments say their JSON type.
+"""Calls of Kimi K3: a channel of calls whose arguments give their JSON type.
 
     <|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" type="string"<|sep|>x
     <|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>
 
-Strings stand as they are, other values are JSON. Names and keys write `"` as `&quot;` and `&` as `&amp;`. Reasoning and
-the answer stand in channels of their own. `<|open|>`, `<|close|>` and `<|sep|>` are control tokens: tags that merely
-spell them are text. Sources: vLLM 0.32, `tool_parsers/kimi_k3_tool_parser.py`; SGLang 0.5.23,
+Strings are written as they are, other values as JSON. Names and keys write `"` as `&quot;` and `&` as `&amp;`.
+Reasoning and the answer are in channels of their own. `<|open|>`, `<|close|>` and `<|sep|>` are control tokens: a tag
+that spells them with other tokens is text. Sources: vLLM 0.32, `tool_parsers/kimi_k3_tool_parser.py`; SGLang 0.5.23,
 `function_call/kimik3_format.py`.
 """
 
@@ -44,29 +44,29 @@ class KimiK3Calls(CallFormat):
         f"{CLOSE}message{SEPARATOR}",
     )
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read one channel."""
-        return SECTION.read(said, opened, _call)
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one channel of calls."""
+        return SECTION.read(completion, start, _call)
 
 
 def _call(cursor: Cursor) -> ParsedCallText:
-    head = _CALL.fullmatch(written := cursor.upto(SEPARATOR).strip())
+    head = _CALL.fullmatch(written := cursor.until_tag(SEPARATOR).strip())
     if head is None:
-        raise cursor.fault(f'The call must say tool="..." and index="...", not {written[:60]!r}.')
-    name = cursor.sound_name(_plain(head[1]))
+        raise cursor.error(f'The call must have tool="..." and index="...", not {written[:60]!r}.')
+    name = cursor.tool_name(_plain(head[1]))
     arguments: dict[str, Any] = {}
     while cursor.peek() == ARGUMENT:
         cursor.tag(ARGUMENT)
-        said = _ARGUMENT.fullmatch(written := cursor.upto(SEPARATOR).strip())
-        if said is None:
-            raise cursor.fault(f'An argument must say key="..." and type="...", not {written[:60]!r}.')
-        key, value = _plain(said[1]), cursor.upto(END_ARGUMENT)
+        match = _ARGUMENT.fullmatch(written := cursor.until_tag(SEPARATOR).strip())
+        if match is None:
+            raise cursor.error(f'An argument must have key="..." and type="...", not {written[:60]!r}.')
+        key, value = _plain(match[1]), cursor.until_tag(END_ARGUMENT)
         if key in arguments:
-            raise cursor.fault(f"The argument {key!r} appears twice.")
-        arguments[key] = value if said[2] == "string" else json_value(value, f"value of {key!r}", name)
-        if not is_of_type(arguments[key], said[2]):
-            raise cursor.fault(f"The value of {key!r} is not of the type {said[2]} that it says.")
-    cursor.end()
+            raise cursor.error(f"The argument {key!r} appears twice.")
+        arguments[key] = value if match[2] == "string" else json_value(value, f"value of {key!r}", name)
+        if not is_of_type(arguments[key], match[2]):
+            raise cursor.error(f"The value of {key!r} is not of its type {match[2]}.")
+    cursor.expect_end()
     return ParsedCallText(name, arguments)
 
 

@@ -1,8 +1,8 @@
-"""Calls of Llama 3: a message that is `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or alone.
+"""Calls of Llama 3: a message that is `{"name": ..., "parameters": {...}}`, maybe after `<|python_tag|>`.
 
-Several calls are parted by `;`. Sources: the Llama 3.1 template (in TRL 1.16), which renders "parameters" and one call
-alone; vLLM 0.32, `tool_parsers/llama_tool_parser.py`, which also reads "arguments". Meta's own descriptions put
-`"type": "function"` first. An object that begins in neither way is an answer, not a call.
+Several calls are separated by `;`. Sources: the Llama 3.1 template (in TRL 1.16), which renders "parameters" and only
+one call; vLLM 0.32, `tool_parsers/llama_tool_parser.py`, which also reads "arguments". Meta's descriptions
+put `"type": "function"` first. An object that begins otherwise is an answer, not a call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tito_core.parsing.call_format import CallFormat
 from tito_core.parsing.call_text import Malformed, ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.detection import Marks
-from tito_core.parsing.json_call import after_blank, json_end, json_value, said_object
+from tito_core.parsing.json_call import after_blank, call_of_object, json_end, json_value
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.registry import register_format
 
@@ -31,35 +31,35 @@ class Llama3Calls(CallFormat):
     bare = "{"
     opening = frozenset({PYTHON_TAG})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read the calls after the tag."""
-        return _objects(said, opened, opened + len(tag))
+        return _objects(completion, start, start + len(tag))
 
-    def read_bare(self, said: Completion, start: int) -> int | None:
-        """Read the calls, where the message begins as a call does."""
-        return _objects(said, start, start) if _BEGINS.match(said.text, start) else None
+    def read_bare(self, completion: Completion, start: int) -> int | None:
+        """Read the calls, if the message begins like one."""
+        return _objects(completion, start, start) if _BEGINS.match(completion.text, start) else None
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         return g.json_calls(tools, arguments="parameters")
 
 
-def _objects(said: Completion, opened: int, start: int) -> int:
-    text, total = said.text, len(said.text)
+def _objects(completion: Completion, start: int, body: int) -> int:
+    text, total = completion.text, len(completion.text)
     while True:
-        end = json_end(text, start)
-        if end == start:
-            _broken(said, opened, start)
+        end = json_end(text, body)
+        if end == body:
+            _broken(completion, start, body)
             return total
         after = after_blank(text, end)
         if after == total:
-            said.judge(opened, end, _call, text[start:end])
+            completion.add_parsed(start, end, _call, text[body:end])
             return total
         if not text.startswith(SEPARATOR, after):
-            said.malformed(opened, total, f"Stray text follows the call: {shortened(text[after:])}.")
+            completion.add_malformed(start, total, f"Stray text follows the call: {shortened(text[after:])}.")
             return total
-        said.judge(opened, end, _call, text[start:end])
-        opened = start = after + len(SEPARATOR)
+        completion.add_parsed(start, end, _call, text[body:end])
+        start = body = after + len(SEPARATOR)
 
 
 def _call(text: str) -> ParsedCallText:
@@ -67,14 +67,14 @@ def _call(text: str) -> ParsedCallText:
     key = (
         "arguments" if isinstance(value, dict) and "parameters" not in value and "arguments" in value else "parameters"
     )
-    return said_object(value, text, key, allowed=_TYPE)
+    return call_of_object(value, text, key, allowed=_TYPE)
 
 
-def _broken(said: Completion, opened: int, start: int) -> None:
+def _broken(completion: Completion, start: int, body: int) -> None:
     try:
-        _call(said.text[start:])
+        _call(completion.text[body:])
     except Malformed as fault:
-        said.unclosed(opened, len(said.text), fault.reason)
+        completion.add_unclosed(start, len(completion.text), fault.reason)
 
 
 register_format(

@@ -6,8 +6,8 @@
     </invoke>
     </minimax:tool_call>
 
-Values stand between the tags as they are, blanks included. Sources: vLLM 0.32, `parser/minimax_m2.py`; SGLang 0.5.23,
-`function_call/minimax_m2.py`.
+Strings are written as they are, including blanks; other values are JSON. Sources: vLLM 0.32, `parser/minimax_m2.py`;
+SGLang 0.5.23, `function_call/minimax_m2.py`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class MiniMaxCalls(CallFormat):
     tags = (SECTION.open, SECTION.close, SECTION.call, SECTION.end_call, PARAMETER, END_PARAMETER)
     opening = frozenset({SECTION.open})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read one section."""
-        return SECTION.read(said, opened, _invoke)
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return SECTION.read(completion, start, _invoke)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         parameters = g.Parameters(lambda key, _: g.text(f'{PARAMETER}"{key}">'), END_PARAMETER, "\n")
         calls = (
             g.sequence(
@@ -55,31 +55,31 @@ class MiniMaxCalls(CallFormat):
 
 
 def _invoke(cursor: Cursor) -> ParsedCallText:
-    name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
     arguments = parameters(cursor, name, PARAMETER, END_PARAMETER)
-    cursor.end()
+    cursor.expect_end()
     return ParsedCallText(name, arguments)
 
 
 def parameters(
     cursor: Cursor, name: str, tag: str, end: str, literal: Callable[[str], Any] | None = None
 ) -> dict[str, Any]:
-    """Take parameters whose names stand in quotes, each between two tags."""
+    """Take the parameters of a call, each between the tags `tag` and `end`; their names are in double quotes."""
     arguments: dict[str, Any] = {}
     while cursor.peek() == tag:
         cursor.tag(tag)
-        key = quoted(cursor, cursor.through(">"))
+        key = quoted(cursor, cursor.until_text(">"))
         if key in arguments:
-            raise cursor.fault(f"The parameter {key!r} appears twice.")
-        arguments[key] = typed_value(cursor.upto(end), cursor.tools, name, key, literal)
+            raise cursor.error(f"The parameter {key!r} appears twice.")
+        arguments[key] = typed_value(cursor.until_tag(end), cursor.tools, name, key, literal)
     return arguments
 
 
 def quoted(cursor: Cursor, written: str) -> str:
-    """Return the name that is written in double quotes."""
+    """Return a name without its double quotes."""
     name = written[1:-1]
     if written != f'"{name}"' or not name or name != name.strip() or set(name) & set("<\"'\n"):
-        raise cursor.fault(f"There is no name in double quotes: {written[:60]!r}.")
+        raise cursor.error(f"The name must be in double quotes: {written[:60]!r}.")
     return name
 
 

@@ -1,13 +1,13 @@
-"""Calls of MiniMax M3: a section of functions whose arguments are elements, nested as their values are.
+"""Calls of MiniMax M3: a section of functions whose arguments are elements, nested like their values.
 
     ]<]minimax[>[<tool_call>
     ]<]minimax[>[<invoke name="look">]<]minimax[>[<at>x]<]minimax[>[</at>]<]minimax[>[<all>]<]minimax[>[<item>1
     ]<]minimax[>[</item>]<]minimax[>[</all>]<]minimax[>[</invoke>
     ]<]minimax[>[</tool_call>
 
-An object's members are elements by their names, a list's are `<item>`s; a null member is left out. Other values stand
-as they are and have the type that the schema says. `]<]minimax[>[` is a control token: tags that merely spell it are
-text.
+The members of an object are elements with their names, those of a list are `<item>`s; a null member is left out. Other
+values are written as they are and get their type from the schema. `]<]minimax[>[` is a control token: a tag that spells
+it with other tokens is text.
 Sources: the MiniMax M3 template; vLLM 0.32, `parser/minimax_m3.py`; SGLang 0.5.23, `function_call/minimax_m3.py`.
 """
 
@@ -41,21 +41,21 @@ class MiniMaxM3Calls(CallFormat):
     anchors = (ANCHOR,)
     opening = frozenset({SECTION.open})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read one section."""
-        return SECTION.read(said, opened, _invoke)
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return SECTION.read(completion, start, _invoke)
 
 
 def _invoke(cursor: Cursor) -> ParsedCallText:
-    name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
     schema = cursor.tools.get(name, {})
     arguments = _Elements(cursor, name, schema).members(schema, 1)
-    cursor.end()
+    cursor.expect_end()
     return ParsedCallText(name, arguments)
 
 
 class _Elements:
-    """Reads elements by their schema."""
+    """Parses elements by their schema."""
 
     def __init__(self, cursor: Cursor, name: str, whole: JsonSchema) -> None:
         self._cursor = cursor
@@ -63,36 +63,36 @@ class _Elements:
         self._whole = whole
 
     def members(self, schema: JsonSchema, deep: int) -> dict[str, Any]:
-        """Take the elements that stand here, as an object's members."""
+        """Take the elements that come next, as the members of an object."""
         result: dict[str, Any] = {}
         properties = schema.get("properties")
         while self._cursor.peek() == ELEMENT:
             key = self._begin()
             if key in result:
-                raise self._cursor.fault(f"The element {key!r} appears twice.")
+                raise self._cursor.error(f"The element {key!r} appears twice.")
             known = properties.get(key) if isinstance(properties, Mapping) else None
             result[key] = self._value(known or schema.get("additionalProperties"), key, deep)
         return result
 
     def _begin(self) -> str:
         self._cursor.tag(ELEMENT)
-        key = self._cursor.through(">")
+        key = self._cursor.until_text(">")
         if not key or key != key.strip() or not key.isprintable() or set(key) & set("<\"'=/"):
-            raise self._cursor.fault(f"The element has no sound name: {key[:60]!r}.")
+            raise self._cursor.error(f"The element has no valid name: {key[:60]!r}.")
         return key
 
     def _value(self, given: Any, key: str, deep: int) -> Any:
         if deep >= DEEPEST:
-            raise self._cursor.fault(f"The call nests more than {DEEPEST} levels deep.")
+            raise self._cursor.error(f"The call nests more than {DEEPEST} levels deep.")
         schema = resolved(given, self._whole) if isinstance(given, Mapping) else {}
-        text = self._cursor.upto(ELEMENT, END_ELEMENT) if self._cursor.peek() == END_ELEMENT else None
+        text = self._cursor.until_tag(ELEMENT, END_ELEMENT) if self._cursor.peek() == END_ELEMENT else None
         if text is not None:
             value = self._leaf(text, schema, key)
         else:
             value = self._nested(schema, key, deep)
             self._cursor.tag(END_ELEMENT)
-        if (closes := self._cursor.through(">")) != key:
-            raise self._cursor.fault(f"The element {key!r} is closed by {closes[:60]!r}.")
+        if (closes := self._cursor.until_text(">")) != key:
+            raise self._cursor.error(f"The element {key!r} is closed by {closes[:60]!r}.")
         return value
 
     def _leaf(self, text: str, schema: JsonSchema, key: str) -> Any:
@@ -107,13 +107,13 @@ class _Elements:
     def _nested(self, schema: JsonSchema, key: str, deep: int) -> Any:
         types = types_of(schema, self._whole)
         if types is not None and not types & {"array", "object"}:
-            raise self._cursor.fault(f"The value of {key!r} must be of type {' or '.join(sorted(types))}.")
+            raise self._cursor.error(f"The value of {key!r} must be of type {' or '.join(sorted(types))}.")
         if types is None or "array" not in types:
             return self.members(schema, deep + 1)
         items = []
         while self._cursor.peek() == ELEMENT:
             if (name := self._begin()) != ITEM:
-                raise self._cursor.fault(f"The list {key!r} holds <{name[:60]}> where <{ITEM}> belongs.")
+                raise self._cursor.error(f"The list {key!r} holds <{name[:60]}> where <{ITEM}> belongs.")
             items.append(self._value(schema.get("items"), ITEM, deep + 1))
         return items
 

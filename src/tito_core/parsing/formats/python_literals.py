@@ -1,4 +1,4 @@
-"""A list of Python calls with literal arguments, read without running or compiling anything."""
+"""Parse a list of Python calls with literal arguments, without compiling or running anything."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _SIMPLE = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a"}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _LONGEST_NUMBER = 4000
-"""Digits; Python refuses to read integers of more than 4300."""
+"""Digits; Python does not convert integers of more than 4300."""
 
 
 def literal(text: str) -> Any:
-    """Read one literal, as `repr` writes it: nothing follows the last item of a list.
+    """Parse one literal as `repr` writes it, without trailing commas.
 
     Raises:
-        Malformed: The text is none, or more than one.
+        Malformed: The text is not exactly one literal.
     """
     reader = Calls(text, 0, len(text), trailing=False)
     value = reader._value(1)
@@ -34,11 +34,11 @@ def literal(text: str) -> Any:
 
 
 class Calls:
-    """Reads `[name(keyword=literal, ...), ...]` from `start` to `stop` of a text.
+    """Parser of `[name(keyword=literal, ...), ...]` in characters `start` to `stop` of a text.
 
     Attributes:
-        at: The next character to read.
-        lines: Whether calls stand on lines of their own, without brackets and commas.
+        at: The next character.
+        lines: Whether each call is on its own line, without brackets and commas.
         trailing: Whether a comma may follow the last item of a list or an object.
     """
 
@@ -51,45 +51,45 @@ class Calls:
 
     @property
     def at_end(self) -> bool:
-        """Whether everything up to the stop was sound so far, so that more could have made it whole."""
+        """Whether the text is valid up to its end, so that more text could complete it."""
         return self._after_blank() >= self._stop or self._in_open_string()
 
     def read(self) -> list[tuple[ParsedCallText, int]]:
         """Return the calls, each with the character after it.
 
         Raises:
-            Malformed: The text is no such list.
+            Malformed: The text is not such a list.
         """
         if self.lines:
             return self._lines()
-        self._need("[")
-        found = []
+        self._expect("[")
+        calls = []
         while True:
-            found.append(self._call())
+            calls.append(self._call())
             if not self._skip(","):
-                self._need("]")
-                return found
+                self._expect("]")
+                return calls
 
     def _lines(self) -> list[tuple[ParsedCallText, int]]:
-        found = [self._call()]
+        calls = [self._call()]
         while self._after_blank() < self._stop:
             if "\n" not in self._text[self.at : self._after_blank()]:
                 raise Malformed(f"The calls have {self._ahead()} where a line break belongs.")
-            found.append(self._call())
-        return found
+            calls.append(self._call())
+        return calls
 
     def _call(self) -> tuple[ParsedCallText, int]:
         name = self._match(_NAME, "a tool's name")
-        self._need("(")
+        self._expect("(")
         arguments: dict[str, Any] = {}
         while not self._skip(")"):
             key = self._match(_KEYWORD, "a keyword")
-            self._need("=")
+            self._expect("=")
             if key in arguments:
                 raise Malformed(f"The keyword {key!r} appears twice.")
             arguments[key] = self._value(1)
             if not self._skip(","):
-                self._need(")")
+                self._expect(")")
                 break
         return ParsedCallText(name, arguments), self.at
 
@@ -108,7 +108,7 @@ class Calls:
             return _number(number.group())
         word = self._match(_KEYWORD, "a literal")
         if word not in _WORDS:
-            raise Malformed(f"{word!r} is no literal: strings stand in quotes.")
+            raise Malformed(f"{word!r} is not a literal: write strings in quotes.")
         return _WORDS[word]
 
     def _list(self, deep: int) -> list[Any]:
@@ -118,7 +118,7 @@ class Calls:
         while True:
             result.append(self._value(deep))
             if not self._skip(","):
-                self._need("]")
+                self._expect("]")
                 return result
             if self.trailing and self._skip("]"):
                 return result
@@ -130,12 +130,12 @@ class Calls:
         while True:
             self._blank()
             key = self._string()
-            self._need(":")
+            self._expect(":")
             if key in result:
                 raise Malformed(f"The key {key!r} appears twice.")
             result[key] = self._value(deep)
             if not self._skip(","):
-                self._need("}")
+                self._expect("}")
                 return result
             if self.trailing and self._skip("}"):
                 return result
@@ -144,7 +144,7 @@ class Calls:
         found = self._match(_STRING, "a string in quotes")
         value = _ESCAPE.sub(_unescaped, found[1:-1])
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise Malformed("A string escapes half of a surrogate pair, which is no character.")
+            raise Malformed("A string escapes half of a surrogate pair, which is not a character.")
         return value
 
     def _in_open_string(self) -> bool:
@@ -164,7 +164,7 @@ class Calls:
         self.at += len(text) if here else 0
         return here
 
-    def _need(self, text: str) -> None:
+    def _expect(self, text: str) -> None:
         if not self._skip(text):
             raise Malformed(f"The calls have {self._ahead()} where {text!r} belongs.")
 
@@ -197,4 +197,4 @@ def _unescaped(match: re.Match[str]) -> str:
         return _SIMPLE[escape]
     if len(escape) > 1 and (point := int(escape[1:], 16)) < 0x110000:
         return chr(point)
-    raise Malformed(f"A string has the escape {match.group()!r}, which means nothing.")
+    raise Malformed(f"A string has the unknown escape {match.group()!r}.")

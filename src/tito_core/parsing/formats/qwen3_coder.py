@@ -8,12 +8,12 @@
     </function>
     </tool_call>
 
-MiMo and Seed-OSS write values on the tag's own line, exactly as they are; Seed-OSS writes lists and objects as Python
-does. Sources: the chat templates of Qwen3.5 to 3.8 and of Nemotron 3 (both in TRL 1.16), of Step 3.5, MiMo-V2 and
-Seed-OSS, and vLLM 0.32, `parser/{qwen3,nemotron_v3,step3p5,mimo,seed_oss}.py`. A value of the others that stands on the
-tag's own line is taken as it is, as vLLM's description has it.
-Loose: a function on lines of its own without `<tool_call>`, a call without `</tool_call>` where the completion ends, a
-value with a line break on one side. vLLM 0.32 and SGLang 0.5.23 read all three.
+MiMo and Seed-OSS write values directly between the tags, without line breaks; Seed-OSS writes lists and objects as
+Python does. Sources: the chat templates of Qwen3.5 to 3.8 and of Nemotron 3 (both in TRL 1.16), of Step 3.5, MiMo-V2
+and Seed-OSS, and vLLM 0.32, `parser/{qwen3,nemotron_v3,step3p5,mimo,seed_oss}.py`. In the other families a value
+without these line breaks is taken as it is, as vLLM documents it.
+Loose: a function on lines of its own without `<tool_call>`, a call without `</tool_call>` at the end of the completion,
+a value with a line break on one side only. vLLM 0.32 and SGLang 0.5.23 read all three.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _STEPS = {FUNCTION: 1, END_FUNCTION: -1, PARAMETER: 1, END_PARAMETER: -1}
 
 
 class Qwen3CoderCalls(CallFormat):
-    """One function a call.
+    """One function per call.
 
     Attributes:
         open: Opens a call.
         close: Closes it.
-        frame: What stands on either side of a value.
+        frame: The text on both sides of a value.
         literal: See `value_of`.
     """
 
@@ -60,15 +60,15 @@ class Qwen3CoderCalls(CallFormat):
         self.opening = frozenset({open, FUNCTION})
         self._steps = {open: 0, close: 0, **_STEPS}
 
-    def read(self, said: Completion, opened: int, tag: str) -> int | None:
+    def read(self, completion: Completion, start: int, tag: str) -> int | None:
         """Read one call."""
         if tag == FUNCTION:
-            return self._unopened(said, opened)
-        frame = said.frame(opened, opened + len(self.open), self.close, {self.open})
-        return said.read(frame, self.close, self._function, ends=True)
+            return self._unopened(completion, start)
+        frame = completion.frame(start, start + len(self.open), self.close, {self.open})
+        return completion.read_frame(frame, self.close, self._function, self_delimiting=True)
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         parameters = g.Parameters(
             lambda key, _: g.text(f"{PARAMETER}{key}>{self.frame}"), f"{self.frame}{END_PARAMETER}", "\n"
         )
@@ -78,69 +78,66 @@ class Qwen3CoderCalls(CallFormat):
         )
         return g.sequence(g.tag(markup, self.open), g.either(functions), g.tag(markup, self.close))
 
-    def _unopened(self, said: Completion, opened: int) -> int | None:
-        """Read a function without the tag before it; None where text speaks of one.
+    def _unopened(self, completion: Completion, start: int) -> int | None:
+        """Read a function without the opening tag before it; None if it is text about a function.
 
-        It is a call where it names a tool, begins a line outside any open tag or fence of code, and nothing but a
-        closing tag or another call follows it.
+        It is a call if it names a tool, begins a line outside any open tag or code fence, and only a closing tag or
+        another call follows it.
         """
-        end = said.next(opened + len(FUNCTION), {END_FUNCTION, FUNCTION, self.open, self.close})
-        inner = said.next(opened + len(FUNCTION))
+        end = completion.next_mark(start + len(FUNCTION), {END_FUNCTION, FUNCTION, self.open, self.close})
+        inner = completion.next_mark(start + len(FUNCTION))
         if end is not None and end.tag in self.opening and inner is not None and inner.tag == PARAMETER:
-            said.uncertain = True  # the argument may hold what follows
-        head = said.text[opened + len(FUNCTION) : len(said.text) if inner is None else inner.start]
+            completion.uncertain = True  # what follows may be part of the argument
+        head = completion.text[start + len(FUNCTION) : len(completion.text) if inner is None else inner.start]
         name, ended, _ = head.partition(">")
-        before = said.previous(opened)
-        ahead = said.text[0 if before is None else before.stop : opened]
+        before = completion.previous_mark(start)
+        ahead = completion.text[0 if before is None else before.stop : start]
         begins = not ahead.rpartition("\n")[2].strip() and not ahead.rstrip().endswith(self.open)
-        if not ended or name not in said.tools or not begins or end is None or end.tag != END_FUNCTION:
+        if not ended or name not in completion.tools or not begins or end is None or end.tag != END_FUNCTION:
             return None
-        after = said.next(end.stop)
-        if said.text[end.stop : len(said.text) if after is None else after.start].strip():
+        after = completion.next_mark(end.stop)
+        if completion.text[end.stop : len(completion.text) if after is None else after.start].strip():
             return None
         stop = after.stop if after is not None and after.tag == self.close else end.stop
-        following = said.next(stop)
+        following = completion.next_mark(stop)
         ends_other = following is not None and following.tag in (END_FUNCTION, PARAMETER, END_PARAMETER)
-        if ends_other or said.stands_open(opened, self._steps):
+        if ends_other or completion.is_nested(start, self._steps):
             return None
         loose = f"The call has no opening {self.open} tag."
-        said.judge(opened, stop, self._function, Cursor(said, opened, end.stop), loose)
+        completion.add_parsed(start, stop, self._function, Cursor(completion, start, end.stop), loose)
         return stop
 
     def _function(self, cursor: Cursor, loose: str = "") -> ParsedCallText:
-        cursor.loosen(loose)
+        cursor.mark_loose(loose)
         cursor.tag(FUNCTION)
-        name = cursor.sound_name(cursor.through(">"))
+        name = cursor.tool_name(cursor.until_text(">"))
         arguments: dict[str, Any] = {}
         while cursor.peek() == PARAMETER:
             cursor.tag(PARAMETER)
             key = _key(cursor)
             if key in arguments:
-                raise cursor.fault(f"The parameter {key!r} appears twice.")
-            value = _unframed(cursor, key) if self.frame else cursor.upto(END_PARAMETER)
+                raise cursor.error(f"The parameter {key!r} appears twice.")
+            value = _unframed(cursor, key) if self.frame else cursor.until_tag(END_PARAMETER)
             arguments[key] = typed_value(value, cursor.tools, name, key, self.literal)
         cursor.tag(END_FUNCTION)
-        cursor.end()
+        cursor.expect_end()
         return ParsedCallText(name, arguments, loose=cursor.loose)
 
 
 def _key(cursor: Cursor) -> str:
-    key = cursor.through(">")
+    key = cursor.until_text(">")
     if not key or key != key.strip() or not key.isprintable() or set(key) & set("<\"'="):
-        raise cursor.fault(f"The parameter has no sound name: {key[:60]!r}.")
+        raise cursor.error(f"The parameter has no valid name: {key[:60]!r}.")
     return key
 
 
 def _unframed(cursor: Cursor, key: str) -> str:
-    """Take a value without the line breaks that set it apart, which it has on both sides or on none.
-
-    An empty one may have a single line break.
-    """
-    value = cursor.upto(END_PARAMETER)
+    """Take a value without the line breaks around it: one on each side or none, or one in an empty value."""
+    value = cursor.until_tag(END_PARAMETER)
     if value == "\n":
         return ""
     if value.startswith("\n") != value.endswith("\n"):
-        cursor.loosen(f"The value of {key!r} must stand on lines of its own.")
+        cursor.mark_loose(f"The value of {key!r} must be on lines of its own.")
     return value.removeprefix("\n").removesuffix("\n")
 
 

@@ -1,4 +1,4 @@
-"""Calls that stand together in a section, each in tags of its own (DeepSeek, Kimi, MiniMax)."""
+"""Sections: several calls between an outer pair of tags, each in its own tags (DeepSeek, Kimi, MiniMax)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tito_core.parsing.cursor import Cursor
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The four tags of such a format.
+    """The four tags of a section.
 
     Attributes:
         open: Opens the section.
-        close: Closes it.
+        close: Closes the section.
         call: Opens a call in it.
-        end_call: Closes that.
+        end_call: Closes a call.
     """
 
     open: str
@@ -26,40 +26,40 @@ class Section:
     call: str
     end_call: str
 
-    def read(self, said: Completion, opened: int, body: Callable[[Cursor], ParsedCallText]) -> int:
-        """Read the section that begins at character `opened`, each call by `body`; return the character after it."""
-        first, at = len(said.calls), opened + len(self.open)
+    def read(self, completion: Completion, start: int, body: Callable[[Cursor], ParsedCallText]) -> int:
+        """Read the section at character `start`; `body` parses each call. Return the character after the section."""
+        first, at = len(completion.calls), start + len(self.open)
         inside = {self.open, self.close, self.call}
         while True:
-            mark = said.next(at, inside)
-            stop = len(said.text) if mark is None else mark.start
+            mark = completion.next_mark(at, inside)
+            stop = len(completion.text) if mark is None else mark.start
             if mark is not None and mark.tag == self.close:
-                self._stray(said, at, stop)
-                if len(said.calls) == first:
-                    said.malformed(opened, mark.stop, "The section holds no call.")
+                self._stray(completion, at, stop)
+                if len(completion.calls) == first:
+                    completion.add_malformed(start, mark.stop, "The section has no calls.")
                 return mark.stop
             if mark is None or mark.tag == self.open:
-                self._unclosed(said, first, opened, at, stop)
+                self._unclosed(completion, first, start, at, stop)
                 return stop
-            self._stray(said, at, stop)
-            frame = said.frame(mark.start, mark.stop, self.end_call, frozenset(inside))
-            at = said.read(frame, self.end_call, body)
+            self._stray(completion, at, stop)
+            frame = completion.frame(mark.start, mark.stop, self.end_call, frozenset(inside))
+            at = completion.read_frame(frame, self.end_call, body)
 
-    def _stray(self, said: Completion, start: int, stop: int) -> None:
-        text = said.text[start:stop]
+    def _stray(self, completion: Completion, start: int, stop: int) -> None:
+        text = completion.text[start:stop]
         if text.strip():
-            said.malformed(start, stop, f"There is stray text among the calls: {shortened(text)}.")
+            completion.add_malformed(start, stop, f"There is stray text among the calls: {shortened(text)}.")
 
-    def _unclosed(self, said: Completion, first: int, opened: int, at: int, stop: int) -> None:
-        """The section does not end: where nothing cut it off, no call in it is sound."""
+    def _unclosed(self, completion: Completion, first: int, start: int, at: int, stop: int) -> None:
+        """Add the end of a section that was not closed: unless the token limit cut it off, no call in it runs."""
         reason = f"The section of calls has no closing {self.close} tag."
-        if said.truncated and stop == len(said.text):
-            if said.text[at:stop].strip() or len(said.calls) == first:
-                said.unclosed(at if len(said.calls) > first else opened, stop, reason)
+        if completion.truncated and stop == len(completion.text):
+            if completion.text[at:stop].strip() or len(completion.calls) == first:
+                completion.add_unclosed(at if len(completion.calls) > first else start, stop, reason)
             return
-        if len(said.calls) == first:
-            said.malformed(opened, stop, reason)
+        if len(completion.calls) == first:
+            completion.add_malformed(start, stop, reason)
             return
-        self._stray(said, at, stop)
-        for i in range(first, len(said.calls)):
-            said.spoil(i, reason)
+        self._stray(completion, at, stop)
+        for i in range(first, len(completion.calls)):
+            completion.mark_malformed(i, reason)

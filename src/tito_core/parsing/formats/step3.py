@@ -6,8 +6,8 @@
     </steptml:invoke><｜tool_call_end｜>
     <｜tool_calls_end｜>
 
-Values stand as they are; the template writes lists and objects as Python does. Sources: what the template of Step 3
-describes (what it renders misspells a tag); vLLM 0.32, `tool_parsers/step3_tool_parser.py`; SGLang 0.5.23,
+Values are written as they are; the template writes lists and objects as Python does. Sources: the description in the
+template of Step 3 (what it renders has a misspelt tag); vLLM 0.32, `tool_parsers/step3_tool_parser.py`; SGLang 0.5.23,
 `function_call/step3_detector.py`. Step 3.5 writes calls as Qwen3-Coder does.
 """
 
@@ -45,20 +45,20 @@ class Step3Calls(CallFormat):
     )
     opening = frozenset({SECTION.open})
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
-        """Read one section."""
-        return SECTION.read(said, opened, _call)
+    def read(self, completion: Completion, start: int, tag: str) -> int:
+        """Read one section of calls."""
+        return SECTION.read(completion, start, _call)
 
 
 def _call(cursor: Cursor) -> ParsedCallText:
-    kind = cursor.upto(SEPARATOR).strip()
+    kind = cursor.until_tag(SEPARATOR).strip()
     if kind != TYPE:
-        raise cursor.fault(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
+        raise cursor.error(f"The call's type must be {TYPE!r}, not {kind[:60]!r}.")
     cursor.tag(INVOKE)
-    name = cursor.sound_name(quoted(cursor, cursor.through(">")))
+    name = cursor.tool_name(quoted(cursor, cursor.until_text(">")))
     arguments = parameters(cursor, name, PARAMETER, END_PARAMETER, literal)
     cursor.tag(END_INVOKE)
-    cursor.end()
+    cursor.expect_end()
     return ParsedCallText(name, arguments)
 
 

@@ -4,7 +4,7 @@
     <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "look", "parameters": {"at": "x"}}]<|END_ACTION|>
 
 Sources: the templates of Hunyuan-A13B, of Command R7B and of Command A+; vLLM 0.32,
-`tool_parsers/hunyuan_a13b_tool_parser.py` and `parser/cohere_command.py`. Both wrap what they answer in tags.
+`tool_parsers/hunyuan_a13b_tool_parser.py` and `parser/cohere_command.py`. Both also put answers between tags.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tito_core.parsing.call_text import ParsedCallText, shortened
 from tito_core.parsing.completion import Completion, Tools
 from tito_core.parsing.detection import Marks
 from tito_core.parsing.formats.json_array import read_array
-from tito_core.parsing.json_call import after_blank, json_end, said_object
+from tito_core.parsing.json_call import after_blank, call_of_object, json_end
 from tito_core.parsing.markup import Markup
 from tito_core.parsing.reasoning import THINK, ReasoningTags
 from tito_core.parsing.registry import register_format
 
 
 class TaggedArrayCalls(CallFormat):
-    """One array.
+    """One array between two tags.
 
     Attributes:
-        name: Key of a call's name.
-        arguments: Key of its arguments.
-        number: Key of its number in the message, if it has one.
+        name: Key of the tool's name.
+        arguments: Key of the arguments.
+        number: Key of the call's number in the message; empty if it has none.
     """
 
     def __init__(
@@ -46,24 +46,26 @@ class TaggedArrayCalls(CallFormat):
         self.tags, self.opening, self.wrappers = (open, close), frozenset({open}), wrappers
         self.name, self.arguments, self.number = name, arguments, number
 
-    def read(self, said: Completion, opened: int, tag: str) -> int:
+    def read(self, completion: Completion, start: int, tag: str) -> int:
         """Read the array and the tag after it."""
-        body, close = opened + len(tag), self.tags[1]
-        end = json_end(said.text, body) if said.text.startswith("[", after_blank(said.text, body)) else body
-        begin = end if said.markup.token_of(close) is None else body
-        frame = said.frame(opened, body, close, self.opening, begin)
+        body, close = start + len(tag), self.tags[1]
+        is_array = completion.text.startswith("[", after_blank(completion.text, body))
+        end = json_end(completion.text, body) if is_array else body
+        # If the closing tag is not a token, a JSON string may spell it, so search for it after the array.
+        search = end if completion.markup.token_of(close) is None else body
+        frame = completion.frame(start, body, close, self.opening, search)
         if not frame.closed:
-            said.unclosed(opened, frame.stop, f"The calls have no closing {close} tag.")
+            completion.add_unclosed(start, frame.stop, f"The calls have no closing {close} tag.")
             return frame.stop
-        if end > frame.end or end == body or said.text[end : frame.end].strip():
-            what = shortened(said.text[body : frame.end])
-            said.malformed(opened, frame.stop, f"The calls must be one JSON array, not {what}.")
+        if end > frame.body_end or end == body or completion.text[end : frame.body_end].strip():
+            what = shortened(completion.text[body : frame.body_end])
+            completion.add_malformed(start, frame.stop, f"The calls must be one JSON array, not {what}.")
             return frame.stop
-        read_array(said, opened, body, alone=False, stop=frame.stop, read=self._call)
+        read_array(completion, start, body, alone=False, stop=frame.stop, read=self._call)
         return frame.stop
 
     def grammar(self, markup: Markup, tools: Tools) -> g.Grammar:
-        """Force one call."""
+        """Return the grammar of one call."""
         number = f'"{self.number}": "0", ' if self.number else ""
         calls = (
             g.sequence(
@@ -77,7 +79,7 @@ class TaggedArrayCalls(CallFormat):
 
     def _call(self, value: Any, text: str) -> ParsedCallText:
         allowed = frozenset({self.number}) if self.number else frozenset()
-        return said_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
+        return call_of_object(value, text, self.arguments, allowed=allowed, name_key=self.name)
 
 
 register_format(
