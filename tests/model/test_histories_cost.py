@@ -35,7 +35,7 @@ def test_each_of_eight_hundred_messages_is_compared_once() -> None:
         place = find_parent(ledger, opening, messages, state)
         answer = message("assistant", f"answer {number}")
         draft = make_draft(place.parent, ledger.path_length(place.parent), [100], [200], branch=place.branch)
-        remember(state, ledger, ledger.commit(draft, place.walk, answer).index)
+        remember(state, ledger, ledger.commit(draft, place.history, answer).index)
         messages.append(answer)
     shown = [Counted(each) for each in (*messages, message("user", "last"))]
     Counted.compared = 0
