@@ -22,6 +22,8 @@ from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model
 from tito_core import TITOModel
 from tito_core.ledger import Ledger, Reason, check_ledger
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 @tool
 def add(a: int, b: int) -> str:

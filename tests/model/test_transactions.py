@@ -20,6 +20,8 @@ from tito_core import store
 from tito_core.ledger import check_ledger
 from tito_core.policy import run_blocking
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 async def assert_no_trace(world: World, loss: Loss, reference: bytes) -> None:
     await world.until(lambda: not world.engine.running, "the engine still runs a request that nobody waits for")

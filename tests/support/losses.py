@@ -26,7 +26,7 @@ from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile
 
 UUID = "00000000-0000-4000-8000-000000000000"
-SLOW_S = 1.0
+SLOW_S = 0.5
 """How long the engine takes for a turn that is to be lost: long enough for somebody else's, and for the cancel signal
 to be looked at."""
 Message = dict[str, Any]
