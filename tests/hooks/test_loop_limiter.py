@@ -1,4 +1,4 @@
-"""Limits of an agent's loop: what they stop, where, and what can go on from there."""
+"""Limits of an agent's loop: which calls they stop, and how the next invocation continues."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ by_kind = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def complete(agent: Agent) -> None:
-    """Every call has its result in the message after it, and no result is without its call."""
+    """Check that every call has its result in the next message, and every result its call."""
     messages = agent.messages
     for place, message in enumerate(messages):
         called = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
         after = messages[place + 1]["content"] if place + 1 < len(messages) else []
-        told = [block["toolResult"]["toolUseId"] for block in after if "toolResult" in block]
-        assert sorted(called) == sorted(told)
+        answered = [block["toolResult"]["toolUseId"] for block in after if "toolResult" in block]
+        assert sorted(called) == sorted(answered)
 
 
 def results(agent: Agent) -> list[str]:
@@ -58,7 +58,7 @@ def results(agent: Agent) -> list[str]:
         ({"max_sampled_tokens": 0}, MaxSampledTokensReachedError, 0, 0, 0),
     ],
 )
-async def test_a_limit_ends_the_loop_as_itself_and_the_next_invocation_goes_on(
+async def test_a_limit_ends_the_loop_with_its_own_error_and_the_next_invocation_continues(
     kind: str, limits: dict[str, int], error: type[LoopLimitReachedError], allowed: int, reached: int, turns: int
 ) -> None:
     it = watched(kind, ADD + ADD)
@@ -67,9 +67,8 @@ async def test_a_limit_ends_the_loop_as_itself_and_the_next_invocation_goes_on(
     with pytest.raises(error) as caught:
         await agent.invoke_async("Add.")
     assert (caught.value.allowed, caught.value.reached) == (allowed, reached)
-    assert str(caught.value) == (
-        f"The agent's loop has {reached} {caught.value.counted}, and {allowed} are allowed: it ends here."
-    )
+    parts = (f"{reached} {caught.value.counted}", f"{allowed} allowed")
+    assert [part for part in parts if part not in str(caught.value)] == []
     assert len(it.model.ledger) == turns
     complete(agent)
     limiter.reset()
@@ -121,15 +120,14 @@ async def test_sampled_tokens_count_over_turns_and_with_those_that_a_hook_discar
     it.check()
 
 
-@by_kind
-@pytest.mark.parametrize("executor", [ConcurrentToolExecutor, SequentialToolExecutor])
-async def test_of_parallel_calls_the_first_run_whatever_order_they_end_in(kind: str, executor: Any) -> None:
+@pytest.mark.parametrize(("kind", "executor"), [("vllm", ConcurrentToolExecutor), ("sglang", SequentialToolExecutor)])
+async def test_the_first_parallel_calls_run_in_whatever_order_they_end(kind: str, executor: Any) -> None:
     ran = []
 
     @tool
     async def wait(number: int) -> str:
         """Wait the longer the earlier the call is."""
-        await asyncio.sleep(0.02 * (4 - number))
+        await asyncio.sleep(0.005 * (4 - number))
         ran.append(number)
         return f"waited {number}"
 
@@ -137,8 +135,10 @@ async def test_of_parallel_calls_the_first_run_whatever_order_they_end_in(kind: 
     limiter = LoopLimiter(max_parallel_tool_calls=2)
     agent = it.agent(tools=[wait], hooks=[limiter], tool_executor=executor())
     await agent.invoke_async("Wait.")
-    refused = "Of one message 2 tool calls are executed at most; this one was not."
+    refused = results(agent)[2]
     assert results(agent) == ["waited 0", "waited 1", refused, refused]
+    assert "not executed" in refused
+    assert "at most 2 tool calls" in refused
     assert sorted(ran) == [0, 1]
     assert limiter.cancelled_tool_call_count == 2
     complete(agent)
@@ -146,7 +146,7 @@ async def test_of_parallel_calls_the_first_run_whatever_order_they_end_in(kind: 
     it.check()
 
 
-async def test_a_call_that_a_hook_has_run_again_keeps_its_place() -> None:
+async def test_a_call_that_a_hook_retries_keeps_its_position() -> None:
     it = watched("vllm", ADD + call("add", '{"a": 3, "b": 4}'), "So.")
     limiter = LoopLimiter(max_parallel_tool_calls=2)
     agent = it.agent(hooks=[limiter], tool_executor=SequentialToolExecutor())
@@ -157,7 +157,7 @@ async def test_a_call_that_a_hook_has_run_again_keeps_its_place() -> None:
     assert limiter.cancelled_tool_call_count == 0
 
 
-async def test_a_direct_call_is_none_of_the_parallel_ones() -> None:
+async def test_a_direct_call_is_not_a_parallel_call() -> None:
     it = watched("vllm", "So.")
     agent = it.agent(hooks=[LoopLimiter(max_parallel_tool_calls=0)])
     assert agent.tool.add(a=1, b=2)["content"] == [{"text": "3"}]
@@ -180,7 +180,9 @@ async def test_an_interrupt_and_its_resumption_are_one_iteration(kind: str) -> N
     answers: Any = [{"interruptResponse": {"interruptId": each.id, "response": "yes"}} for each in result.interrupts]
     with pytest.raises(MaxToolIterationsReachedError):
         await agent.invoke_async(answers)
-    assert sorted(results(agent)) == ["3", "7", "Of one message 2 tool calls are executed at most; this one was not."]
+    *ran, refused = sorted(results(agent))
+    assert ran == ["3", "7"]
+    assert "at most 2 tool calls" in refused
     assert (limiter.tool_iter_count, limiter.cancelled_tool_call_count) == (1, 1)
     complete(agent)
     await agent.invoke_async("And?")
@@ -197,8 +199,8 @@ async def test_an_agent_as_a_tool_ends_at_its_own_limit_and_its_caller_reads_why
     await agent.invoke_async("Let it add.")
     complete(helper)
     complete(agent)
-    [told] = results(agent)
-    assert "1 tool iterations, and 1 are allowed" in told
+    [result] = results(agent)
+    assert "1 tool iterations, 1 allowed" in result
     it.check(in_order=False)
 
 
@@ -223,7 +225,7 @@ async def test_counts_of_agents_on_many_threads_are_whole() -> None:
     assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.message_count) == (8, 16, 32)
 
 
-async def test_whoever_unwraps_strands_own_error_finds_the_limit() -> None:
+async def test_the_original_exception_of_strands_error_is_the_limit() -> None:
     with pytest.raises(EventLoopException) as caught:
         await watched("vllm", ADD).agent(hooks=[LoopLimiter(max_tool_iters=1)]).invoke_async("Add.")
     assert isinstance(caught.value.original_exception, MaxToolIterationsReachedError)
@@ -242,7 +244,7 @@ async def test_the_loop_ends_after_a_slow_tool_and_not_before() -> None:
     @tool
     def slow() -> str:
         """Take a while."""
-        time.sleep(0.05)
+        time.sleep(0.01)
         return "done"
 
     it = watched("vllm", call("slow", "{}") + call("slow", "{}"))
@@ -253,7 +255,7 @@ async def test_the_loop_ends_after_a_slow_tool_and_not_before() -> None:
 
 
 LIMITS = ("max_tool_iters", "max_tool_calls", "max_parallel_tool_calls", "max_messages", "max_sampled_tokens")
-SAID = (
+ANSWERS = (
     "So.",
     ADD,
     ADD + ADD,
@@ -262,18 +264,18 @@ SAID = (
     "Hmm. " + 5 * ADD + "...",
 )
 CUT = 100
-"""Tokens of an answer at most; the last of what is said is longer."""
+"""Maximum tokens of an answer; the last of `ANSWERS` is longer."""
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     kind=st.sampled_from(BACKENDS),
-    answers=st.lists(st.sampled_from(SAID), min_size=1, max_size=4),
+    answers=st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=4),
     limits=st.dictionaries(st.sampled_from(LIMITS), st.integers(0, 6), min_size=1, max_size=3),
     tokens=st.integers(0, 80),
     prompts=st.integers(1, 3),
 )
-async def test_at_whatever_limit_the_history_is_whole_and_goes_on(
+async def test_at_any_limit_the_history_is_complete_and_continues(
     kind: str, answers: list[str], limits: dict[str, int], tokens: int, prompts: int
 ) -> None:
     it = watched(kind, *answers, "So.", sampling={"max_new_tokens": CUT})
@@ -292,12 +294,12 @@ async def test_at_whatever_limit_the_history_is_whole_and_goes_on(
     it.script.answers = ["So."]
     assert str(await agent.invoke_async("And?")) == "So.\n"
     complete(agent)
-    said = [message for message in agent.messages if message["role"] == "assistant"]
+    answered = [message for message in agent.messages if message["role"] == "assistant"]
     assert limiter.message_count == len(agent.messages)
     assert limiter.sampled_token_count == sum(len(turn.draft.output_ids) for turn in it.model.ledger)
-    assert limiter.tool_iter_count == sum(any("toolUse" in block for block in one["content"]) for one in said)
+    assert limiter.tool_iter_count == sum(any("toolUse" in block for block in one["content"]) for one in answered)
     check_ledger(it.model.ledger)
-    if all(said in SAID[:4] for said in answers):  # what the engine reads of the others is not what Strands holds
+    if all(answer in ANSWERS[:4] for answer in answers):  # the engine reads the others differently than Strands
         it.check()
 
 

@@ -82,7 +82,7 @@ async def test_the_same_conversation_gives_byte_equal_ledgers_on_both_backends()
     assert records[0] == records[1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     words=st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4),
     answers=st.lists(st.lists(st.integers(3, 48000), min_size=0, max_size=12), min_size=1, max_size=4),
@@ -283,7 +283,8 @@ async def test_a_policy_that_names_the_reserved_tool_reads_no_reason_of_its_own(
     model = model_of("vllm", Says(call("tito_malformed_call", '{"reason": "SECRET"}'), "Well."))
     await agent_of(model).invoke_async("Go.")
     prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
-    assert "was not executed. tito_malformed_call is no tool. It said: <tool_call>" in prompt
+    assert prompt.count("<tool_call>") == 1
+    assert "tito_malformed_call is not a tool" in prompt
     assert model.ledger[0].draft.calls[0].status == "malformed"
 
 

@@ -131,12 +131,12 @@ class World:
         """Check that `history="error"` would raise for just the agent's own changes."""
         ledger, template = self.model.ledger, self.model.policy.template.fingerprint
         arguments = (ledger, opening_of(life.system, None, template), life.messages, state)
-        place = find_parent(*arguments)
-        assert place.parent == parent
-        if place.branch is not None and place.branch.reason in OF_ONE_AGENT:
+        match = find_parent(*arguments)
+        assert match.parent == parent
+        if match.branch is not None and match.branch.reason in OF_ONE_AGENT:
             with pytest.raises(HistoryChangedError, match="Law 8") as caught:
                 find_parent(*arguments, may_branch=False)
-            named = place.branch.reason == Reason.OPENING or f"message {place.branch.message} (" in str(caught.value)
+            named = match.branch.reason == Reason.OPENING or f"message {match.branch.message} (" in str(caught.value)
             assert named or "was not sampled here" in str(caught.value)
         else:
             find_parent(*arguments, may_branch=False)
