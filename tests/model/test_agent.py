@@ -303,7 +303,7 @@ def test_the_context_limit_is_at_most_the_servers() -> None:
     assert model.config["context_window_limit"] == 4096
     model.update_config(context_window_limit=100)
     assert model.config["context_window_limit"] == 100
-    with pytest.raises(ValueError, match="make another model"):
+    with pytest.raises(ValueError, match="another model"):
         model.update_config(model_id="other")
 
 
@@ -326,7 +326,7 @@ async def test_structured_output_is_validated_constrained_and_named_when_it_is_c
     assert events[-1]["output"] == Sum(total=5)
     assert model.ledger[0].draft.constrained
     model.update_config(max_new_tokens=len(ids_of('{"total"')), min_new_tokens=0)
-    with pytest.raises(StructuredOutputException, match=r"The answer is not a valid Sum.*raise max_new_tokens"):
+    with pytest.raises(StructuredOutputException, match=r"Sum.*max_new_tokens"):
         async for _ in model.structured_output(Sum, prompt):
             pass
 

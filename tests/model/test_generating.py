@@ -22,6 +22,8 @@ from tito_core.settings import Settings
 from tito_core.turn import generate
 from tito_core.turn.generate import CancelledBySignal, streamed, whole
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 def ids(*values: int) -> Any:
     return np.array(values, np.int32)
