@@ -17,7 +17,7 @@ from strands import tool
 from strands.hooks import BeforeToolCallEvent
 from strands.tools.tools import PythonAgentTool
 
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.hooks import ToolCallGuard, ToolSchemaError
@@ -46,11 +46,11 @@ def tool_with(schema: dict[str, Any], name: str = "look") -> PythonAgentTool:
 
 async def tool_results(kind: str, *calls: str, guard: ToolCallGuard | None = None, tools: Any = None) -> list[str]:
     """Run calls and return their results, which the policy reads."""
-    it = watched(kind, "".join(calls), "So.", "More.")
-    agent = it.agent(tools=tools or [tool_with(SCHEMA)], hooks=[guard or ToolCallGuard()])
+    rollout = observe(kind, "".join(calls), "So.", "More.")
+    agent = rollout.agent(tools=tools or [tool_with(SCHEMA)], hooks=[guard or ToolCallGuard()])
     await agent.invoke_async("Look.")
     await agent.invoke_async("And?")
-    it.check()
+    rollout.check()
     blocks = [
         block["toolResult"] for message in agent.messages for block in message["content"] if "toolResult" in block
     ]
@@ -75,12 +75,12 @@ async def test_an_unknown_tool_is_refused_with_the_available_ones(kind: str) -> 
 @pytest.mark.parametrize("name", ["a.b", "two words", "x" * 65, "é"])
 async def test_an_invalid_tool_name_is_an_unknown_tool(kind: str, name: str) -> None:
     guard = ToolCallGuard()
-    it = watched(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    rollout = observe(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
     await agent.invoke_async("Look.")
     await agent.invoke_async("And?")
-    it.check()
-    read = tokenizer().decode(it.script.requests[1].prompt_ids)
+    rollout.check()
+    read = tokenizer().decode(rollout.script.requests[1].prompt_ids)
     assert read.index('ran {"at": "x"}') < read.index(f"There is no tool {name!r}. The tools are: look.")
     assert guard.unknown_calls == {name: 1}
 
@@ -97,8 +97,8 @@ async def test_the_error_lists_the_first_tools() -> None:
 
 
 async def test_without_tools_the_error_says_so() -> None:
-    it = watched("vllm", call("look", "{}"), "So.")
-    agent = it.agent(tools=[], hooks=[ToolCallGuard()])
+    rollout = observe("vllm", call("look", "{}"), "So.")
+    agent = rollout.agent(tools=[], hooks=[ToolCallGuard()])
     await agent.invoke_async("Look.")
     assert agent.messages[2]["content"][0]["toolResult"]["content"] == [
         {"text": "There is no tool 'look'. There are no tools."}
@@ -153,34 +153,34 @@ async def test_a_decorated_tool_is_checked_by_its_schema_and_not_by_pydantics_co
 
 async def test_a_malformed_call_keeps_its_own_reason() -> None:
     guard = ToolCallGuard()
-    it = watched("vllm", call("look", '{"at": "x",}'), "So.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    rollout = observe("vllm", call("look", '{"at": "x",}'), "So.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
     await agent.invoke_async("Look.")
     assert agent.messages[1]["content"][0]["toolUse"]["name"] == MALFORMED_CALL
     assert not guard.unknown_calls
-    assert "malformed" in tokenizer().decode(it.script.requests[1].prompt_ids)
+    assert "malformed" in tokenizer().decode(rollout.script.requests[1].prompt_ids)
 
 
 async def test_another_hooks_cancellation_is_unchanged() -> None:
     guard = ToolCallGuard()
-    it = watched("vllm", call("nope", "{}"), "So.")
+    rollout = observe("vllm", call("nope", "{}"), "So.")
 
     def cancel(event: BeforeToolCallEvent) -> None:
         event.cancel_tool = "first"
 
-    agent = it.agent(hooks=[cancel, guard])
+    agent = rollout.agent(hooks=[cancel, guard])
     await agent.invoke_async("Go.")
     assert agent.messages[2]["content"][0]["toolResult"]["content"] == [{"text": "first"}]
     assert not guard.unknown_calls
 
 
 async def test_an_invalid_schema_is_refused_before_the_first_model_call() -> None:
-    it = watched("vllm", call("look", "{}"), "So.")
-    agent = it.agent(tools=[tool_with({"type": "object", "properties": {"at": {"type": "strin"}}})])
+    rollout = observe("vllm", call("look", "{}"), "So.")
+    agent = rollout.agent(tools=[tool_with({"type": "object", "properties": {"at": {"type": "strin"}}})])
     agent.hooks.add_hook(ToolCallGuard())
     with pytest.raises(ToolSchemaError, match=r"tool 'look'.* \$.*properties.*at.*Fix the schema"):
         await agent.invoke_async("Look.")
-    assert len(it.model.ledger) == 0
+    assert len(rollout.model.ledger) == 0
     assert agent.messages == []
 
 
@@ -195,8 +195,8 @@ async def test_a_schema_that_cannot_be_resolved_refuses_every_call_and_fetches_n
 
 
 async def test_a_replaced_tool_has_its_own_schema() -> None:
-    it = watched("vllm", call("look", '{"at": "x"}'), "So.", call("look", '{"at": "x"}'), "So.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[ToolCallGuard()])
+    rollout = observe("vllm", call("look", '{"at": "x"}'), "So.", call("look", '{"at": "x"}'), "So.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[ToolCallGuard()])
     await agent.invoke_async("Look.")
     agent.tool_registry.registry["look"] = tool_with({"type": "object", "required": ["far"]})
     await agent.invoke_async("Look.")

@@ -44,18 +44,18 @@ def test_every_ledger_says_how_its_prompts_were_certified(kind: str, tmp_path: P
     policy = policy_of(kind)
     ledger = policy.ledger(task_id="t")
     certificate = policy.template.certificate
-    said = ledger.header.certificate
-    assert said is not None
-    assert (said["template"], said["tokenizer"]) == (certificate.template, certificate.tokenizer)
-    assert said["candidate"] == certificate.candidate
-    assert said["passed"] == len(certificate.passed)
-    assert said["thinking"] == str(certificate.thinking)
-    assert said["content_tokens"] == "inert"
+    recorded = ledger.header.certificate
+    assert recorded is not None
+    assert (recorded["template"], recorded["tokenizer"]) == (certificate.template, certificate.tokenizer)
+    assert recorded["candidate"] == certificate.candidate
+    assert recorded["passed"] == len(certificate.passed)
+    assert recorded["thinking"] == str(certificate.thinking)
+    assert recorded["content_tokens"] == "inert"
     ledger.commit(make_draft(None, 0, [100], [200]))
     store.append(tmp_path / "rollouts.tito", [ledger])
     assert store.read(tmp_path / "rollouts.tito")[0].header == ledger.header
     assert store.from_record(store.to_record(ledger)).header == ledger.header
-    assert policy.model().ledger.header.certificate == said
+    assert policy.model().ledger.header.certificate == recorded
 
 
 def test_a_ledger_that_nobody_said_it_of_has_none_and_its_record_is_as_before() -> None:

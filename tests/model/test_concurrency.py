@@ -42,8 +42,8 @@ def agent_of(model: TITOModel, **options: Any) -> Agent:
 
 def sums(prompt: ScriptedRequest) -> list[int]:
     """Ask for a sum where the last word is a question, and answer where it is a tool's result."""
-    asked = tokenizer().decode(prompt.prompt_ids).rsplit("<|im_start|>", 2)[1]
-    answer = "Done." if "tool_response" in asked else "Well, " + call("add", '{"a": 1, "b": 1}')
+    last_message = tokenizer().decode(prompt.prompt_ids).rsplit("<|im_start|>", 2)[1]
+    answer = "Done." if "tool_response" in last_message else "Well, " + call("add", '{"a": 1, "b": 1}')
     return ids_of(answer + END)
 
 
@@ -282,9 +282,9 @@ async def test_a_turn_that_a_reset_meets_in_flight_lands_in_the_ledger_it_began_
     sealed = model.reset()
     assert len(sealed) == 1
     assert len(model.ledger) == 0
-    beside = asyncio.ensure_future(other.invoke_async("Somebody else?"))
+    other_turn = asyncio.ensure_future(other.invoke_async("Somebody else?"))
     await waiting
-    await beside
+    await other_turn
     assert [turn.parent for turn in sealed] == [None, 0]
     assert [turn.parent for turn in model.ledger] == [None]
     await agent.invoke_async("Third?")

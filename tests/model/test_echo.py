@@ -16,10 +16,10 @@ ASKED = {"vllm": "return_token_ids", "sglang": "return_prompt_token_ids"}
 async def talk(model: Any, messages: list[Any], *texts: str) -> None:
     for text in texts:
         messages.append({"role": "user", "content": [{"text": text}]})
-        said = ""
+        text = ""
         async for event in model.stream(messages):
-            said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-        messages.append({"role": "assistant", "content": [{"text": said}]})
+            text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+        messages.append({"role": "assistant", "content": [{"text": text}]})
 
 
 @pytest.mark.parametrize(("often", "expected"), [("always", [True, True, True]), ("first", [True, False, False])])

@@ -188,16 +188,16 @@ def shown_and_then_whole(cuts: list[list[Piece]], message: Any) -> list[Any]:
     """Return all events of an answer whose beginning a preview streamed."""
     parser: Any = Shows(*cuts)
     showing = StreamedEvents(parser, [1, 2])
-    found = [event for number in range(len(cuts)) for event in showing.of(chunk(number))]
+    streamed_events = [event for number in range(len(cuts)) for event in showing.of(chunk(number))]
     assert parser.tails == [[1, 2]]
     assert parser.fed == [[number] for number in range(len(cuts))]
-    return [*found, *events(message, "end_turn", response(), {}, showing.blocks)]
+    return [*streamed_events, *events(message, "end_turn", response(), {}, showing.blocks)]
 
 
-def put_together(found: list[Any]) -> list[Any]:
+def put_together(stream: list[Any]) -> list[Any]:
     """Join the deltas of each block, as Strands does."""
     whole: list[Any] = []
-    for event in found:
+    for event in stream:
         if "contentBlockDelta" in event and whole and "contentBlockDelta" in whole[-1]:
             new, old = event["contentBlockDelta"]["delta"], whole[-1]["contentBlockDelta"]["delta"]
             if "text" in new:

@@ -19,10 +19,10 @@ async def turn(model: Any, messages: list[Any], state: dict[str, Any] | None, te
     """Ask, perhaps something new; give the turn, and append the answer as Strands would."""
     if text is not None:
         messages.append(asked(text))
-    said = ""
+    text = ""
     async for event in model.stream(copy.deepcopy(messages), model_state=state):
-        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-    messages.append(answer(said))
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append(answer(text))
     return model.ledger[len(model.ledger) - 1]
 
 

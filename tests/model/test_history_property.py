@@ -280,8 +280,8 @@ act = st.tuples(
 def test_every_history_finds_the_parent_prompt_and_branch_that_a_slow_oracle_foretells(kind: str, acts: Any) -> None:
     async def live() -> World:
         world = World(kind)
-        for do, who, a, b in acts:
-            await do(world, world.lives[who], a, b)
+        for do, agent, a, b in acts:
+            await do(world, world.lives[agent], a, b)
         return world
 
     world = asyncio.run(live())

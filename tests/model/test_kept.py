@@ -63,8 +63,8 @@ def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output
 
 
 def text_of(text: IdText) -> list[int]:
-    found: list[int] = json.loads(text.body({"n": 1}, "ids"))["ids"]
-    return found
+    parsed_ids: list[int] = json.loads(text.body({"n": 1}, "ids"))["ids"]
+    return parsed_ids
 
 
 def test_the_next_turn_replaces_the_text_of_its_parent() -> None:

@@ -82,19 +82,19 @@ async def test_a_file_gives_the_columns_back(kind: str, tmp_path: Path) -> None:
     with LedgerFile(path) as read:
         (again,) = list(read)
     assert len(again) == 1
-    said = model.ledger[0].draft.extras
+    extras = model.ledger[0].draft.extras
     assert {name: (c.start, c.shape, c.buffer) for name, c in again[0].draft.extras.items()} == {
-        name: (c.start, c.shape, c.buffer) for name, c in said.items()
+        name: (c.start, c.shape, c.buffer) for name, c in extras.items()
     }
     check_ledger(again)
 
 
 async def test_columns_are_equal_on_both_backends() -> None:
-    found = []
+    columns = []
     for kind in BACKENDS:
         model, _ = await rollout(kind)
-        found.append([{n: (c.start, c.buffer) for n, c in turn.draft.extras.items()} for turn in model.ledger])
-    assert found[0] == found[1]
+        columns.append([{n: (c.start, c.buffer) for n, c in turn.draft.extras.items()} for turn in model.ledger])
+    assert columns[0] == columns[1]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -42,9 +42,9 @@ def sampled(asked: OutputConstraint, parser: Any) -> SamplingParams:
 @pytest.mark.parametrize(("choice", "name"), [({"any": {}}, None), ({"tool": {"name": "look"}}, "look")])
 def test_a_forced_call_is_a_grammar_that_may_end(choice: Any, name: str | None) -> None:
     parser = Parser()
-    found = sampled(OutputConstraint(choice), parser)
+    sampling = sampled(OutputConstraint(choice), parser)
     grammar = Grammar(kind="structural_tag", value="{}", avoided_ids=(3, 4))
-    assert found == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
+    assert sampling == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
     assert parser.asked == [(TOOLS, name, [1, 2])]
 
 

@@ -18,10 +18,10 @@ FIELD = {"vllm": "prompt", "sglang": "input_ids"}
 
 async def ask(model: Any, messages: list[Any], text: str) -> None:
     messages.append({"role": "user", "content": [{"text": text}]})
-    said = ""
+    text = ""
     async for event in model.stream(copy.deepcopy(messages)):
-        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-    messages.append({"role": "assistant", "content": [{"text": said}]})
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append({"role": "assistant", "content": [{"text": text}]})
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -65,5 +65,5 @@ async def test_a_router_is_told_which_requests_belong_together(kind: str, header
     await ask(model, messages, "B?")
     first = model.reset()
     await ask(model, [], "C?")
-    said = [request.headers[header] for request in script.requests]
-    assert said == [first.uuid, first.uuid, model.ledger.uuid]
+    session_ids = [request.headers[header] for request in script.requests]
+    assert session_ids == [first.uuid, first.uuid, model.ledger.uuid]

@@ -33,8 +33,8 @@ async def events_of(model: TITOModel, **options: Any) -> list[Any]:
 
 
 def deltas(events: list[Any], kind: str) -> list[str]:
-    found = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
-    return [d["text"] if kind == "text" else d[kind]["text"] for d in found if kind in d]
+    parts = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+    return [d["text"] if kind == "text" else d[kind]["text"] for d in parts if kind in d]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -15,7 +15,7 @@ from strands import tool
 from parsing.families import FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
 from parsing.test_decoding import BYTE_IDS
 from support.byte_level import byte_level
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.hooks import LoopLimiter, ToolCallGuard
 from tito_core.parsing import CallStatus, get_tool_parser
@@ -182,7 +182,7 @@ async def test_what_is_malformed_is_never_run_and_twelve_results_are_read_in_ord
 
     broken = ("[]", '"x"', "null", '{"number": 1,}', '{"number": 1', "{number: 1}", '{"number": 1}}', "")
     said = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
-    it = watched(kind, "".join(said), "So.")
+    it = observe(kind, "".join(said), "So.")
     agent = it.agent(tools=[look], hooks=hooks)
     await agent.invoke_async("Look.")
     assert sorted(ran) == list(range(12))
