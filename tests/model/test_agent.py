@@ -1,4 +1,4 @@
-"""Real Strands agents over scripted engines, on both wires: every token accounted for."""
+"""Strands agents over scripted engines of both backends: every token is in the ledger."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_malformed_call_never_runs_and_the_policy_reads_why(kind: str) -
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_cut_answer_is_closed_once_when_the_conversation_goes_on(kind: str) -> None:
+async def test_a_truncated_answer_is_closed_once_when_the_conversation_continues(kind: str) -> None:
     model = model_of(kind, Says("I was about to...", "Go on, then."), sampling={"max_new_tokens": 4})
     agent = agent_of(model)
     with pytest.raises(MaxTokensReachedException):
@@ -207,7 +207,7 @@ async def test_identical_agents_sharing_one_model_stay_apart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_synchronous_api_works_again_and_again(kind: str) -> None:
+def test_the_synchronous_api_works_repeatedly(kind: str) -> None:
     model = model_of(kind, Says("One.", "Two."))
     agent = agent_of(model)
     agent("First?")
@@ -279,7 +279,7 @@ async def test_no_system_prompt_and_an_empty_one_are_the_same() -> None:
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_policy_that_names_the_reserved_tool_reads_no_reason_of_its_own() -> None:
+async def test_a_policy_that_calls_the_reserved_tool_does_not_write_its_own_reason() -> None:
     model = model_of("vllm", Says(call("tito_malformed_call", '{"reason": "SECRET"}'), "Well."))
     await agent_of(model).invoke_async("Go.")
     prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
@@ -316,7 +316,7 @@ async def test_ignoring_the_end_of_a_turn_sends_no_stops_of_ours() -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_structured_output_is_validated_constrained_and_named_when_it_is_cut(kind: str) -> None:
+async def test_structured_output_is_validated_and_constrained_and_raises_when_it_is_cut_off(kind: str) -> None:
     class Sum(BaseModel):
         total: int
 

@@ -89,7 +89,9 @@ def test_a_reset_returns_the_ledger_which_is_not_restored_later(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_turn_that_cannot_be_stored_is_nowhere(stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_cannot_be_stored_is_not_committed(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LedgerFile(tmp_path / "a.tito", "a") as store:
         record = recording_of(store if stored else None)
 

@@ -75,7 +75,7 @@ def test_reasoning_text_and_calls_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " \n"])
-def test_what_is_blank_is_left_out(blank: str) -> None:
+def test_blank_blocks_are_left_out(blank: str) -> None:
     assert message_of(ParsedTurn(blank, blank, ())) == {"role": "assistant", "content": []}
     assert message_of(ParsedTurn(blank, "a ", ()))["content"] == [{"text": "a "}]
     assert message_of(ParsedTurn(" a", blank, ()))["content"] == [thought(" a")]
@@ -164,7 +164,7 @@ def test_ids_are_reported_where_the_message_ends() -> None:
 
 
 class Shows:
-    """A parser whose preview gives these pieces, chunk by chunk."""
+    """A parser whose preview returns these pieces, chunk by chunk."""
 
     def __init__(self, *chunks: list[Piece]) -> None:
         self.chunks = iter(chunks)

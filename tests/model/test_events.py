@@ -1,4 +1,4 @@
-"""What Strands sees of a turn: its blocks in order, a call's arguments as sampled, the right stop reason."""
+"""The events of a turn: blocks in order, a call's arguments as sampled, the stop reason."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_malformed_call_comes_in_its_place_as_a_mapping(kind: str) -> None:
+async def test_a_malformed_call_keeps_its_place_as_a_mapping(kind: str) -> None:
     broken = call("look", '{"at": }')
     model = model_of(kind, Says(call("look", "{}") + broken + call("look", "{}")))
     uses = [event["contentBlockStart"]["start"]["toolUse"]["name"] for event in (await events_of(model))[1:-2:3]]
@@ -97,7 +97,7 @@ VALUES = st.recursive(st.none() | st.booleans() | NUMBERS | st.text('aé"\\\n�
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text('ab"é', min_size=1, max_size=3), VALUES, max_size=3), st.booleans(), st.booleans())
-async def test_what_strands_stores_is_what_the_ledger_knows(given_: Any, escaped: bool, spaced: bool) -> None:
+async def test_strands_messages_equal_the_ledgers(given_: Any, escaped: bool, spaced: bool) -> None:
     written = json.dumps(given_, ensure_ascii=escaped, indent=1 if spaced else None)
     model = model_of("vllm", Says(call("look", written), "Well.", "Yes.", name=QWEN3), QWEN3)
     agent = Agent(model=model, tools=[look], callback_handler=None)

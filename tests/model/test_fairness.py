@@ -1,4 +1,4 @@
-"""Many rollouts in one event loop leave room for others."""
+"""Many rollouts in one event loop do not block other tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = 15 * ROUND
 
 
 class Rounds:
-    """Counts an event loop's rounds while something runs in it, and what is done in each."""
+    """Count an event loop's rounds and the pieces of work in each."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -77,7 +77,7 @@ def test_long_rounds_lower_the_limit_and_short_ones_raise_it(rounds: list[tuple[
     assert current.limit == ROUND
 
 
-async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_work_runs_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, now, rounds = asyncio.get_running_loop(), [7.0], Rounds()
     monkeypatch.setattr(loop, "time", lambda: now[0])
 

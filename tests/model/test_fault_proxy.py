@@ -137,7 +137,7 @@ async def _shortly(seconds: float) -> None:
 
 
 def ours() -> list[Any]:
-    """Tasks of this loop that are neither the test's nor the proxy's."""
+    """Return the tasks of this loop except the test's and the proxy's."""
     names = ("Proxy._accept", "test_nothing_is_wrong")
     return [task for task in asyncio.all_tasks() if not any(name in repr(task.get_coro()) for name in names)]
 

@@ -1,4 +1,4 @@
-"""A turn that is lost, whichever way, leaves no trace (law 5): not in the ledger, and not on the engine."""
+"""A failed turn leaves no trace in the ledger or on the engine (law 5)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_a_timeout_is_named_and_aborted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_engine_that_dies_in_mid_rollout_is_named_and_its_return_is_welcome(kind: str) -> None:
+async def test_an_engine_that_dies_in_mid_rollout_is_named_and_can_return(kind: str) -> None:
     server = ScriptedServer(engine_of(kind, Says("One.", "Two.")))
     with server:
         model = _model_at(server.base_url, kind, max_attempts=2)
@@ -125,7 +125,7 @@ async def test_an_engine_that_dies_in_mid_rollout_is_named_and_its_return_is_wel
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_overloaded_engine_is_not_strands_to_try_again(kind: str) -> None:
+async def test_strands_does_not_retry_an_overloaded_engine(kind: str) -> None:
     model = model_of(kind, Says("One."), fault=always(THROTTLED))
     with pytest.raises(ThrottledError, match="overloaded") as caught:
         async for _ in model.stream(HELLO):
@@ -163,11 +163,11 @@ def test_threads_share_a_model(kind: str) -> None:
 
 
 class FullDisk:
-    """A store's file whose disk is full: it takes `room` bytes more, and then nothing.
+    """A store's file on a full disk: it accepts `room` more bytes.
 
     Args:
         file: The real one.
-        room: Bytes that it still takes; a write is cut short there.
+        room: Bytes that it still accepts; the write is cut off there.
         also: Other operations that fail then.
     """
 
@@ -266,7 +266,7 @@ def _model_at(url: str, kind: str, **options: Any) -> TITOModel:
 async def _until(condition: Any) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "the engine still runs a request that nobody waits for"
+        assert time.monotonic() < deadline, "the engine still runs an abandoned request"
         await asyncio.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""A tool call that Strands forces: under the parser's grammar, on both wires, or refused before anything is sent."""
+"""Forced tool calls: sampled under the parser's grammar on both backends, or refused before sending."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def forced(model: Any, choice: Any, specs: Any = SPECS, **options: Any) ->
 
 
 def sent(script: Says) -> dict[str, Any]:
-    """The structural tag of the last request."""
+    """Return the structural tag of the last request."""
     [(name, value)] = script.requests[-1].grammar.items()
     assert name == "structural_tag"
     tag = json.loads(value)

@@ -71,7 +71,7 @@ async def test_an_unsupported_block_of_a_user_message(kind: str, block: Any, wit
         ([{"json": {"x": {1, 2}}}], r"\['json'\]\['x'\] is of type set"),
     ],
 )
-async def test_a_block_of_a_tools_result(kind: str, content: Any, words: str) -> None:
+async def test_an_unsupported_block_of_a_tool_result(kind: str, content: Any, words: str) -> None:
     agent, model = agent_of(kind, call("look", "{}"), "Seen.", result={"status": "success", "content": [*content]})
     with pytest.raises(EventLoopException, match=words) as caught:
         await agent.invoke_async("Look.")

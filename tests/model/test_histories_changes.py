@@ -1,4 +1,4 @@
-"""What a user or a hook does to one agent's history: each is exact, or a branch that says what changed and where."""
+"""Changes of one agent's history by a user or a hook: an exact continuation, or a branch with reason and place."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_second_edit_is_linked_past_the_root_of_the_first(kind: str) -> 
 
 
 @pytest.mark.parametrize("again", ["Second?", "Another?"])
-async def test_a_popped_question_is_asked_again_after_the_turn_before_it(kind: str, again: str) -> None:
+async def test_a_popped_user_message_is_a_rewind(kind: str, again: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
@@ -79,7 +79,7 @@ async def test_a_popped_question_is_asked_again_after_the_turn_before_it(kind: s
     rollout.check()
 
 
-async def test_a_rewind_to_an_answer_that_nobody_went_on_from_is_no_branch(kind: str) -> None:
+async def test_a_rewind_to_a_leaf_is_not_a_branch(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
@@ -93,7 +93,7 @@ async def test_a_rewind_to_an_answer_that_nobody_went_on_from_is_no_branch(kind:
     rollout.check()
 
 
-async def test_an_emptied_history_begins_anew(kind: str) -> None:
+async def test_an_emptied_history_starts_a_new_root(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await ask(agent, "First?")
@@ -106,7 +106,7 @@ async def test_an_emptied_history_begins_anew(kind: str) -> None:
     rollout.check()
 
 
-async def test_a_round_left_out_of_the_middle_is_a_trim(kind: str) -> None:
+async def test_a_removed_round_is_a_trim(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?", "Third?")
@@ -130,7 +130,7 @@ async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_a
 
 
 @pytest.mark.parametrize("texts", [("One.", "Another."), ("One.", "One.")])
-async def test_a_retried_answer_is_a_retry_and_the_kept_one_goes_on(kind: str, texts: tuple[str, str]) -> None:
+async def test_a_retried_answer_is_a_retry_and_the_kept_one_is_continued(kind: str, texts: tuple[str, str]) -> None:
     # Two answers, different ids even where the text is the same.
     first, second = ids_of(texts[0] + END), [*(i for c in texts[1] for i in ids_of(c)), *ids_of(END)]
     rollout = observe(kind, "Zero.", first, second, "Two.")
@@ -151,7 +151,7 @@ async def test_a_retried_answer_is_a_retry_and_the_kept_one_goes_on(kind: str, t
     rollout.check()
 
 
-async def test_a_retried_first_answer_is_a_root_that_says_so(kind: str) -> None:
+async def test_a_retried_first_answer_is_a_root_with_the_reason(kind: str) -> None:
     rollout = observe(kind, "One.", "Uno.", "Two.")
     agent = rollout.agent()
     again = [True]

@@ -1,4 +1,4 @@
-"""Finding a turn among many messages: one comparison a message (law 14)."""
+"""Finding a turn compares each message once (law 14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS = 400
 
 
 class Counted(dict[str, Any]):
-    """A message that counts how often it is compared; Python asks a subclass first, on whichever side it is."""
+    """A message that counts its comparisons; `==` calls a subclass's method first, on either side."""
 
     compared = 0
 

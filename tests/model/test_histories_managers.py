@@ -1,4 +1,4 @@
-"""Strands' own conversation managers and retries, while they cut, truncate and summarise: exact or a linked branch."""
+"""Strands' conversation managers and retries: each turn is exact or a linked branch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_a_pinned_first_message_stays_and_the_trim_is_after_it(kind: str) 
     rollout.check()
 
 
-async def test_a_trim_is_linked_to_the_path_of_the_agent_whose_it_is(kind: str) -> None:
+async def test_a_trim_is_linked_to_the_path_of_its_agent(kind: str) -> None:
     rollout = observe(kind, *(f"Answer {i}." for i in range(6)))
     first, second = rollout.agent(), rollout.agent()
     for question in ("1?", "2?"):

@@ -1,4 +1,4 @@
-"""Calls and answers changed on their way: Strands then keeps a history that the model never saw."""
+"""Middleware that changes calls and answers, so that Strands stores a history that the model never saw."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_an_answer_that_middleware_rewrites_is_an_edit_of_it(kind: str) ->
     rollout.check()
 
 
-async def test_middleware_that_asks_twice_is_a_retry(kind: str) -> None:
+async def test_middleware_that_calls_twice_is_a_retry(kind: str) -> None:
     rollout = observe(kind, "One.", "Uno.", "Two.", "Due.")
     agent = rollout.agent()
 
@@ -77,7 +77,7 @@ async def test_middleware_that_asks_twice_is_a_retry(kind: str) -> None:
     rollout.check()
 
 
-async def test_an_answer_that_middleware_loses_with_the_agents_key_is_nobodys(kind: str) -> None:
+async def test_an_answer_that_middleware_drops_with_the_agents_key_has_no_agent(kind: str) -> None:
     rollout = observe(kind, "One.", "Lost.", "Two.")
     agent = rollout.agent()
     await ask(agent, "First?")
@@ -100,7 +100,7 @@ async def test_an_answer_that_middleware_loses_with_the_agents_key_is_nobodys(ki
     rollout.check()
 
 
-async def test_a_round_written_in_by_hand_is_an_answer_that_nobody_sampled(kind: str) -> None:
+async def test_a_round_inserted_by_hand_is_an_edit(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await ask(agent, "First?")

@@ -1,4 +1,4 @@
-"""A new system prompt or tools, thinking stripped, numbers of another kind: each is told from the content alone."""
+"""New system prompts or tools, stripped reasoning, numbers of other types: each is detected from the content."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_thinking_that_a_hook_strips_is_named(kind: str, name: str, beside
 
 
 @pytest.mark.parametrize("value", [1, 1.0, True])
-async def test_one_and_one_point_nought_and_true_are_three_inputs(kind: str, value: Any) -> None:
+async def test_one_and_one_point_zero_and_true_are_three_inputs(kind: str, value: Any) -> None:
     rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "Three.", "More.")
     agent = rollout.agent()
     await ask(agent, "1 + 2?")

@@ -134,7 +134,7 @@ async def test_a_change_that_is_undone_continues(kind: str) -> None:
     assert len(rollout.check()) == 1
 
 
-async def test_separate_agents_and_side_calls_are_no_change(kind: str) -> None:
+async def test_separate_agents_and_side_calls_do_not_raise(kind: str) -> None:
     rollout, agent = await two_turns(kind)
     other = rollout.agent()
     await other.invoke_async("First?")

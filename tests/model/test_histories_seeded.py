@@ -1,4 +1,4 @@
-"""Histories that begin with messages nobody sampled here, and answers that were cut: exact, all of them."""
+"""Histories that start with messages that were not sampled here, and cut-off answers: all are exact."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_
     rollout.check()
 
 
-async def test_an_agent_seeded_with_anothers_history_goes_on_from_its_turn(kind: str) -> None:
+async def test_an_agent_seeded_with_anothers_history_continues_from_its_turn(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Other.", "Three.")
     first = rollout.agent()
     await first.invoke_async("First?")
@@ -81,7 +81,7 @@ async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_t
     rollout.check()
 
 
-async def test_a_cut_answer_is_gone_on_with_though_it_stands_last(kind: str) -> None:
+async def test_a_truncated_last_answer_is_continued(kind: str) -> None:
     limit = len(ids_of("I was about to"))
     rollout = observe(kind, "I was about to...", "Yes.", "No.", sampling={"max_new_tokens": limit})
     agent = rollout.agent()
@@ -99,7 +99,7 @@ async def test_a_cut_answer_is_gone_on_with_though_it_stands_last(kind: str) -> 
 
 
 @pytest.mark.parametrize("cut", ['So: <tool_call>{"name": "add", "argu...', call("add", '{"a": 1, "b": 2}') + " x..."])
-async def test_a_cut_call_whole_or_not_stays_text_and_is_gone_on_with(kind: str, cut: str) -> None:
+async def test_a_truncated_call_stays_text_and_is_continued(kind: str, cut: str) -> None:
     rollout = observe(kind, cut, "Fine.", "More.", sampling={"max_new_tokens": len(ids_of(cut[:-3]))})
     agent = rollout.agent()
     with pytest.raises(MaxTokensReachedException):
@@ -111,7 +111,7 @@ async def test_a_cut_call_whole_or_not_stays_text_and_is_gone_on_with(kind: str,
     assert len(rollout.check()) == 1
 
 
-async def test_an_invocation_without_a_prompt_after_a_whole_answer_goes_on(kind: str) -> None:
+async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")

@@ -1,4 +1,4 @@
-"""Several agents and side calls on one model: each its own path, and every branch says whose it is."""
+"""Several agents and side calls on one model: each has its own path, with the right branch reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 def same_for_everybody(request: Any) -> str:
-    """Call a tool after a question, and answer after its result; nothing is remembered between requests."""
+    """Call a tool after a user message, and answer after its result, without state between requests."""
     asked_for = (
         tokenizer()
         .decode(list(request.prompt_ids))
@@ -41,7 +41,7 @@ async def test_eight_identical_agents_at_temperature_nought_stay_eight(kind: str
     assert len(rollout.branches) == 7
 
 
-async def test_equal_text_from_different_ids_is_told_apart_by_the_agents_own_keys(kind: str) -> None:
+async def test_equal_text_from_different_ids_is_distinguished_by_the_agents_keys(kind: str) -> None:
     whole, split = ids_of("Hello there" + END), ids_of("Hello") + ids_of(" the") + ids_of("re") + ids_of(END)
     assert whole != split
     rollout = observe(kind, whole, split, "One.", "Two.")
@@ -68,7 +68,7 @@ async def test_an_agent_restored_from_a_snapshot_shares_the_path_before_it(kind:
     rollout.check()
 
 
-async def test_a_side_call_is_a_root_of_its_own_and_the_agent_goes_on(kind: str) -> None:
+async def test_a_side_call_is_a_new_root_and_the_agent_continues(kind: str) -> None:
     rollout = observe(kind, "One.", "A summary.", "Two.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
@@ -80,7 +80,7 @@ async def test_a_side_call_is_a_root_of_its_own_and_the_agent_goes_on(kind: str)
     rollout.check()
 
 
-async def test_a_side_call_with_the_agents_own_opening_forks_and_says_so(kind: str) -> None:
+async def test_a_side_call_with_the_agents_opening_is_a_fork(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "A summary.", "Another.", "Three.")
     agent = rollout.agent(tools=[])
     await agent.invoke_async("First?")
@@ -140,7 +140,7 @@ async def test_a_swarm_of_agents_on_one_model(kind: str) -> None:
     rollout.check(in_order=False)
 
 
-async def test_one_trajectory_is_refused_where_there_are_several_and_all_are_listed(kind: str) -> None:
+async def test_trajectory_raises_with_several_and_lists_them(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")

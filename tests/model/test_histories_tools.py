@@ -1,4 +1,4 @@
-"""Tools, interrupts, limits and structured output: what Strands puts into a history after a call."""
+"""Tools, interrupts, limits and structured output: the history after a call is continued."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_parallel_results_read_in_the_order_of_their_calls_whatever_order_
     rollout.check()
 
 
-async def test_results_that_a_hook_turns_round_are_told_in_the_order_of_the_calls(kind: str) -> None:
+async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_calls(kind: str) -> None:
     rollout = observe(kind, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}'), "So.", "More.")
     agent = rollout.agent()
     agent.hooks.add_callback(AfterToolsEvent, lambda event: event.message["content"].reverse())
@@ -77,7 +77,7 @@ async def test_results_that_a_hook_turns_round_are_told_in_the_order_of_the_call
     rollout.check()
 
 
-async def test_a_direct_tool_call_brings_in_an_answer_that_nobody_sampled(kind: str) -> None:
+async def test_a_direct_tool_call_adds_an_answer_that_was_not_sampled(kind: str) -> None:
     rollout = observe(kind, "One.", "Two.", "Three.")
     agent = rollout.agent()
     await agent.invoke_async("First?")
@@ -122,7 +122,7 @@ async def test_an_interrupt_and_its_resumption_are_one_path(kind: str) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"turns": 1}, {"output_tokens": 1}, {"total_tokens": 1}])
-async def test_limits_stop_after_the_results_and_the_next_call_goes_on(kind: str, limits: Any) -> None:
+async def test_limits_stop_after_the_results_and_the_next_call_continues(kind: str, limits: Any) -> None:
     rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "So.", "More.")
     agent = rollout.agent()
     result = await agent.invoke_async("Add.", limits=limits)
@@ -137,7 +137,7 @@ STOP = " STOP"
 
 
 class StopsAtString(Says):
-    """Ends an answer as an engine does that reads a stop string."""
+    """A script that ends an answer at a stop string, as an engine does."""
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         done = super().__call__(request)
@@ -145,7 +145,7 @@ class StopsAtString(Says):
         return replace(done, finish="stop", stop=STOP) if at_stop else done
 
 
-async def test_a_stop_string_beside_a_call_still_runs_the_call(kind: str) -> None:
+async def test_a_stop_string_after_a_call_still_runs_the_call(kind: str) -> None:
     first = ids_of(call("add", '{"a": 1, "b": 2}') + STOP)
     rollout = observe(kind, lambda request: first, "So.", "More.", says=StopsAtString, sampling={"stop": [STOP]})
     agent = rollout.agent()
@@ -187,7 +187,7 @@ async def test_a_structured_answer_called_as_a_tool_is_continued(kind: str) -> N
     rollout.check()
 
 
-async def test_a_turn_that_a_hook_ends_after_its_tools_is_an_answer_that_nobody_sampled(kind: str) -> None:
+async def test_an_answer_that_a_hook_adds_after_tools_is_an_edit(kind: str) -> None:
     rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "So.", END)
     agent = rollout.agent()
     agent.hooks.add_callback(AfterToolsEvent, lambda event: setattr(event, "end_turn", "Enough."))

@@ -102,7 +102,7 @@ async def test_the_event_loop_keeps_running_while_a_long_result_is_encoded() -> 
     assert len(model.ledger) == 0
 
 
-async def test_what_cannot_fit_is_refused_at_once() -> None:
+async def test_a_result_that_cannot_fit_is_refused_at_once() -> None:
     model = model_of("vllm", Says("?"), max_model_len=131_072)
     messages, part = result_of(MEGABYTES), result_of(MEGABYTES // 15)
     alone = 15 * synchronous_cost(model, part)

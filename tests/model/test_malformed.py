@@ -36,7 +36,7 @@ def agent_of(model: Any, tools: Any, **options: Any) -> Agent:
 
 
 def stored(agent: Agent) -> list[Any]:
-    """The blocks of the agent's first answer."""
+    """Return the blocks of the agent's first answer."""
     return next(message["content"] for message in agent.messages if message["role"] == "assistant")
 
 
@@ -97,7 +97,7 @@ async def test_well_formed_calls_of_a_message_with_a_malformed_one_run_with_feed
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_what_strands_stores_of_a_malformed_call_is_a_mapping_with_its_whole_text(wire: str) -> None:
+async def test_strands_stores_a_malformed_call_as_a_mapping_with_its_whole_text(wire: str) -> None:
     raw = call("wipe", '["' + "x" * 500 + '"]')
     model = model_of(wire, Says("Well. " + raw, "Sorry."))
     agent = agent_of(model, [wipe])

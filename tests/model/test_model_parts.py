@@ -103,7 +103,7 @@ def test_the_configuration_follows_its_changes() -> None:
     assert model.certificate is model.policy.template.certificate
 
 
-def test_a_trajectory_is_the_only_one() -> None:
+def test_trajectory_needs_exactly_one() -> None:
     model = model_of("vllm", Says("Yes."))
     with pytest.raises(SeveralTrajectoriesError) as caught:
         _ = model.trajectory

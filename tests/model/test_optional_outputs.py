@@ -1,4 +1,4 @@
-"""What a rollout wants beside sampled tokens comes as columns of its trajectory, on each backend and from a file."""
+"""Optional outputs are columns of the trajectory, on each backend and from a file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_columns_are_equal_on_both_backends() -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_branch_brings_the_rows_of_its_own_delta(kind: str) -> None:
+async def test_a_branch_has_the_rows_of_its_own_delta(kind: str) -> None:
     policy, _ = policy_on(kind, "One.", "Two.", "Three.")
     model = policy.model(optional_outputs=WANTED)
     first: Any = [{"role": "user", "content": [{"text": "Go."}]}]
@@ -114,7 +114,7 @@ async def test_a_branch_brings_the_rows_of_its_own_delta(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_rollout_that_wants_nothing_has_no_columns(kind: str) -> None:
+async def test_a_rollout_without_optional_outputs_has_no_columns(kind: str) -> None:
     policy, engine = policy_on(kind, "Yes.")
     model = policy.model()
     await Agent(model=model, callback_handler=None).invoke_async("Is it?")
@@ -126,7 +126,7 @@ async def test_a_rollout_that_wants_nothing_has_no_columns(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_a_server_that_cannot_is_named_before_anything_is_sent(kind: str) -> None:
+def test_an_unsupported_output_is_refused_before_anything_is_sent(kind: str) -> None:
     engine = engine_of(kind, Says("Yes."))
     policy = Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer())
     asked = len(engine.requests)

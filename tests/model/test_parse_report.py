@@ -1,4 +1,4 @@
-"""How well a policy forms its calls, counted by tool over the rollout."""
+"""Counts of well-formed and malformed calls of a rollout, by tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parser a policy reads with: what the template shows, or one that the user names, ours or installed."""
+"""The parser of a policy: detected from the template, or named by the user; ours or an installed one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_parser_is_detected_from_the_template_and_each_stage_is_logged(
     assert policy.parser.calls is get_tool_parser("hermes", tokenizer(name)).calls  # type: ignore[attr-defined]
 
 
-def test_a_named_parser_is_taken_whatever_the_template_shows() -> None:
+def test_a_named_parser_is_used_whatever_the_template_shows() -> None:
     backend = backend_of(engine_of("vllm", Says("")), "vllm")
     model = TITOModel(backend=backend, tokenizer=tokenizer(), parser="qwen_xml")
     assert model.policy.detected.name == "qwen_xml"
@@ -53,7 +53,7 @@ def test_a_named_parser_is_taken_whatever_the_template_shows() -> None:
         TITOModel(backend=backend, tokenizer=tokenizer(), parser="hermse")
 
 
-def test_a_template_without_tools_is_refused_with_what_to_write() -> None:
+def test_a_template_without_tools_is_refused_with_the_remedy() -> None:
     plain = byte_level(template=CHATML)
     with pytest.raises(DetectionError, match="parser='hermes'"):
         Policy.connect(backend=backend_of(engine_of("vllm", Says("")), "vllm"), tokenizer=plain)
@@ -94,7 +94,7 @@ class Session:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A third party's distribution, as an installer leaves it."""
+    """A third party's distribution, as an installer writes it."""
     info = tmp_path / "tito_toy-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tito-toy\nVersion: 1.0\n")
@@ -107,7 +107,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_parser_that_another_package_installs_is_found_and_reads(kind: str) -> None:
+async def test_a_parser_of_another_package_is_found_and_used(kind: str) -> None:
     assert "shout" in known_tool_parsers()
     backend = backend_of(engine_of(kind, Says("NOW", call("now", "{}"))), kind)
     policy = await Policy.connect_async(backend=backend, tokenizer=tokenizer(), parser="shout")
@@ -117,7 +117,7 @@ async def test_a_parser_that_another_package_installs_is_found_and_reads(kind: s
     assert [[(c.name, c.status) for c in turn.draft.calls] for turn in model.ledger] == [[("now", "ok")], []]
 
 
-def test_without_it_the_name_is_unknown() -> None:
+def test_without_the_package_the_name_is_unknown() -> None:
     assert "shout" not in known_tool_parsers()
     with pytest.raises(UnknownParserError, match="no tool parser 'shout'"):
         get_tool_parser("shout", tokenizer())

@@ -1,4 +1,4 @@
-"""What a model keeps of its prompts as text says what the ledger holds, whatever branch a turn continues."""
+"""The cached text of prompts equals the ledger's ids, whatever branch a turn continues."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
 
 
 @pytest.mark.parametrize(("kind", "header"), [("vllm", "x-session-id"), ("sglang", "x-smg-routing-key")])
-async def test_a_router_is_told_which_requests_belong_together(kind: str, header: str) -> None:
+async def test_requests_carry_the_ledger_as_session_id(kind: str, header: str) -> None:
     script = Says("One.", "Two.", "Three.")
     model = model_of(kind, script)
     messages: list[Any] = []

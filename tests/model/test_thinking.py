@@ -1,4 +1,4 @@
-"""Sampled reasoning where the template strips it: kept on the path, or a branch as the template writes it."""
+"""Sampled reasoning that the template strips: kept on the path, or a branch from the template's rendering."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prompts(rollout: ObservedRollout) -> list[str]:
 
 
 def rendered(rollout: ObservedRollout) -> list[str]:
-    """Render what each call of the model brought, whole, as the template does."""
+    """Return the template's full rendering of each model call."""
     specs = [add.tool_spec]
     shown = ((call.messages, call.system, specs if call.tools else None) for call in rollout.shown)
     template = policy_of("vllm", NAME).template
@@ -56,7 +56,7 @@ async def test_reasoning_stays_where_it_was_sampled(kind: str) -> None:
     rollout.check()
 
 
-async def test_a_question_that_strips_reasoning_begins_a_branch_as_the_template_writes_it(kind: str) -> None:
+async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering(kind: str) -> None:
     rollout = watch(kind, thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
     await ask(rollout.agent(), "First?", "Second?", "Third?", "Fourth?")
     assert rollout.parents == [None, None, None, 2]  # the third answer has no reasoning
@@ -80,7 +80,7 @@ async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_ro
     rollout.check()
 
 
-async def test_reasoning_that_a_root_was_asked_with_is_stripped_in_its_turn(kind: str) -> None:
+async def test_reasoning_in_a_roots_prompt_is_stripped_later(kind: str) -> None:
     rollout = watch(kind, thought("Hm one.", CALL), "Three.", "Four.", "Fine.")
     agent = rollout.agent()
     await ask(agent, "Add?")
@@ -94,7 +94,7 @@ async def test_reasoning_that_a_root_was_asked_with_is_stripped_in_its_turn(kind
     assert prompts(rollout) == rendered(rollout)
 
 
-async def test_a_retry_and_a_rewind_say_so(kind: str) -> None:
+async def test_a_retry_and_a_rewind_have_their_reasons(kind: str) -> None:
     rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Other.")
     agent = rollout.agent()
     await ask(agent, "First?")
@@ -109,7 +109,7 @@ async def test_a_retry_and_a_rewind_say_so(kind: str) -> None:
     rollout.check()
 
 
-async def test_agents_that_left_the_same_turn_are_told_apart(kind: str) -> None:
+async def test_agents_that_left_the_same_turn_stay_apart(kind: str) -> None:
     rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Tres.")
     one = rollout.agent()
     await ask(one, "First?")
@@ -123,7 +123,7 @@ async def test_agents_that_left_the_same_turn_are_told_apart(kind: str) -> None:
     rollout.check()
 
 
-async def test_what_the_template_strips_is_no_change_of_the_agents(kind: str) -> None:
+async def test_reasoning_that_the_template_strips_is_not_a_change_by_the_agent(kind: str) -> None:
     rollout = watch(kind, thought("Hm.", "One."), thought("Hm.", "Two."), "Three.", history="error")
     agent = rollout.agent()
     await ask(agent, "First?", "Second?")
@@ -134,7 +134,7 @@ async def test_what_the_template_strips_is_no_change_of_the_agents(kind: str) ->
     assert len(rollout.model.ledger) == 2
 
 
-async def test_a_ledger_from_a_file_is_followed_too(kind: str, tmp_path: Any) -> None:
+async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
     rollout = watch(kind, thought("Hm.", CALL), "Three.")
     agent = rollout.agent()
     await ask(agent, "Add?")
@@ -163,7 +163,7 @@ ANSWERS = st.lists(
 )
 
 
-def test_every_prompt_is_the_templates_own_whatever_was_thought(kind: str) -> None:
+def test_every_prompt_is_the_templates_rendering_whatever_the_reasoning(kind: str) -> None:
     @settings(deadline=None, max_examples=15)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:
@@ -179,7 +179,7 @@ def test_every_prompt_is_the_templates_own_whatever_was_thought(kind: str) -> No
     holds()
 
 
-def test_keeping_makes_one_path_whatever_was_thought(kind: str) -> None:
+def test_keep_makes_one_path_whatever_the_reasoning(kind: str) -> None:
     @settings(deadline=None, max_examples=10)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:

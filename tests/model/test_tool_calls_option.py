@@ -1,4 +1,4 @@
-"""`tool_calls`: a loose call runs where the policy is lenient, is reported where it is strict, and is on record."""
+"""`tool_calls`: a loose call runs with "lenient", is malformed with "strict", and is recorded."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_call_after_reasoning_that_never_ends(kind: str, thinks: Any) ->
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_what_only_looks_like_a_call_is_on_record_and_stays_text(kind: str) -> None:
+async def test_text_that_only_looks_like_a_call_is_recorded_and_stays_text(kind: str) -> None:
     look, ran = looking()
     said = 'Write {"name": "look", "arguments": {}} for it.'
     rollout = observe(kind, said, tool_calls="lenient")

@@ -1,4 +1,4 @@
-"""Turns that were cut off: what they left open is closed as the template closes it, once, and never trained."""
+"""Truncated turns: what they left open is closed once, as the template does, and is never trained."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEXT = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def closers(said: str) -> str:
-    """What Qwen3's template writes after this beginning of an answer."""
+    """Return what Qwen3's template writes after this beginning of an answer."""
     if said.startswith("<think>") and "</think>" not in said:
         return "\n</think>\n\n<|im_end|>"
     outside = said.rpartition("</think>")[2]
@@ -68,7 +68,7 @@ def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_stop_that_was_sampled_inside_reasoning_is_left_alone_and_branches(kind: str) -> None:
+async def test_a_stop_token_inside_reasoning_starts_a_branch(kind: str) -> None:
     rollout = observe(kind, "<think>\nHm.", "Two.", "Three.", name=NAME)
     agent = rollout.agent()
     for question in ("First?", "Second?", "Third?"):
@@ -87,7 +87,7 @@ async def test_a_stop_that_was_sampled_inside_reasoning_is_left_alone_and_branch
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_reasoning_that_a_stop_left_open_is_no_change_of_the_agents(kind: str) -> None:
+async def test_reasoning_that_a_stop_left_open_is_not_a_change_by_the_agent(kind: str) -> None:
     rollout = observe(kind, "<think>\nHm.", "Two.", name=NAME, history="error")
     agent = rollout.agent()
     await agent.invoke_async("First?")
@@ -109,7 +109,7 @@ async def test_reasoning_that_a_stop_left_open_is_no_change_of_the_agents(kind: 
         (Finish.STOP, "Observation:", True, None, Opened.MESSAGE),
     ],
 )
-def test_what_a_turn_left_open(finish: Any, stop: Any, closed: bool, status: Any, left: Opened) -> None:
+def test_the_open_part_of_a_truncated_turn(finish: Any, stop: Any, closed: bool, status: Any, left: Opened) -> None:
     calls = (CallRecord("add", status, 0, 1),) if status else ()
     draft = make_draft(None, 0, [100], [200], finish=finish, stop=stop, reasoning_closed=closed, calls=calls)
     assert opened(draft) == left

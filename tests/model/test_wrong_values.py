@@ -1,4 +1,4 @@
-"""What is not what Strands documents is refused with a sentence that names the value, and nothing is committed."""
+"""Values that Strands does not document are refused before sending, and nothing is committed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_wrong_value_is_refused_before_anything_is_sent(arguments: dict[
     assert len(model.ledger) == 1
 
 
-async def test_an_error_that_no_value_explains_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_without_a_bad_value_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     from tito_core.turn import request
 
     def broken(*_: Any, **__: Any) -> None:
