@@ -112,7 +112,7 @@ def test_the_page_on_tool_calls_runs(
             exec(compile(at_server(snippet, server.base_url, folder), "docs/tools.md", "exec"), names)
     printed = capsys.readouterr().out
     assert printed.startswith("hermes - The chat template has '<tool_call>'")
-    assert "1 of 2 calls are sound\nunknown tool: 0 ok, 1 malformed (The call is not valid JSON)" in printed
+    assert "1 of 2 calls are well-formed\nunknown tool: 0 ok, 1 malformed (The call is not valid JSON)" in printed
 
 
 @pytest.mark.parametrize(("kind", "first", "theirs", "ours"), MIGRATED)

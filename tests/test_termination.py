@@ -1,4 +1,4 @@
-"""Why rollouts end: each way that an agent stops, its word, and its place in the ledger."""
+"""Termination reasons: each way that an agent stops, its reason, and its record in the ledger."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add(a: int, b: int) -> int:
 
 
 async def ended(model: TITOModel, **options: Any) -> Termination:
-    """Run an agent once and say why it ended, as a user does."""
+    """Run an agent once and return why it ended, as a user does."""
     limits = options.pop("limits", None)
     agent = Agent(model=model, tools=[add], callback_handler=None, **options)
     outcome: Any
@@ -71,18 +71,18 @@ async def ended(model: TITOModel, **options: Any) -> Termination:
 
 
 @by_kind
-async def test_an_agent_that_is_done_completed(kind: str) -> None:
+async def test_a_finished_agent_completed(kind: str) -> None:
     assert await ended(model_of(kind, Says(ADD, "It is 3."))) is Termination.COMPLETED
 
 
 @by_kind
-async def test_an_answer_that_is_cut_is_truncated(kind: str) -> None:
+async def test_a_cut_off_answer_is_truncated(kind: str) -> None:
     model = model_of(kind, Says(LONG), sampling={"max_new_tokens": 8})
     assert await ended(model) is Termination.TRUNCATED
 
 
 @by_kind
-async def test_the_trajectorys_bound_truncates_whether_it_cuts_an_answer_or_comes_before_it(kind: str) -> None:
+async def test_max_total_tokens_truncates_during_and_before_an_answer(kind: str) -> None:
     cut = model_of(kind, Says(LONG), max_total_tokens=500)
     assert await ended(cut) is Termination.TRUNCATED
     assert len(cut.trajectory) == 500
@@ -93,13 +93,13 @@ async def test_the_trajectorys_bound_truncates_whether_it_cuts_an_answer_or_come
 
 
 @by_kind
-async def test_an_answer_that_fills_the_context_ended_by_the_context(kind: str) -> None:
+async def test_an_answer_that_fills_the_context_ends_by_context(kind: str) -> None:
     model = model_of(kind, Says(LONG), context_window_limit=600, sampling={"max_new_tokens": 4096})
     assert await ended(model) is Termination.CONTEXT
 
 
 @by_kind
-async def test_a_history_that_does_not_fit_ended_by_the_context(kind: str) -> None:
+async def test_a_history_that_does_not_fit_ends_by_context(kind: str) -> None:
     assert await ended(model_of(kind, Says("Yes."), context_window_limit=20)) is Termination.CONTEXT
 
 
@@ -111,7 +111,7 @@ async def test_limits_of_the_loop_and_of_strands(kind: str) -> None:
 
 
 @by_kind
-async def test_a_hook_that_fails_is_the_agents_side(kind: str) -> None:
+async def test_a_failing_hook_is_a_tool_error(kind: str) -> None:
     def fail(event: BeforeToolCallEvent) -> None:
         raise KeyError("the user's own")
 
@@ -119,7 +119,7 @@ async def test_a_hook_that_fails_is_the_agents_side(kind: str) -> None:
 
 
 @by_kind
-async def test_a_malformed_call_that_is_raised_is_the_agents_side(kind: str) -> None:
+async def test_a_malformed_call_that_is_raised_is_a_tool_error(kind: str) -> None:
     model = model_of(kind, Says(call("add", '{"a": 1')), malformed_calls="raise")
     assert await ended(model) is Termination.TOOL_ERROR
 
@@ -132,7 +132,7 @@ async def test_agent_cancel_cancels(kind: str) -> None:
     assert await ended(model_of(kind, Says(ADD)), hooks=[stop]) is Termination.CANCELLED
 
 
-def test_every_stop_reason_of_strands_has_a_word() -> None:
+def test_every_stop_reason_of_strands_has_a_termination() -> None:
     assert {termination_of(Ended(reason)) for reason in get_args(StopReason)} >= {
         Termination.COMPLETED,
         Termination.TRUNCATED,
@@ -150,7 +150,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("error", "word"),
+    ("error", "termination"),
     [
         (asyncio.CancelledError(), Termination.CANCELLED),
         (KeyboardInterrupt(), Termination.CANCELLED),
@@ -171,14 +171,14 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (caused(RuntimeError("Graph node failed"), BackendError("down")), Termination.ENGINE_ERROR),
         (caused(RuntimeError("Graph node failed"), KeyError("x")), Termination.TOOL_ERROR),
         (ZeroDivisionError(), Termination.TOOL_ERROR),
-        (OSError("a disk of the user's"), Termination.TOOL_ERROR),
+        (OSError("a user's disk"), Termination.TOOL_ERROR),
     ],
 )
-def test_what_each_error_means(error: BaseException, word: Termination) -> None:
-    assert termination_of(error) is word
+def test_what_each_error_means(error: BaseException, termination: Termination) -> None:
+    assert termination_of(error) is termination
 
 
-def test_an_error_that_is_its_own_cause_ends() -> None:
+def test_a_cycle_of_causes_ends() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     assert termination_of(first) is Termination.TOOL_ERROR
@@ -191,7 +191,7 @@ def ledger_of(finish: Finish) -> Ledger:
 
 
 @pytest.mark.parametrize(
-    ("finish", "limit", "cut", "unsaid"),
+    ("finish", "limit", "cut", "unknown"),
     [
         (Finish.STOP, None, Termination.TRUNCATED, Termination.COMPLETED),
         (Finish.LENGTH, None, Termination.TRUNCATED, Termination.TRUNCATED),
@@ -200,32 +200,32 @@ def ledger_of(finish: Finish) -> Ledger:
         (Finish.ABORT, 8, Termination.ABORTED, Termination.ABORTED),
     ],
 )
-def test_the_last_turn_says_what_cut_an_answer(
-    finish: Finish, limit: int | None, cut: Termination, unsaid: Termination
+def test_the_last_turn_decides_what_truncated_an_answer(
+    finish: Finish, limit: int | None, cut: Termination, unknown: Termination
 ) -> None:
     ledger = ledger_of(finish)
     assert termination_of(MaxTokensReachedException("cut"), ledger, context_limit=limit) is cut
     assert termination_of(Ended("max_tokens"), ledger, context_limit=limit) is cut
-    assert termination_of(None, ledger, context_limit=limit) is unsaid
+    assert termination_of(None, ledger, context_limit=limit) is unknown
     assert termination_of(Ended("end_turn"), ledger, context_limit=limit) is Termination.COMPLETED
 
 
-def test_a_rollout_without_turns_that_nobody_spoke_of_counts_as_completed() -> None:
+def test_a_rollout_without_turns_and_outcome_is_completed() -> None:
     assert termination_of(None) is Termination.COMPLETED
     assert termination_of(None, Ledger()) is Termination.COMPLETED
 
 
-@pytest.mark.parametrize("word", Termination)
-def test_a_ledger_keeps_the_word_through_a_file(word: Termination) -> None:
+@pytest.mark.parametrize("termination", Termination)
+def test_a_ledgers_termination_survives_a_file(termination: Termination) -> None:
     ledger = ledger_of(Finish.STOP)
     assert recorded_termination(ledger) is None
     record_termination(ledger, Termination.ENGINE_ERROR)
-    record_termination(ledger, word)
-    assert recorded_termination(from_record(to_record(ledger))) is word
+    record_termination(ledger, termination)
+    assert recorded_termination(from_record(to_record(ledger))) is termination
 
 
-def test_another_word_in_the_annotation_is_an_error() -> None:
+def test_an_unknown_termination_is_an_error() -> None:
     ledger = ledger_of(Finish.STOP)
     ledger.annotate("termination", "MaxToolIterationsReachedError")
-    with pytest.raises(ValueError, match="MaxToolIterationsReachedError'; it must be one of completed, "):
+    with pytest.raises(ValueError, match=r"'MaxToolIterationsReachedError'.*completed, "):
         recorded_termination(ledger)

@@ -40,7 +40,7 @@ class Seeded:
         seeds, ledger = self.seeds, model.ledger
         ledger.commit(seeds.draft, ledger.walk(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
-        model.policy.prompts.keep(ledger, 0, prompt, seeds.draft.output_ids)
+        model.policy.prompts.keep(ledger, 0, None, prompt.then(seeds.draft.output_ids))
         agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)
         agent.model = model
         await through_agent(agent, self.turns)

@@ -1,4 +1,4 @@
-"""strands-tito: the tokens a policy samples are the tokens it is trained on, on SGLang and vLLM alike."""
+"""The core of strands-tito: the tokens that a policy samples are the tokens that it is trained on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
     "termination_of",
 ]
 
-_HOMES = {
+_MODULES = {
     "HistoryChangedError": "tito_core.turn.branches",
     "Ledger": "tito_core.ledger",
     "MalformedCallError": "tito_core.turn.read",
@@ -56,10 +56,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used, so that reading ledgers does not load Strands."""
-    if name not in _HOMES:
+    """Import a public name on first use, so that reading ledgers does not import Strands."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`TITOModel`: the Strands model provider in which the tokens a policy samples are the tokens it is trained on."""
+"""`TITOModel`: the Strands model provider that records every token for training."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ CONNECTED_TO = ("backend", "base_url", "tokenizer")
 
 
 class ModelOptions(RolloutOptions, PolicyOptions, total=False):
-    """The options of a model that connects a policy of its own: a rollout's, a policy's and a backend's."""
+    """The options of a model that connects its own policy: those of a rollout, a policy and a backend."""
 
 
 class SeveralTrajectoriesError(LookupError):
-    """The ledger holds no trajectory, or several."""
+    """The ledger does not hold exactly one trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy(PolicyParts):
-    """What all rollouts of one policy share. Make one with `Policy.connect`, and a model a rollout with `model()`.
+    """The parts that all rollouts of one policy share; for its attributes see `PolicyParts`.
 
-    Its attributes are those of `PolicyParts`.
+    Make one with `Policy.connect`, and with `model()` a model for each rollout.
     """
 
     @classmethod
@@ -62,7 +62,7 @@ class Policy(PolicyParts):
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Unpack[PolicyOptions],
     ) -> Policy:
-        """Do `connect_async` from synchronous code. It blocks; inside a running loop, await `connect_async` instead."""
+        """Run `connect_async` from synchronous code. It blocks; in async code, await `connect_async` instead."""
         return run_blocking(cls.connect_async(backend=backend, base_url=base_url, tokenizer=tokenizer, **options))
 
     @classmethod
@@ -74,23 +74,24 @@ class Policy(PolicyParts):
         tokenizer: str | PreTrainedTokenizerBase,
         **options: Unpack[PolicyOptions],
     ) -> Policy:
-        """Load the tokenizer, check its template, ask the server what it is, and measure what its logprobs mean.
+        """Load the tokenizer, certify its template, connect to the server, and measure its logprobs' semantics.
 
-        Each of these stages is logged at INFO by `tito_core.policy` as it begins. Nothing that a server said or that
-        was measured is kept for the next call, since a restart may change it.
+        `tito_core.policy` logs the start of each stage at INFO. What the server reported is not cached for the next
+        call, since a restart may change it.
 
         Args:
             backend: A name such as "vllm" or "sglang", or a backend object.
-            base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
-                the addresses of equal servers, over which rollouts are spread.
+            base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of
+                the addresses of equal servers, which share the rollouts.
             tokenizer: Name or folder of the model's tokenizer, or the object.
             **options: See `PolicyOptions` and `BackendOptions`.
 
         Raises:
-            InvalidValueError: An unknown name, or a bad value.
-            TokenizerError, TemplateError, UnknownBackendError, UnknownParserError, DetectionError, BackendError: Each a
-                sentence.
-            LawViolationError: The tokenizer is not the one that the server uses (law 15).
+            InvalidValueError: An unknown option, or a bad value.
+            UnknownBackendError, UnknownParserError: No backend or parser has that name.
+            TokenizerError, TemplateError, DetectionError: The tokenizer or its template cannot be used.
+            BackendError: The server cannot be reached, or does not answer as expected.
+            LawViolationError: The server uses another tokenizer (law 15).
         """
         check_arguments("Policy.connect", options, [*PolicyOptions.__annotations__, *CONNECTED_TO], backend)
         parts = await connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **options)
@@ -107,8 +108,8 @@ class Policy(PolicyParts):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "A Policy cannot be copied or pickled: it holds connections to the server. Send the arguments of "
-            "Policy.connect, and connect in the other process; ledgers and trajectories can be sent."
+            "A Policy cannot be copied or pickled, since it holds connections to the server. Send the arguments of "
+            "Policy.connect and connect in the other process. Ledgers and trajectories can be pickled."
         )
 
 
@@ -117,22 +118,22 @@ class TITOModel(Model):
 
     Args:
         backend: "vllm", "sglang", another installed backend's name, or a backend object.
-        base_url: Address of the server, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
-            addresses of equal servers, over which rollouts are spread.
+        base_url: The server's address, such as "http://localhost:8000" or "unix:///run/vllm.sock", or a list of the
+            addresses of equal servers, which share the rollouts.
         tokenizer: Name or folder of the model's tokenizer, or the object.
-        model_id: Name of the model on the server; its first one when None.
-        ledger: The ledger to write to. When None it is a new one, or with a store the one that the first agent's
+        model_id: Name of the model on the server. Default: None, the server's first model.
+        ledger: The ledger to write to. Default: None, a new ledger, or with a store the one that the first agent's
             restored session names.
-        **options: `RolloutOptions` says what each rollout may choose, such as `sampling` and `history`,
-            `PolicyOptions` what is fixed with the policy, such as `parser` and `store`, and `BackendOptions` what the
-            backend takes, such as `api_key` and `timeout_s`.
+        **options: Those of a rollout, such as `sampling` and `history` (`RolloutOptions`), of the policy, such as
+            `parser` and `store` (`PolicyOptions`), and of the backend, such as `api_key` and `timeout_s`
+            (`BackendOptions`).
 
     Raises:
-        InvalidValueError: An unknown name, or a bad value; the sentence names the nearest name.
-        Exception: What `Policy.connect` raises.
+        InvalidValueError: An unknown option, or a bad value. The error suggests the nearest name.
+        Exception: The errors of `Policy.connect`.
     """
 
-    # Strands then keeps the tool list as it is and lets us constrain the answer by the model's JSON schema.
+    # With it Strands leaves the tool list unchanged and passes the model whose JSON schema constrains the answer.
     _supports_structured_output = True
 
     def __init__(
@@ -147,12 +148,12 @@ class TITOModel(Model):
     ) -> None:
         known = [*ModelOptions.__annotations__, *CONNECTED_TO, "model_id", "ledger"]
         check_arguments("TITOModel", options, known, backend)
-        given: dict[str, Any] = dict(options)
-        of_rollout: Any = {name: given.pop(name) for name in RolloutOptions.__annotations__ if name in given}
-        settings = Settings.of(**of_rollout)  # before the server is asked: bad input gets its error first
+        policy_options: dict[str, Any] = dict(options)
+        rollout: Any = {name: policy_options.pop(name) for name in RolloutOptions.__annotations__ if name in options}
+        settings = Settings.of(**rollout)  # before connecting, so that bad input fails at once
         if model_id is not None:
-            given["model"] = model_id
-        policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **given)
+            policy_options["model"] = model_id
+        policy = Policy.connect(backend=backend, base_url=base_url, tokenizer=tokenizer, **policy_options)
         self._begin(policy, ledger, settings)
 
     @classmethod
@@ -162,7 +163,7 @@ class TITOModel(Model):
 
     @classmethod
     def with_settings(cls, policy: Policy, ledger: Ledger | None, settings: Settings) -> TITOModel:
-        """Make the model of one rollout from a shared policy and options that were checked before."""
+        """Make the model of one rollout from a shared policy and checked options."""
         model = cls.__new__(cls)
         model._begin(policy, ledger, settings)
         return model
@@ -170,7 +171,7 @@ class TITOModel(Model):
     def _begin(self, policy: Policy, ledger: Ledger | None, settings: Settings) -> None:
         if not isinstance(policy, Policy):
             kind = type(policy).__name__
-            raise InvalidValueError(f"policy must be what Policy.connect returns, not of type {kind}.")
+            raise InvalidValueError(f"policy must be a Policy, as Policy.connect returns it, not of type {kind}.")
         if ledger is not None and not isinstance(ledger, Ledger):
             kind = type(ledger).__name__
             raise InvalidValueError(f"ledger must be a Ledger, or None for a new one, not of type {kind}.")
@@ -180,13 +181,13 @@ class TITOModel(Model):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "A model cannot be copied or pickled: it holds connections to the server. Send model.ledger or "
-            "model.trajectories, or the arguments that the model was made with, and make one in the other process."
+            "A model cannot be copied or pickled, since it holds connections to the server. Send model.ledger or "
+            "model.trajectories; or send the model's arguments and make a model in the other process."
         )
 
     @property
     def config(self) -> TITOConfig:
-        """The configuration, as Strands' tracer reads it."""
+        """The configuration, for Strands and its tracer."""
         return self._settings.config(self.policy.info, self.policy.detected.name)
 
     def get_config(self) -> TITOConfig:
@@ -194,7 +195,7 @@ class TITOModel(Model):
         return self.config
 
     def update_config(self, **model_config: Any) -> None:
-        """Change sampling parameters by name, all of them by `sampling`, or `context_window_limit`.
+        """Change sampling parameters by name, or `sampling` as a whole, or `context_window_limit`.
 
         Raises:
             ValueError: An unknown name or a bad value; nothing is changed.
@@ -203,12 +204,12 @@ class TITOModel(Model):
 
     @property
     def certificate(self) -> Certificate:
-        """What was tried on the chat template, and found (law 7)."""
+        """The evidence that the chat template's deltas are right (law 7)."""
         return self.policy.template.certificate
 
     @property
     def ledger(self) -> Ledger:
-        """The record of this rollout, which every turn is committed to."""
+        """The record of this rollout. Every turn is committed to it."""
         return self._recording.ledger
 
     @property
@@ -221,27 +222,27 @@ class TITOModel(Model):
         """The ledger's only trajectory.
 
         Raises:
-            SeveralTrajectoriesError: There is none yet, or several; the message lists them.
+            SeveralTrajectoriesError: There is none yet, or there are several; the error shows them.
         """
-        found = self.trajectories
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise SeveralTrajectoriesError("The ledger holds no turn yet: run the agent first.")
+        trajectories = self.trajectories
+        if len(trajectories) == 1:
+            return trajectories[0]
+        if not trajectories:
+            raise SeveralTrajectoriesError("The ledger holds no turn yet. Run the agent first.")
         raise SeveralTrajectoriesError(
-            f"The ledger holds {len(found)} trajectories, since a history was edited, retried or shared. "
+            f"The ledger holds {len(trajectories)} trajectories, since a history was edited, retried or shared. "
             f"Use model.trajectories.\n{self.ledger.tree()}"
         )
 
     @property
     def parse_report(self) -> ParseReport:
-        """How well the policy's calls were formed over the rollout, by tool."""
+        """Counts of the rollout's well-formed and malformed calls, by tool."""
         return ParseReport.of(self.ledger)
 
     def reset(self) -> Ledger:
-        """Return the ledger and start the next one.
+        """Return the ledger, sealed, and start the next one.
 
-        Reset between runs: a turn that is in flight still belongs to the ledger it began in, and lands there.
+        Reset between runs: a turn in flight belongs to the ledger in which it began.
         """
         return self._recording.next()
 
@@ -258,20 +259,20 @@ class TITOModel(Model):
         model_state: dict[str, Any] | None = None,
         **_: Any,
     ) -> AsyncGenerator[StreamEvent]:
-        """Run one turn: prepare, generate, yield its events, and commit it once they have all been taken.
+        """Run one turn: prepare, generate, yield its events, and commit it when the consumer has taken all of them.
 
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
-            UnsupportedContentError: A message holds what cannot become tokens, such as an image.
-            ContextLengthError: The history does not fit; it is Strands' `ContextWindowOverflowException`, too.
-            TotalTokensReachedError: Nothing is left of `max_total_tokens`; nothing was sent.
-            ThrottledError: The engine stayed overloaded through every retry. Strands does not try again.
-            TurnNotStoredError: The store could not take the turn.
-            MalformedCallError: With `malformed_calls="raise"`; the turn is committed, and yields no more events.
-            UnsupportedToolChoiceError: A tool call is forced that the parser has no grammar for.
-            BackendError: Anything else of the engine's; the ledger is then as before the turn.
+            UnsupportedContentError: A message holds content that cannot become tokens, such as an image.
+            ContextLengthError: The history does not fit. It is also Strands' `ContextWindowOverflowException`.
+            TotalTokensReachedError: No token of `max_total_tokens` is left; nothing was sent.
+            ThrottledError: The engine stayed overloaded through every retry. Strands does not retry it.
+            TurnNotStoredError: The store could not write the turn.
+            MalformedCallError: A call is malformed, with `malformed_calls="raise"`. The turn is committed.
+            UnsupportedToolChoiceError: The parser has no grammar for the forced tool call.
+            BackendError: Another failure of the engine. The ledger is unchanged.
         """
-        asked = TurnInput.of(
+        turn_input = TurnInput.of(
             messages,
             system_text(system_prompt, system_prompt_content),
             tool_specs,
@@ -280,7 +281,7 @@ class TITOModel(Model):
             model_state,
             cancel_signal,
         )
-        return run_turn(self.policy, self._recording, self._settings, asked)
+        return run_turn(self.policy, self._recording, self._settings, turn_input)
 
     async def count_tokens(
         self,
@@ -291,8 +292,8 @@ class TITOModel(Model):
     ) -> int:
         """Count the tokens of a history with the policy's own template and tokenizer.
 
-        Messages alone, without a system prompt and tools (not even an empty list of them), are counted as what they add
-        to a longer history: so does Strands ask before every turn but the first, of what is new.
+        With `system_prompt` and `tool_specs` None, messages are counted as an addition to a longer history. Strands
+        calls it so before every turn but the first, with the new messages.
         """
         system, template = system_text(system_prompt, system_prompt_content), self.policy.template
         check_opening(messages, system, tool_specs)
@@ -308,7 +309,10 @@ class TITOModel(Model):
         """Sample a JSON object under the model's schema; its tokens are `CONSTRAINED`.
 
         Yields:
-            The stream's events, and last {"output": the validated object}.
+            The events of `stream`, then {"output": the validated object}.
+
+        Raises:
+            StructuredOutputException: The answer does not validate, as when the token limit cut it off.
         """
         check_output_model(output_model)
         texts: list[str] = []
@@ -317,9 +321,9 @@ class TITOModel(Model):
             yield cast(dict[str, Any], event)
         try:
             output = output_model.model_validate_json("".join(texts))
-        except ValidationError as error:  # cut off by the token limit, or a constraint that no grammar can hold to
+        except ValidationError as error:  # cut off by the token limit, or a constraint that grammars cannot express
             raise StructuredOutputException(
-                f"The answer is not a valid {output_model.__name__} ({error.errors()[0]['msg']}): raise "
-                f"max_new_tokens, or loosen the schema. It said {''.join(texts)[:200]!r}."
+                f"The answer is not a valid {output_model.__name__} ({error.errors()[0]['msg']}). Raise "
+                f"max_new_tokens, or loosen the schema. The answer starts with {''.join(texts)[:200]!r}."
             ) from error
         yield {"output": output}

@@ -1,4 +1,4 @@
-"""Connecting a policy: the backend, the tokenizer, the chat template and the parser that all of its rollouts share."""
+"""Connect a policy: the backend, tokenizer, chat template and parser that its rollouts share."""
 
 from __future__ import annotations
 
@@ -48,18 +48,19 @@ T = TypeVar("T")
 
 
 class PolicyOptions(BackendOptions, total=False):
-    """The options of a policy, which all of its rollouts share, with those of its backend.
+    """The options of a policy and of its backend. All rollouts of the policy share them.
 
     Attributes:
-        parser: Name of the tool-call format; "auto", the default, takes the one that the chat template shows, and the
-            choice is logged and kept as `policy.detected`.
-        tool_calls: Which calls run: on "strict", the default, those that the family's documentation or template shows,
-            on "lenient" also loose ones that have exactly one reading, which the ledger marks. Nothing is repaired.
-        template_arguments: Arguments of the chat template, fixed for all rollouts, such as {"enable_thinking": False}.
-        content_tokens: "inert", the default: no control token comes from message content, whatever it spells (law 6).
-            "as-template" lets content spell them, as the tokenizer itself would; the certificate says so.
-        store: A file, or its path, that takes every turn as it is committed, and gives an agent's ledger back when its
-            session is restored. Default: None.
+        parser: Name of the tool-call format. "auto" (default) detects it from the chat template; the choice is logged,
+            and `policy.detected` holds it.
+        tool_calls: Which calls run. "strict" (default): those that the model family's documentation or template shows.
+            "lenient": also loose ones with exactly one reading, which the ledger marks. Calls are never repaired.
+        template_arguments: Arguments of the chat template for all rollouts, such as {"enable_thinking": False}.
+        content_tokens: "inert" (default): message content never becomes a control token, whatever text it holds
+            (law 6). "as-template": content can become control tokens, as with the plain tokenizer; the certificate
+            records it.
+        store: A `LedgerFile`, or a file's path, to which every turn is appended at commit, and from which a restored
+            session's ledger is loaded. Default: None.
     """
 
     parser: str
@@ -70,10 +71,10 @@ class PolicyOptions(BackendOptions, total=False):
 
 
 def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], backend: Any) -> None:
-    """Check the names of arguments, of which a backend may take some of its own.
+    """Check the names of arguments; a backend may accept names of its own.
 
     Raises:
-        InvalidValueError: One is not known; the sentence says where a sampling parameter goes, or names the nearest.
+        InvalidValueError: A name is unknown. The error suggests the nearest name, or `sampling` for its parameters.
     """
     own = option_names(backend)
     if own is not None:
@@ -98,11 +99,11 @@ async def connect(
         raise InvalidValueError(f"store must be a file's path, a LedgerFile, or None, not {shown(store)}.")
     file = store if isinstance(store, LedgerFile) or store is None else _opened(store)
     if file is not None and not file.appends:
-        raise ValueError(f"{file.path} was opened to read: open it with LedgerFile(path, 'a') to take turns.")
+        raise ValueError(f"{file.path} was opened for reading. Open it with LedgerFile(path, 'a') to append turns.")
     engine = create_backend(backend, base_url, **options) if isinstance(backend, str) else backend
     check_backend(engine)
     name = getattr(tokenizer, "name_or_path", tokenizer)
-    logger.info("tokenizer=<%s> | loading it and certifying its chat template", name)
+    logger.info("tokenizer=<%s> | loading the tokenizer and certifying its chat template", name)
     bound = bind(
         tokenizer,
         parser,
@@ -112,20 +113,22 @@ async def connect(
     )
     logger.info("parser=<%s> | %s", bound.detected.name, bound.detected.why)
     probe = bound.template.first_prompt([user_message(QUESTION)], None, bound.template.rendering.default_tools)
-    logger.info("backend=<%s> | asking the server what it is", engine.name)
+    logger.info("backend=<%s> | connecting to the server", engine.name)
     info = await connected(engine)
     logger.info(
-        "model=<%s>, version=<%s> | comparing its tokenizer", printable(info.model), printable(str(info.version))
+        "model=<%s>, version=<%s> | comparing the server's tokenizer",
+        printable(info.model),
+        printable(str(info.version)),
     )
-    # Before anything is sampled: ids of another vocabulary may lie past the end of the server's.
+    # Before anything is sampled: ids of another vocabulary may be past the end of the server's.
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
-    logger.info("measuring what its logprobs mean")
-    found = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
-    return PolicyParts(engine, of_all(found), *bound, file, vocabulary=vocabulary)
+    logger.info("measuring the semantics of the server's logprobs")
+    measured = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
+    return PolicyParts(engine, of_all(measured), *bound, file, vocabulary=vocabulary)
 
 
 class Bound(NamedTuple):
-    """A tokenizer with what is read off it; see `Policy`."""
+    """A tokenizer with the policy parts that follow from it; see `PolicyParts`."""
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
@@ -142,10 +145,12 @@ def bind(
     template_arguments: Mapping[str, Any] | None = None,
     content_tokens: ContentTokens = "inert",
 ) -> Bound:
-    """Load a tokenizer, choose its parser and certify its template; no server is asked. Arguments: see `Policy`.
+    """Load a tokenizer, choose its parser and certify its template, without a server. Arguments: see `PolicyOptions`.
 
     Raises:
-        TokenizerError, TemplateError, UnknownParserError, DetectionError: Each a sentence.
+        InvalidValueError: `parser` or `tool_calls` has a bad value.
+        TokenizerError, TemplateError, UnknownParserError, DetectionError: The tokenizer, its template or the parser
+            cannot be used.
     """
     if not isinstance(parser, str):
         raise InvalidValueError(f"parser must be the name of a tool-call format, or 'auto', not {shown(parser)}.")
@@ -166,30 +171,30 @@ def _opened(path: str | PathLike[str]) -> LedgerFile:
     """Open a file to append to.
 
     Raises:
-        InvalidValueError: There can be no file at the path.
-        SchemaError: There is another kind of file.
+        InvalidValueError: The file cannot be opened or made.
+        SchemaError: The file is of another kind.
     """
     try:
         return LedgerFile(path, "a")
     except OSError as error:
         raise InvalidValueError(
-            f"store={shown(str(path))} cannot be opened to append turns ({error.strerror or error}): give the path of "
-            "a file, in a folder that exists and can be written to."
+            f"store={shown(str(path))} cannot be opened to append turns ({error.strerror or error}). Give the path of "
+            "a file in a folder that exists and is writable."
         ) from error
 
 
 def _measured(info: EngineInfo) -> dict[str, object]:
     return {
-        "what logprobs include": info.processed_logprobs,
-        "whether logprobs are truncated": info.truncated_logprobs,
-        "the optional outputs it offers": info.capabilities,
+        "processed logprobs": info.processed_logprobs,
+        "truncated logprobs": info.truncated_logprobs,
+        "optional outputs": info.capabilities,
     }
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from synchronous code, also inside a running event loop, in a loop of its own.
+    """Run a coroutine in an event loop of its own and return its result. It may be called inside a running loop.
 
-    Ctrl-C in the meantime cancels it, and is raised once it has ended.
+    Ctrl-C cancels the coroutine, and KeyboardInterrupt is raised when it has ended.
     """
     runner = StoppableRunner()
 

@@ -1,6 +1,6 @@
-"""The options of one rollout: each one's name, type, default, meaning and check are in this file, and nowhere else."""
+"""The options of one rollout: each option's name, type, default, meaning and check."""
 
-# ruff: noqa: RUF009  # fields are declared by `_option`, which makes each its own
+# ruff: noqa: RUF009  # `_option` returns a new field for each call
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tito_core.backend.sampling import SamplingParams, refuse_unknown_option
 from tito_core.backend.typed_values import InvalidValueError, at_least, checked_names, positive_seconds, shown
 
 MalformedCalls = Literal["feedback", "end_turn", "raise"]
-"""What becomes of a malformed call: the policy reads why, the turn ends in text, or an error is raised."""
+"""What happens to a malformed call: the policy reads the reason, the turn ends as text, or an error is raised."""
 
 
 class RolloutOptions(TypedDict, total=False):
@@ -25,31 +25,31 @@ class RolloutOptions(TypedDict, total=False):
 
     Attributes:
         sampling: Sampling parameters of all turns. Default: those of `SamplingParams`.
-        context_window_limit: Tokens of context to use; the server's own length when None, the default.
-        history: What to do when an agent's own history changed: "fork", the default, makes a branch that is linked to
-            where it left, "error" raises `HistoryChangedError` before anything is sent.
-        malformed_calls: What becomes of a call that is not sound; it never runs. "feedback", the default, lets the
-            policy read why, "end_turn" ends the turn with its text, "raise" raises `MalformedCallError`. The turn is
-            kept in each case.
-        thinking: What becomes of sampled reasoning where the chat template would strip it: "keep", the default, leaves
-            it where it was sampled, "as-template" begins a branch from the template's own rendering, linked to where it
-            left.
-        on_abort: What becomes of an answer that the server was told to abort, as trainers do before they change
-            weights: "resume", the default, continues the same turn from its tokens, "discard" raises
-            `GenerationAbortedError`, "commit" keeps the part that is there as a turn that was cut off.
-        max_resumes: How often one answer is resumed at most. Default: 16.
-        turn_timeout_s: Longest wait for a turn's answer in seconds, with pauses, retries and resumed parts; None, the
-            default, leaves each request to the backend's `timeout_s`.
-        max_total_tokens: Most tokens of a trajectory, prompts and answers together; None, the default, for no bound but
-            the context. An answer that would exceed it is cut there and ends with `max_tokens`; when none is left,
-            `TotalTokensReachedError` is raised before sending.
-        stream: Whether Strands gets reasoning and text while they are sampled; the ledger is the same. Calls come once
-            the answer is whole, since until then a limit may make text of them. Default: False.
-        wanted: What to ask of the engine besides sampled tokens and their logprobs, such as {"top_logprobs": 5}; see
-            `Wanted`. It comes as optional columns of the trajectory. Default: nothing.
-        verify_echo: How often the server is asked to echo the prompt's ids, which are compared with those that were
-            sent: on "always", the default, every turn, or on the "first" of each path only, which saves a long
-            context's bytes. The number of prompt tokens that the server counted is compared on every turn (law 4).
+        context_window_limit: Context length to use, in tokens. Default: None, the server's own.
+        history: What to do when an agent's own history changed. "fork" (default) starts a branch, linked to the turn
+            where the history changed. "error" raises `HistoryChangedError` before anything is sent.
+        malformed_calls: What to do with a malformed call, which never runs. "feedback" (default) shows the policy the
+            reason. "end_turn" ends the turn with the call as text. "raise" raises `MalformedCallError`. The turn is
+            committed in each case.
+        thinking: What to do with sampled reasoning that the chat template strips from earlier turns. "keep" (default)
+            leaves it in the prompt. "as-template" starts a branch from the template's rendering, linked to the turn
+            that it left.
+        on_abort: What to do with an answer that the server aborts, as trainers request before they change weights.
+            "resume" (default) continues the turn from its tokens. "discard" raises `GenerationAbortedError`. "commit"
+            keeps the sampled part as a truncated turn.
+        max_resumes: Maximum number of resumes of one answer. Default: 16.
+        turn_timeout_s: Timeout of a turn's answer in seconds, including pauses, retries and resumed parts. Default:
+            None, only the backend's `timeout_s` for each request.
+        max_total_tokens: Maximum tokens of a trajectory, prompts and answers together. An answer that would exceed it
+            is cut off and ends with `max_tokens`. When none are left, `TotalTokensReachedError` is raised before
+            sending. Default: None, only the context length.
+        stream: Whether Strands gets reasoning and text while they are sampled; the ledger is the same. Tool calls
+            follow when the answer is complete, since a limit may still turn them into text. Default: False.
+        optional_outputs: Outputs to request besides tokens and logprobs, such as {"top_logprobs": 5}; see
+            `OptionalOutputs`. They become optional columns of the trajectory. Default: none.
+        verify_echo: How often the server echoes the prompt's ids, which are compared with those sent. "always"
+            (default) is every turn. "first" is the first turn of each path, which saves the bytes of long contexts.
+            The number of prompt tokens that the server counted is compared on every turn (law 4).
     """
 
     sampling: SamplingParams | Mapping[str, Any] | None
@@ -67,13 +67,13 @@ class RolloutOptions(TypedDict, total=False):
 
 
 class TITOConfig(BaseModelConfig, total=False):
-    """What Strands and tracing read of the model.
+    """The model's configuration, for Strands and its tracer.
 
     Attributes:
-        model_id: Name under which the server takes requests.
+        model_id: Name of the model on the server.
         backend: Name of the backend.
         parser: Name of the tool-call format.
-        sampling: Sampling parameters, as set.
+        sampling: Sampling parameters.
     """
 
     model_id: str
@@ -83,7 +83,7 @@ class TITOConfig(BaseModelConfig, total=False):
 
 
 def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
-    """Return checked parameters from what a user wrote; defaults for None.
+    """Return checked sampling parameters; the defaults for None.
 
     Raises:
         ValueError: An unknown name or a bad value.
@@ -96,12 +96,12 @@ def sampling_params(given: SamplingParams | Mapping[str, Any] | None) -> Samplin
 
 
 def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """Declare an option: its default, and what checks a value by the option's name and returns it."""
+    """Return a field with a default and a function that takes the option's name and a value, and returns it checked."""
     return field(default=default, metadata={"check": check})
 
 
 def _one_of(allowed: Any) -> Any:
-    """Declare an option that is one of a `Literal`'s values, the first by default."""
+    """Return a field that takes a `Literal`'s values; the first is the default."""
     values = get_args(allowed)
 
     def check(name: str, given: Any) -> Any:
@@ -129,12 +129,13 @@ def _boolean(name: str, given: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of one rollout, checked. Build them with `Settings.of`; `RolloutOptions` says what each means.
+    """The checked options of one rollout. Build them with `Settings.of`; `RolloutOptions` documents each.
 
     Attributes:
-        reports_ids: Whether the event that ends a message carries the ids of its prompt and answer, for callbacks.
-        runs_calls: Whether Strands gets the policy's calls as calls; else they are text, unless one was forced.
-        aborts: `on_abort` and `max_resumes` as the backend's seam takes them.
+        reports_ids: Whether the event that ends a message holds the ids of its prompt and answer, for callbacks.
+        runs_calls: Whether Strands gets the policy's calls as tool calls. If False they stay text, unless a call was
+            forced.
+        aborts: `on_abort` and `max_resumes` as the backend takes them.
     """
 
     sampling: SamplingParams = _option(SamplingParams(), lambda _, given: sampling_params(given))
@@ -158,7 +159,7 @@ class Settings:
 
     @classmethod
     def of(cls, **options: Unpack[RolloutOptions]) -> Settings:
-        """Check what a user wrote.
+        """Check options and return them as settings.
 
         Raises:
             InvalidValueError: An unknown name, or a bad value.
@@ -166,17 +167,18 @@ class Settings:
         return cls(**_checked(options))
 
     def at(self, info: EngineInfo) -> Settings:
-        """Return them for a server: at most its context length.
+        """Return the settings for a server: its context length is the upper limit.
 
         Raises:
-            UnsupportedByServerError: It cannot give what is wanted; the sentence names the option to start it with.
+            UnsupportedByServerError: The server cannot give the optional outputs. The error names the server's option
+                for them.
         """
         info.capabilities.check(self.optional_outputs, self.sampling, backend=info.backend)
         lengths = [length for length in (self.context_window_limit, info.max_model_len) if length is not None]
         return replace(self, context_window_limit=min(lengths, default=None))
 
     def config(self, info: EngineInfo, parser: str) -> TITOConfig:
-        """Return them as Strands' tracer reads them."""
+        """Return the configuration for Strands and its tracer."""
         return {
             "model_id": info.model,
             "backend": info.backend,
@@ -186,20 +188,22 @@ class Settings:
         }
 
     def changed(self, info: EngineInfo, changes: Mapping[str, Any]) -> Settings:
-        """Return them with changes: sampling parameters by name, all of them by `sampling`, `context_window_limit`.
+        """Return changed settings: sampling parameters by name, or `sampling` as a whole, and `context_window_limit`.
 
         Raises:
             ValueError: An unknown name or a bad value.
         """
         for fixed in ("model_id", "backend"):
             if fixed in changes:
-                raise ValueError(f"{fixed} is the policy's and cannot change in a rollout: make another model.")
+                raise ValueError(
+                    f"{fixed} cannot change in a rollout, since it belongs to the policy. Make another model."
+                )
         if "optional_outputs" in changes:
-            raise ValueError("wanted is the same in each turn of a rollout: make another model.")
-        whole = {name: changes[name] for name in ("sampling", "context_window_limit") if name in changes}
-        changed = replace(self, **_checked(whole))
-        named = {name: value for name, value in changes.items() if name not in whole}
-        return replace(changed, sampling=sampling_params({**changed.sampling.model_dump(), **named})).at(info)
+            raise ValueError("optional_outputs cannot change in a rollout. Make another model.")
+        options = {name: changes[name] for name in ("sampling", "context_window_limit") if name in changes}
+        changed = replace(self, **_checked(options))
+        parameters = {name: value for name, value in changes.items() if name not in options}
+        return replace(changed, sampling=sampling_params({**changed.sampling.model_dump(), **parameters})).at(info)
 
 
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {

@@ -1,4 +1,4 @@
-"""Why a rollout ended: one word for it, derived from what an invocation gave, and kept in the ledger."""
+"""Why a rollout ended: derived from the invocation's result or error, and recorded in the ledger."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Finish
 
 ANNOTATION = "termination"
-"""Name of the ledger's annotation."""
+"""Name of the annotation in the ledger."""
 
 
 class Termination(StrEnum):
-    """Why a rollout ended. Each trainer's status follows from it by a rule of the exporter."""
+    """Why a rollout ended. Exporters map it to their trainer's status."""
 
-    COMPLETED = "completed"  # the agent was done
-    TRUNCATED = "truncated"  # an answer, or the trajectory, reached its bound of tokens
-    CONTEXT = "context"  # the history, or an answer to it, did not fit the context
-    LIMIT = "limit"  # a limit of the loop or a deadline; the history is whole
-    TOOL_ERROR = "tool_error"  # the agent's side failed: a tool, a hook, a call that was to be raised, its own code
-    ENGINE_ERROR = "engine_error"  # the engine, or what keeps its answers, failed
-    ABORTED = "aborted"  # stopped from outside, so that it might go on: by a trainer, an interrupt or a checkpoint
-    CANCELLED = "cancelled"  # given up: by agent.cancel(), or with its task
+    COMPLETED = "completed"  # the agent finished
+    TRUNCATED = "truncated"  # an answer or the trajectory reached its token limit
+    CONTEXT = "context"  # the history, or the answer to it, did not fit the context length
+    LIMIT = "limit"  # a limit of the loop, or a deadline; the history is complete
+    TOOL_ERROR = "tool_error"  # an error on the agent's side: a tool, a hook, a malformed call, its own code
+    ENGINE_ERROR = "engine_error"  # the engine or the store failed
+    ABORTED = "aborted"  # stopped from outside and could continue: by a trainer, an interrupt or a checkpoint
+    CANCELLED = "cancelled"  # abandoned: by agent.cancel(), or with its task
 
 
 class Outcome(Protocol):
-    """What an invocation returned, such as Strands' `AgentResult`."""
+    """The result of an invocation, such as Strands' `AgentResult`."""
 
     @property
     def stop_reason(self) -> str:
-        """Strands' word for why the loop ended."""
+        """Strands' reason for the end of the loop."""
 
 
 _BY_STOP_REASON = {
@@ -54,47 +54,46 @@ _BY_STOP_REASON = {
 def termination_of(
     outcome: Outcome | BaseException | None, ledger: Ledger | None = None, *, context_limit: int | None = None
 ) -> Termination:
-    """Say why a rollout ended.
+    """Return why a rollout ended.
 
     Args:
-        outcome: What `agent.invoke_async` returned, or what it raised. Strands' wrappers are opened, and of an error
-            that says nothing by itself its cause is asked. None where nobody knows: the last answer then decides,
-            by its finish.
-        ledger: The rollout's ledger. Its last turn tells an answer that the engine aborted, or that filled the
-            context, from one that reached its own bound; without, all of them are `TRUNCATED`.
-        context_limit: Tokens of context that the model uses, `model.config["context_window_limit"]`.
+        outcome: The result or the error of `agent.invoke_async`. Strands' wrappers and the causes of an error are
+            searched for a known type. None when neither is known: the finish of the last answer then decides.
+        ledger: The rollout's ledger. Its last turn distinguishes an answer that the engine aborted, or that filled
+            the context, from one that reached its own limit. Without it, all of them are `TRUNCATED`.
+        context_limit: The model's context length in tokens, `model.config["context_window_limit"]`.
 
     Raises:
-        ValueError: `stop_reason` is no word of Strands 1.54 to 1.62.
+        ValueError: `stop_reason` is not one of Strands 1.54 to 1.62.
     """
     if outcome is None:
-        found = Termination.COMPLETED if _last_finish(ledger) in (None, Finish.STOP) else Termination.TRUNCATED
+        termination = Termination.COMPLETED if _last_finish(ledger) in (None, Finish.STOP) else Termination.TRUNCATED
     elif isinstance(outcome, BaseException):
-        found = _of_error(outcome)
+        termination = _of_error(outcome)
     elif (reason := outcome.stop_reason) in _BY_STOP_REASON:
-        found = _BY_STOP_REASON[reason]
+        termination = _BY_STOP_REASON[reason]
     else:
-        raise ValueError(f"Strands ended with the stop reason {reason!r}; known are {', '.join(_BY_STOP_REASON)}.")
-    return _refined(found, ledger, context_limit) if found is Termination.TRUNCATED else found
+        raise ValueError(f"Unknown stop reason {reason!r} of Strands. Known: {', '.join(_BY_STOP_REASON)}.")
+    return _of_truncated(ledger, context_limit) if termination is Termination.TRUNCATED else termination
 
 
 def record_termination(ledger: Ledger, termination: Termination) -> None:
-    """Write to a ledger why its rollout ended, as its annotation "termination"; the last one counts."""
+    """Record in a ledger why its rollout ended, as its annotation "termination". A later record replaces it."""
     ledger.annotate(ANNOTATION, termination.value)
 
 
 def recorded_termination(ledger: Ledger) -> Termination | None:
-    """Read from a ledger why its rollout ended; None where nobody said.
+    """Return why a ledger's rollout ended; None where it is not recorded.
 
     Raises:
-        ValueError: The annotation is another word.
+        ValueError: The annotation is not a `Termination`.
     """
-    said = ledger.annotation(ANNOTATION)
-    if said is None or said in list(Termination):
-        return None if said is None else Termination(said)
+    value = ledger.annotation(ANNOTATION)
+    if value is None or value in list(Termination):
+        return None if value is None else Termination(value)
     raise ValueError(
-        f"Ledger {ledger.uuid} is annotated with the termination {said!r}; it must be one of {', '.join(Termination)}: "
-        "use record_termination(ledger, termination_of(outcome, ledger))."
+        f"Ledger {ledger.uuid} has the unknown termination {value!r}; it must be one of {', '.join(Termination)}. "
+        "Use record_termination(ledger, termination_of(outcome, ledger))."
     )
 
 
@@ -102,17 +101,18 @@ def _last_finish(ledger: Ledger | None) -> Finish | None:
     return ledger[len(ledger) - 1].draft.finish if ledger is not None and len(ledger) else None
 
 
-def _refined(found: Termination, ledger: Ledger | None, context_limit: int | None) -> Termination:
+def _of_truncated(ledger: Ledger | None, context_limit: int | None) -> Termination:
+    """Return ABORTED or CONTEXT where the last turn shows it, else TRUNCATED."""
     finish = _last_finish(ledger)
     if finish is Finish.ABORT:
         return Termination.ABORTED
     if ledger is not None and finish is Finish.LENGTH and context_limit is not None:
-        return Termination.CONTEXT if ledger[len(ledger) - 1].path_length >= context_limit else found
-    return found
+        return Termination.CONTEXT if ledger[len(ledger) - 1].path_length >= context_limit else Termination.TRUNCATED
+    return Termination.TRUNCATED
 
 
 def _of_error(error: BaseException) -> Termination:
-    """Give the first meaning along the chain of an error's originals and causes; what has none is the agent's side."""
+    """Return the meaning of the first known type among an error, its originals and causes; else TOOL_ERROR."""
     known = _meanings()
     for cause in _chain(error):
         for kinds, termination in known:
@@ -122,20 +122,20 @@ def _of_error(error: BaseException) -> Termination:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then what it wraps, of a group its first, or what caused it."""
+    """Yield an error, then repeatedly the one that it wraps, the first of a group, or its cause."""
     seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        inner = getattr(following, "original_exception", None)  # an `EventLoopException`
-        if isinstance(following, BaseExceptionGroup):
-            inner = following.exceptions[0]
-        following = inner if isinstance(inner, BaseException) and inner is not following else following.__cause__
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        inner = getattr(current, "original_exception", None)  # an `EventLoopException`
+        if isinstance(current, BaseExceptionGroup):
+            inner = current.exceptions[0]
+        current = inner if isinstance(inner, BaseException) and inner is not current else current.__cause__
 
 
 def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
-    """List what each error means, the narrower before the wider; here, so that reading ledgers loads no Strands."""
+    """Return the meaning of each error type, subclasses first. Local imports: ledgers must load without Strands."""
     from strands.types import exceptions
 
     from tito_core.backend import errors
@@ -156,5 +156,5 @@ def _meanings() -> list[tuple[tuple[type[BaseException], ...], Termination]]:
             (asyncio.CancelledError, KeyboardInterrupt, exceptions.IdempotencyAbortedError),
             Termination.CANCELLED,
         ),
-        ((TimeoutError,), Termination.LIMIT),  # the caller's own deadline: the engine's has another error
+        ((TimeoutError,), Termination.LIMIT),  # the caller's own deadline; the engine's is an EngineTimeoutError
     ]

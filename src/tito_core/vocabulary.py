@@ -1,6 +1,6 @@
-"""Law 15 at connect: the server encodes the same texts to the same ids, or the ledger says that nobody compared them.
+"""Law 15 at connect: compare the client's tokenizer with the server's; the ledger records how it was compared.
 
-A tokenizer that is not the server's would connect and run: every id is exact, and every meaning is wrong.
+With another tokenizer than the server's a rollout would run without an error, on ids with other meanings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ORDINARY = (
     "Größe, naïve, smørrebrød, Привет, Ελληνικά, العربية, हिन्दी, 日本語, 한국어, 中文",
     "🙂 👩🏽‍🚀 🇳🇴 ❤️ ∑ ≠ → ½ x² ①",
 )
-"""Texts that vocabularies split in different ways: words, digits, blanks, code, other scripts, emoji and signs."""
+"""Texts that vocabularies split differently: words, digits, whitespace, code, other scripts, emoji and symbols."""
 QUESTION = "Count to ten."
 
 
@@ -47,8 +47,8 @@ class Probe:
 
     Attributes:
         text: The text.
-        ids: What the client makes of it, int32, shape (n,).
-        as_text: The ids where control tokens are read as ordinary text.
+        ids: The client's ids, int32, shape (n,).
+        as_text: The client's ids with control tokens encoded as ordinary text, int32, shape (m,).
     """
 
     text: str
@@ -66,19 +66,18 @@ async def compare(
     """Compare the client's tokenizer with the server's.
 
     Only tokens that a rollout can send are compared: ordinary text, and the control tokens that the chat template or
-    the parser uses. Other added tokens may differ, since the two never exchange them. A server whose tokenizer reads
-    all control tokens as text (vLLM's Mistral mode) is compared on ordinary text, and the result says no more than
-    the sizes do.
+    the parser uses. Other added tokens may differ, since they are never exchanged. A server whose tokenizer encodes
+    control tokens as text (vLLM's Mistral mode) is compared on ordinary text, and the result is that of the sizes.
 
     Args:
         backend: A connected backend.
-        info: What the server said of itself.
-        tokenizer: The client's.
+        info: What the server reported.
+        tokenizer: The client's tokenizer.
         template: Its chat template.
-        parser: Reads its completions.
+        parser: Its parser.
 
     Raises:
-        LawViolationError: They differ (law 15).
+        LawViolationError: The tokenizers differ (law 15).
         BackendError: The server could not be reached.
     """
     names = {
@@ -86,24 +85,24 @@ async def compare(
         "server": f"the {backend.name} server of {info.model!r}",
     }
     probes = [*_probes(tokenizer, template, parser)]
-    answers = await _answers(backend, probes)
-    answered = [(probe, ids) for probe, ids in zip(probes, answers, strict=True) if ids is not None]
-    if not all(np.array_equal(ids, probe.as_text) for probe, ids in answered):
-        for probe, ids in answered:
+    server_ids = await _server_ids(backend, probes)
+    encoded = [(probe, ids) for probe, ids in zip(probes, server_ids, strict=True) if ids is not None]
+    if not all(np.array_equal(ids, probe.as_text) for probe, ids in encoded):
+        for probe, ids in encoded:
             check_same_ids(probe.text, probe.ids.tolist(), ids.tolist(), **names)
-    if len(answered) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in answered):
+    if len(encoded) == len(probes) and all(np.array_equal(ids, probe.ids) for probe, ids in encoded):
         return VocabularyCheck.TOKENIZE
     check = VocabularyCheck.NOT_CHECKED
     if info.vocab_size is not None:
         check_vocab_size(_largest_id(tokenizer, probes), info.vocab_size, **names)
         check = VocabularyCheck.VOCAB_SIZE
-    why = "reads control tokens as text" if answered else "does not encode text for clients"
+    why = "reads control tokens as text" if encoded else "does not encode text for clients"
     logger.warning("vocabulary=<%s>, tokenizer=<%s> | %s %s", check, names["tokenizer"], names["server"], why)
     return check
 
 
-async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
-    """Ask for each text; only the first where the server does not encode that."""
+async def _server_ids(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds | None]:
+    """Return the server's ids of each probe; all None after the first where the server cannot encode text."""
     first = await tokenize(backend, probes[0].text)
     if first is None:
         return [None] * len(probes)
@@ -111,7 +110,7 @@ async def _answers(backend: Backend, probes: Sequence[Probe]) -> list[TokenIds |
 
 
 def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: ToolParser) -> Iterator[Probe]:
-    """Yield what is compared: ordinary texts, the control tokens in use, a conversation, and the first prompt."""
+    """Yield the probes: ordinary texts, the control tokens in use, a conversation, and a first prompt."""
     encoder = template.encoder
     inert = encoder if encoder.inert else ContentSafeEncoder(tokenizer)
     for text in ORDINARY:
@@ -134,7 +133,7 @@ def _probes(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, parser: 
 
 
 def _largest_id(tokenizer: PreTrainedTokenizerBase, probes: Sequence[Probe]) -> int:
-    """Return the largest id that the client may send: of the vocabulary without added tokens, and of the probes."""
+    """Return the largest id that the client may send: in the vocabulary without added tokens, or in the probes."""
     backend = tokenizer.backend_tokenizer
     added = backend.get_added_tokens_decoder()
     ordinary = max((index for index in backend.get_vocab().values() if index not in added), default=-1)

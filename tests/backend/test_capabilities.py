@@ -136,7 +136,7 @@ def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bo
 def test_what_is_wanted_is_the_same_in_each_turn() -> None:
     info = EngineInfo("sglang", "m", 100, "9")
     chosen = Settings.of(optional_outputs={"sampling_mask": True}, sampling={"top_k": 3}).at(info)
-    with pytest.raises(ValueError, match="wanted is the same in each turn of a rollout: make another model"):
+    with pytest.raises(ValueError, match="optional_outputs cannot change in a rollout"):
         chosen.changed(info, {"optional_outputs": {}})
     with pytest.raises(UnsupportedByServerError, match="set top_k"):
         chosen.changed(info, {"top_k": -1})

@@ -73,7 +73,7 @@ def test_it_collects_and_a_second_time_has_nothing_to_do(
         argv = command(kind, server, folder, tasks, out, *more)
         first = here.invoke(cli.app, argv)
         assert first.exit_code == 0, first.output
-        assert "measuring what its logprobs mean" in first.stderr
+        assert "measuring the semantics" in first.stderr
         turns = expect_collected(out, server, WANTED)
         asked = len(server.engine.requests)
         again = here.invoke(cli.app, argv)

@@ -55,7 +55,7 @@ def test_a_sound_server_passes_and_its_report_says_so(wire: str, tokenizer_folde
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every law that applies holds." in done.stdout
     assert "up to 8 conversations" in done.stdout
-    stages = ("loading it and certifying", "parser=<", "asking the server", "measuring what its logprobs mean")
+    stages = ("certifying", "parser=<", "connecting to the server", "measuring the semantics")
     assert [stage for line in done.stdout.splitlines() for stage in stages if stage in line] == list(stages)
     found = json.loads((tmp_path / "out" / "conformance.json").read_text())
     assert found["sound"]

@@ -1,4 +1,4 @@
-"""What the guard refuses, what the model then reads, and what it lets through."""
+"""The calls that the guard refuses, the errors that the policy reads, and the calls that it allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strands import tool
 from strands.hooks import BeforeToolCallEvent
 from strands.tools.tools import PythonAgentTool
 
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.hooks import ToolCallGuard, ToolSchemaError
@@ -44,13 +44,13 @@ def tool_with(schema: dict[str, Any], name: str = "look") -> PythonAgentTool:
     return PythonAgentTool(name, {"name": name, "description": "Look.", "inputSchema": {"json": schema}}, run)
 
 
-async def told(kind: str, *calls: str, guard: ToolCallGuard | None = None, tools: Any = None) -> list[str]:
-    """Give what the policy reads of its calls, out of the prompt that the engine was sent."""
-    it = watched(kind, "".join(calls), "So.", "More.")
-    agent = it.agent(tools=tools or [tool_with(SCHEMA)], hooks=[guard or ToolCallGuard()])
+async def tool_results(kind: str, *calls: str, guard: ToolCallGuard | None = None, tools: Any = None) -> list[str]:
+    """Run calls and return their results, which the policy reads."""
+    rollout = observe(kind, "".join(calls), "So.", "More.")
+    agent = rollout.agent(tools=tools or [tool_with(SCHEMA)], hooks=[guard or ToolCallGuard()])
     await agent.invoke_async("Look.")
     await agent.invoke_async("And?")
-    it.check()
+    rollout.check()
     blocks = [
         block["toolResult"] for message in agent.messages for block in message["content"] if "toolResult" in block
     ]
@@ -59,9 +59,11 @@ async def told(kind: str, *calls: str, guard: ToolCallGuard | None = None, tools
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_unknown_tool_is_refused_with_those_that_there_are(kind: str) -> None:
+async def test_an_unknown_tool_is_refused_with_the_available_ones(kind: str) -> None:
     guard = ToolCallGuard()
-    read = await told(kind, call("lok", "{}"), call("look", '{"at": "x"}'), call("lok", '{"at": 1}'), guard=guard)
+    read = await tool_results(
+        kind, call("lok", "{}"), call("look", '{"at": "x"}'), call("lok", '{"at": 1}'), guard=guard
+    )
     unknown = "There is no tool 'lok'. The tools are: look."
     assert read == [unknown, 'ran {"at": "x"}', unknown]
     assert guard.unknown_calls == {"lok": 2}
@@ -71,32 +73,32 @@ async def test_an_unknown_tool_is_refused_with_those_that_there_are(kind: str) -
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("name", ["a.b", "two words", "x" * 65, "é"])
-async def test_a_name_that_no_tool_may_have_is_an_unknown_tool(kind: str, name: str) -> None:
+async def test_an_invalid_tool_name_is_an_unknown_tool(kind: str, name: str) -> None:
     guard = ToolCallGuard()
-    it = watched(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    rollout = observe(kind, call("look", '{"at": "x"}') + call(name, "{}"), "So.", "More.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
     await agent.invoke_async("Look.")
     await agent.invoke_async("And?")
-    it.check()
-    read = tokenizer().decode(it.script.requests[1].prompt_ids)
+    rollout.check()
+    read = tokenizer().decode(rollout.script.requests[1].prompt_ids)
     assert read.index('ran {"at": "x"}') < read.index(f"There is no tool {name!r}. The tools are: look.")
     assert guard.unknown_calls == {name: 1}
 
 
-async def test_of_many_tools_the_first_are_named() -> None:
+async def test_the_error_lists_the_first_tools() -> None:
     tools = [tool_with(SCHEMA, name) for name in ("c", "a", "b", "d")]
     unknown = call("e", "{}")
-    assert await told("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=2)) == [
+    assert await tool_results("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=2)) == [
         "There is no tool 'e'. The tools are: a, b and 2 more."
     ]
-    assert await told("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=4)) == [
+    assert await tool_results("vllm", unknown, tools=tools, guard=ToolCallGuard(max_listed_tools=4)) == [
         "There is no tool 'e'. The tools are: a, b, c, d."
     ]
 
 
 async def test_without_tools_the_error_says_so() -> None:
-    it = watched("vllm", call("look", "{}"), "So.")
-    agent = it.agent(tools=[], hooks=[ToolCallGuard()])
+    rollout = observe("vllm", call("look", "{}"), "So.")
+    agent = rollout.agent(tools=[], hooks=[ToolCallGuard()])
     await agent.invoke_async("Look.")
     assert agent.messages[2]["content"][0]["toolResult"]["content"] == [
         {"text": "There is no tool 'look'. There are no tools."}
@@ -117,21 +119,21 @@ async def test_without_tools_the_error_says_so() -> None:
         ('{"far": "y", "at": null}', "at: None is not of type 'string'; far: 'y' is not of type 'integer'"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_refused_and_each_fault_is_named(arguments: str, faults: str) -> None:
+async def test_invalid_arguments_are_refused_with_each_fault(arguments: str, faults: str) -> None:
     guard = ToolCallGuard()
-    read = await told("sglang", call("look", arguments), guard=guard)
+    read = await tool_results("sglang", call("look", arguments), guard=guard)
     assert read == [f"The arguments of 'look' do not fit its schema: {faults}."]
     assert guard.invalid_calls == {"look": 1}
     guard.reset()
     assert guard.invalid_calls == {}
 
 
-async def test_arguments_that_fit_go_through_as_they_are() -> None:
+async def test_valid_arguments_are_unchanged() -> None:
     fits = '{"at": "x", "deep": {"list": [true]}, "far": 5.0, "maybe": null}'
-    assert await told("vllm", call("look", fits)) == [f"ran {fits}"]
+    assert await tool_results("vllm", call("look", fits)) == [f"ran {fits}"]
 
 
-async def test_a_decorated_tool_is_held_to_its_schema_and_not_to_what_pydantic_would_make_of_it() -> None:
+async def test_a_decorated_tool_is_checked_by_its_schema_and_not_by_pydantics_conversions() -> None:
     @tool
     def double(number: int, times: int | None = None) -> str:
         """Double.
@@ -143,7 +145,7 @@ async def test_a_decorated_tool_is_held_to_its_schema_and_not_to_what_pydantic_w
         return f"ran {number * 2}"
 
     calls = [call("double", '{"number": 2}'), call("double", '{"number": "2"}')]
-    assert await told("vllm", *calls, tools=[double]) == [
+    assert await tool_results("vllm", *calls, tools=[double]) == [
         "ran 4",
         "The arguments of 'double' do not fit its schema: number: '2' is not of type 'integer'.",
     ]
@@ -151,50 +153,50 @@ async def test_a_decorated_tool_is_held_to_its_schema_and_not_to_what_pydantic_w
 
 async def test_a_malformed_call_keeps_its_own_reason() -> None:
     guard = ToolCallGuard()
-    it = watched("vllm", call("look", '{"at": "x",}'), "So.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
+    rollout = observe("vllm", call("look", '{"at": "x",}'), "So.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[guard])
     await agent.invoke_async("Look.")
     assert agent.messages[1]["content"][0]["toolUse"]["name"] == MALFORMED_CALL
     assert not guard.unknown_calls
-    assert "malformed and was not executed" in tokenizer().decode(it.script.requests[1].prompt_ids)
+    assert "malformed" in tokenizer().decode(rollout.script.requests[1].prompt_ids)
 
 
-async def test_what_another_hook_cancelled_stays_as_it_is() -> None:
+async def test_another_hooks_cancellation_is_unchanged() -> None:
     guard = ToolCallGuard()
-    it = watched("vllm", call("nope", "{}"), "So.")
+    rollout = observe("vllm", call("nope", "{}"), "So.")
 
     def cancel(event: BeforeToolCallEvent) -> None:
         event.cancel_tool = "first"
 
-    agent = it.agent(hooks=[cancel, guard])
+    agent = rollout.agent(hooks=[cancel, guard])
     await agent.invoke_async("Go.")
     assert agent.messages[2]["content"][0]["toolResult"]["content"] == [{"text": "first"}]
     assert not guard.unknown_calls
 
 
-async def test_a_broken_schema_is_said_before_anything_else() -> None:
-    it = watched("vllm", call("look", "{}"), "So.")
-    agent = it.agent(tools=[tool_with({"type": "object", "properties": {"at": {"type": "strin"}}})])
+async def test_an_invalid_schema_is_refused_before_the_first_model_call() -> None:
+    rollout = observe("vllm", call("look", "{}"), "So.")
+    agent = rollout.agent(tools=[tool_with({"type": "object", "properties": {"at": {"type": "strin"}}})])
     agent.hooks.add_hook(ToolCallGuard())
-    with pytest.raises(ToolSchemaError, match=r"tool 'look' is broken at \$.*properties.*at.*Mend the tool"):
+    with pytest.raises(ToolSchemaError, match=r"tool 'look'.* \$.*properties.*at.*Fix the schema"):
         await agent.invoke_async("Look.")
-    assert len(it.model.ledger) == 0
+    assert len(rollout.model.ledger) == 0
     assert agent.messages == []
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "http://localhost:9/schema"}, {"$ref": "#"}, {"$ref": "#/$defs/no"}])
-async def test_a_schema_that_cannot_be_followed_lets_nothing_through_and_fetches_nothing(
+async def test_a_schema_that_cannot_be_resolved_refuses_every_call_and_fetches_nothing(
     schema: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        [read] = await told("vllm", call("look", '{"at": "x"}'), tools=[tool_with(schema)])
-    assert read.startswith("The input schema of tool 'look' cannot be followed: ")
+        [read] = await tool_results("vllm", call("look", '{"at": "x"}'), tools=[tool_with(schema)])
+    assert read.startswith("The input schema of tool 'look' cannot be resolved: ")
     assert read in caplog.text
 
 
-async def test_a_tool_that_is_replaced_by_another_of_its_name_has_the_others_schema() -> None:
-    it = watched("vllm", call("look", '{"at": "x"}'), "So.", call("look", '{"at": "x"}'), "So.")
-    agent = it.agent(tools=[tool_with(SCHEMA)], hooks=[ToolCallGuard()])
+async def test_a_replaced_tool_has_its_own_schema() -> None:
+    rollout = observe("vllm", call("look", '{"at": "x"}'), "So.", call("look", '{"at": "x"}'), "So.")
+    agent = rollout.agent(tools=[tool_with(SCHEMA)], hooks=[ToolCallGuard()])
     await agent.invoke_async("Look.")
     agent.tool_registry.registry["look"] = tool_with({"type": "object", "required": ["far"]})
     await agent.invoke_async("Look.")
@@ -214,7 +216,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_there_are_faults_exactly_where_the_schema_says_no(value: Any) -> None:
+def test_arguments_have_faults_exactly_when_the_schema_refuses_them(value: Any) -> None:
     faults = ArgumentSchema("look", SCHEMA).faults(value)
     assert bool(faults) != jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
     assert len(faults) <= MOST_FAULTS
@@ -235,7 +237,7 @@ def test_a_schema_is_read_in_its_own_draft() -> None:
     assert seven.faults(["x", "y"])
 
 
-def test_limits_alone_load_no_schema_library() -> None:
+def test_the_limiter_does_not_import_the_schema_library() -> None:
     code = (
         "import sys; from tito_core.hooks import LoopLimiter; print('tito_core.hooks.tool_call_guard' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""Real Strands agents over scripted engines, on both wires: every token accounted for."""
+"""Strands agents over scripted engines of both backends: every token is in the ledger."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_the_same_conversation_gives_byte_equal_ledgers_on_both_backends()
     assert records[0] == records[1]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     words=st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4),
     answers=st.lists(st.lists(st.integers(3, 48000), min_size=0, max_size=12), min_size=1, max_size=4),
@@ -137,7 +137,7 @@ async def test_a_malformed_call_never_runs_and_the_policy_reads_why(kind: str) -
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_cut_answer_is_closed_once_when_the_conversation_goes_on(kind: str) -> None:
+async def test_a_truncated_answer_is_closed_once_when_the_conversation_continues(kind: str) -> None:
     model = model_of(kind, Says("I was about to...", "Go on, then."), sampling={"max_new_tokens": 4})
     agent = agent_of(model)
     with pytest.raises(MaxTokensReachedException):
@@ -207,7 +207,7 @@ async def test_identical_agents_sharing_one_model_stay_apart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_synchronous_api_works_again_and_again(kind: str) -> None:
+def test_the_synchronous_api_works_repeatedly(kind: str) -> None:
     model = model_of(kind, Says("One.", "Two."))
     agent = agent_of(model)
     agent("First?")
@@ -279,11 +279,12 @@ async def test_no_system_prompt_and_an_empty_one_are_the_same() -> None:
     assert [turn.parent for turn in model.ledger] == [None, 0]
 
 
-async def test_a_policy_that_names_the_reserved_tool_reads_no_reason_of_its_own() -> None:
+async def test_a_policy_that_calls_the_reserved_tool_does_not_write_its_own_reason() -> None:
     model = model_of("vllm", Says(call("tito_malformed_call", '{"reason": "SECRET"}'), "Well."))
     await agent_of(model).invoke_async("Go.")
     prompt = tokenizer().decode(model.ledger[1].draft.prompt_ids)
-    assert "was not executed. tito_malformed_call is no tool. It said: <tool_call>" in prompt
+    assert prompt.count("<tool_call>") == 1
+    assert "tito_malformed_call is not a tool" in prompt
     assert model.ledger[0].draft.calls[0].status == "malformed"
 
 
@@ -302,7 +303,7 @@ def test_the_context_limit_is_at_most_the_servers() -> None:
     assert model.config["context_window_limit"] == 4096
     model.update_config(context_window_limit=100)
     assert model.config["context_window_limit"] == 100
-    with pytest.raises(ValueError, match="make another model"):
+    with pytest.raises(ValueError, match="another model"):
         model.update_config(model_id="other")
 
 
@@ -315,7 +316,7 @@ async def test_ignoring_the_end_of_a_turn_sends_no_stops_of_ours() -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_structured_output_is_validated_constrained_and_named_when_it_is_cut(kind: str) -> None:
+async def test_structured_output_is_validated_and_constrained_and_raises_when_it_is_cut_off(kind: str) -> None:
     class Sum(BaseModel):
         total: int
 
@@ -325,7 +326,7 @@ async def test_structured_output_is_validated_constrained_and_named_when_it_is_c
     assert events[-1]["output"] == Sum(total=5)
     assert model.ledger[0].draft.constrained
     model.update_config(max_new_tokens=len(ids_of('{"total"')), min_new_tokens=0)
-    with pytest.raises(StructuredOutputException, match=r"The answer is not a valid Sum.*raise max_new_tokens"):
+    with pytest.raises(StructuredOutputException, match=r"Sum.*max_new_tokens"):
         async for _ in model.structured_output(Sum, prompt):
             pass
 

@@ -1,4 +1,4 @@
-"""All that can refuse a turn runs before its commit (law 5): a failure at any step leaves everything as it was."""
+"""Every check of a turn runs before its commit (law 5): a failure at any step leaves everything unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tito_core.turn import read
 
 LOOK: Any = {"name": "look", "description": "Look.", "inputSchema": {"json": {"type": "object", "properties": {}}}}
 STEPS = tuple(f"/tito_core/{name}/" for name in ("turn", "chat", "parsing", "ledger", "store"))
-"""Where a turn's own steps are; those of a backend are lost in test_transactions.py."""
+"""Folders of a turn's steps; test_transactions.py interrupts backends."""
 
 
 async def stream(model: Any, messages: list[Any], state: dict[str, Any]) -> None:
@@ -34,13 +34,13 @@ async def stream(model: Any, messages: list[Any], state: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_tokens_that_were_not_sampled_are_refused_before_the_turn_is_committed_and_stored(
+async def test_tokens_that_were_not_sampled_are_refused_before_the_commit(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = read.draft
 
-    def other_ids(*given: Any) -> Any:
-        draft = original(*given)
+    def other_ids(*arguments: Any) -> Any:
+        draft = original(*arguments)
         ids = np.roll(draft.output_ids, 1).astype(np.int32)
         columns = Columns.pack(draft.prompt_ids, draft.prompt_provenance, ids, draft.logprobs)
         return replace(draft, columns=columns)
@@ -56,22 +56,22 @@ async def test_tokens_that_were_not_sampled_are_refused_before_the_turn_is_commi
         assert state == {"other": 1}
 
 
-def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_turn_is_committed_and_stored(tmp_path: Path) -> None:
+def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_commit(tmp_path: Path) -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
     history = [{"system": None}, asked("Well?")]
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         ledger = file.attach(Ledger())
-        walk = ledger.walk(history)
+        match = ledger.walk(history)
         with pytest.raises(RecursionError):
-            ledger.commit(make_draft(None, 0, [100], [200]), walk, {"role": "assistant", "content": deep})
+            ledger.commit(make_draft(None, 0, [100], [200]), match, {"role": "assistant", "content": deep})
         assert (len(ledger), ledger.retained(), ledger.uuid in file) == (0, [], False)
-        assert ledger.commit(make_draft(None, 0, [100], [200]), walk, asked("Yes.")).index == 0
+        assert ledger.commit(make_draft(None, 0, [100], [200]), match, asked("Yes.")).index == 0
 
 
 class Failing:
-    """Raises when a function of ours is first called, by its number; notes whether the commit had begun by then."""
+    """A profiler that raises at the first call of our function `number`; records whether the commit had begun."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -84,8 +84,9 @@ class Failing:
         if event != "call" or self.at:
             return
         self.in_commit |= code is Ledger.commit.__code__
-        # `_next` is a callback of the event loop, which logs what it raises.
-        if not any(step in code.co_filename for step in STEPS) or code.co_name in ("__del__", "<lambda>", "_next"):
+        # The event loop logs errors of its callback `_next_round`, which calls `_Round.end`.
+        skipped = ("__del__", "<lambda>", "_next_round", "_Round.end")
+        if not any(step in code.co_filename for step in STEPS) or code.co_qualname.endswith(skipped):
             return
         where = f"{code.co_filename}:{code.co_qualname}"
         if where not in self.seen and len(self.seen) == self.number:
@@ -94,7 +95,7 @@ class Failing:
         self.seen[where] += 1
 
 
-async def test_an_error_in_any_function_of_a_turn_leaves_ledger_store_and_state_as_before(tmp_path: Path) -> None:
+async def test_an_error_in_any_function_of_a_turn_leaves_ledger_store_and_state_unchanged(tmp_path: Path) -> None:
     kept = whole = number = 0
     while True:
         path = tmp_path / f"{number}.tito"
@@ -109,7 +110,7 @@ async def test_an_error_in_any_function_of_a_turn_leaves_ledger_store_and_state_
             try:
                 async with asyncio.timeout(10):
                     await stream(model, other, state)
-            except Exception:  # what a function of ours raised may be another's cause by now
+            except Exception:  # Boom, or an error that it caused
                 failed = True
             finally:
                 sys.setprofile(None)

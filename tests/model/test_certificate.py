@@ -1,4 +1,4 @@
-"""The certificate on the model, the parser's own control strings, and what of it a user may set."""
+"""The model's certificate, the parser's control strings, and the options that change them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAGS = ("<minimax:tool_call>", "</minimax:tool_call>", "[stop]")
 
 
 def connected(**options: Any) -> Policy:
-    """Connect with a template that writes none of the parser's tags, though the tokenizer has them as tokens."""
+    """Connect with a template without the parser's tags, which the tokenizer has as tokens."""
     loaded = byte_level(TAGS, PLAIN + PROMPT, SPECIAL, {"eos_token": "[stop]", "pad_token": "<|endoftext|>"})
     served = {"vocab_size": len(loaded), "eos_ids": [loaded.eos_token_id]}
     engine = engine_of("vllm", Says(""), encode=lambda text, _: loaded.encode(text), **served)
@@ -40,25 +40,25 @@ def test_the_model_has_the_certificate(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_every_ledger_says_how_its_prompts_were_certified(kind: str, tmp_path: Path) -> None:
+def test_every_ledgers_header_has_the_certificate(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind)
     ledger = policy.ledger(task_id="t")
     certificate = policy.template.certificate
-    said = ledger.header.certificate
-    assert said is not None
-    assert (said["template"], said["tokenizer"]) == (certificate.template, certificate.tokenizer)
-    assert said["candidate"] == certificate.candidate
-    assert said["passed"] == len(certificate.passed)
-    assert said["thinking"] == str(certificate.thinking)
-    assert said["content_tokens"] == "inert"
+    recorded = ledger.header.certificate
+    assert recorded is not None
+    assert (recorded["template"], recorded["tokenizer"]) == (certificate.template, certificate.tokenizer)
+    assert recorded["candidate"] == certificate.candidate
+    assert recorded["passed"] == len(certificate.passed)
+    assert recorded["thinking"] == str(certificate.thinking)
+    assert recorded["content_tokens"] == "inert"
     ledger.commit(make_draft(None, 0, [100], [200]))
     store.append(tmp_path / "rollouts.tito", [ledger])
     assert store.read(tmp_path / "rollouts.tito")[0].header == ledger.header
     assert store.from_record(store.to_record(ledger)).header == ledger.header
-    assert policy.model().ledger.header.certificate == said
+    assert policy.model().ledger.header.certificate == recorded
 
 
-def test_a_ledger_that_nobody_said_it_of_has_none_and_its_record_is_as_before() -> None:
+def test_a_ledger_without_a_certificate_has_no_such_record() -> None:
     bare = Ledger("00000001-0000-4000-8000-000000000000")
     assert bare.header.certificate is None
     assert store.to_record(bare)["header"] == {"uuid": "00000001-0000-4000-8000-000000000000"}
@@ -66,7 +66,7 @@ def test_a_ledger_that_nobody_said_it_of_has_none_and_its_record_is_as_before() 
         Ledger(certificate={"a": object()})
 
 
-def test_content_writes_no_markup_of_the_parser_and_no_stop() -> None:
+def test_content_contains_no_parser_markup_and_no_stop() -> None:
     assert spelled(connected(parser="minimax_m2")) == []
     assert spelled(connected(parser="hermes")) == list(TAGS[:2])  # ordinary tokens to this parser
 
@@ -86,7 +86,7 @@ def test_a_parsers_own_control_strings_are_tags_and_anchors_that_are_tokens() ->
     assert control_strings(get_tool_parser("deepseek_v32", dsml)) == {"｜DSML｜"}
 
 
-def test_a_foreign_parser_may_say_its_own() -> None:
+def test_a_third_party_parser_may_name_its_control_strings() -> None:
     class Foreign:
         control_strings = ("<a>", "<b>")
 

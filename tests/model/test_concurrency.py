@@ -1,4 +1,4 @@
-"""Several at once, and one that stops half-way: agents, threads, event loops, invocations, resets."""
+"""Concurrent agents, threads, event loops, invocations and resets; and invocations that stop half-way."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from support.scripted import BACKENDS, END, Says, call, engine_of, ids_of, model
 from tito_core import TITOModel
 from tito_core.ledger import Ledger, Reason, check_ledger
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 @tool
 def add(a: int, b: int) -> str:
@@ -39,21 +41,21 @@ def agent_of(model: TITOModel, **options: Any) -> Agent:
 
 
 def sums(prompt: ScriptedRequest) -> list[int]:
-    """Ask for a sum where the last word is a question, and answer where it is a tool's result."""
-    asked = tokenizer().decode(prompt.prompt_ids).rsplit("<|im_start|>", 2)[1]
-    answer = "Done." if "tool_response" in asked else "Well, " + call("add", '{"a": 1, "b": 1}')
+    """Call a tool after a user message, and answer after its result."""
+    last_message = tokenizer().decode(prompt.prompt_ids).rsplit("<|im_start|>", 2)[1]
+    answer = "Done." if "tool_response" in last_message else "Well, " + call("add", '{"a": 1, "b": 1}')
     return ids_of(answer + END)
 
 
 def assert_one_line(ledger: Ledger, messages: list[Any]) -> None:
-    """Hold a ledger to one trajectory that answers each of an agent's messages."""
+    """Check that a ledger has one trajectory with a turn for each of an agent's answers."""
     check_ledger(ledger)
     assert [turn.parent for turn in ledger] == [None, *range(len(ledger) - 1)]
     assert len(ledger) == sum(message["role"] == "assistant" for message in messages)
 
 
 def assert_lines_apart(ledger: Ledger, count: int, turns: int) -> None:
-    """Hold a ledger to so many roots, each with one line of so many turns."""
+    """Check that a ledger has `count` trajectories without common turns, of `turns` turns each."""
     check_ledger(ledger)
     lines = ledger.trajectories()
     assert [len(line.turns) for line in lines] == [turns] * count
@@ -63,7 +65,7 @@ def assert_lines_apart(ledger: Ledger, count: int, turns: int) -> None:
 async def idle(engine: Any) -> None:
     deadline = time.monotonic() + 60
     while engine.running:
-        assert time.monotonic() < deadline, "the engine still runs a request that nobody waits for"
+        assert time.monotonic() < deadline, "the engine still runs an abandoned request"
         await asyncio.sleep(0.002)
 
 
@@ -115,18 +117,18 @@ def test_a_loop_that_is_closed_under_a_turn_is_forgotten_quietly(kind: str) -> N
             await asyncio.sleep(0.001)
         return task
 
-    loop.set_exception_handler(lambda loop, context: None)  # asyncio tells of each task that it drops
+    loop.set_exception_handler(lambda loop, context: None)  # asyncio reports each dropped task
     task = loop.run_until_complete(begin())
     loop.close()
     del task, loop
-    gc.collect()  # what a coroutine then raises in vain, pytest makes an error of this test
+    gc.collect()  # pytest fails the test on an unraisable error
     assert len(model.ledger) == 0
     agent_of(model)("And now?")
     assert [turn.parent for turn in model.ledger] == [None]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_second_invocation_that_strands_refuses_leaves_the_first_alone(kind: str) -> None:
+async def test_a_second_invocation_that_strands_refuses_does_not_disturb_the_first(kind: str) -> None:
     model = model_of(kind, Says(sums), latency=0.02)
     agent = agent_of(model, concurrent_invocation_mode=ConcurrentInvocationMode.THROW)
     first = asyncio.ensure_future(agent.invoke_async("1 + 1?"))
@@ -226,9 +228,9 @@ async def _cancel_task_at(agent: Agent, at: int) -> int:
 
 
 async def _stop_everywhere(kind: str, stop: Callable[[Agent, int], Any]) -> None:
-    """Stop an agent's second invocation at one event after the other and have a third; each turn is exact or linked.
+    """Stop an agent's second invocation at each event in turn, then run a third; each turn is exact or linked.
 
-    The two wires, which differ in nothing here, share the events between them.
+    The events are split between the two backends, which do not differ here.
     """
     for at in itertools.count(1 + BACKENDS.index(kind), len(BACKENDS)):
         script = Says(sums)
@@ -253,14 +255,14 @@ async def _stop_everywhere(kind: str, stop: Callable[[Agent, int], Any]) -> None
 
 
 def assert_linked(ledger: Ledger) -> None:
-    """Hold every turn to follow the one before it, or to say why it does not, and from where it left."""
+    """Check that every turn continues the previous one or is a linked branch."""
     for turn in list(ledger)[1:]:
         branch = turn.draft.branch
         assert turn.parent == turn.index - 1 or (branch is not None and branch.turn is not None), turn
 
 
 def assert_exact(model: TITOModel, script: Says) -> None:
-    """Hold each prompt that the engine saw to the path before its turn and the turn's own delta."""
+    """Check that each prompt of the engine is the path before its turn and the turn's delta."""
     check_ledger(model.ledger)
     prompts = {request.request_id: list(request.prompt_ids) for request in script.requests}
     for turn in model.ledger:
@@ -269,7 +271,7 @@ def assert_exact(model: TITOModel, script: Says) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_that_a_reset_meets_in_flight_lands_in_the_ledger_it_began_in(kind: str) -> None:
+async def test_a_turn_in_flight_during_a_reset_is_committed_to_its_own_ledger(kind: str) -> None:
     script = Says("One.", "Two.", "Three.", "Four.")
     model = model_of(kind, script, latency=0.02)
     agent, other = agent_of(model), agent_of(model)
@@ -280,9 +282,9 @@ async def test_a_turn_that_a_reset_meets_in_flight_lands_in_the_ledger_it_began_
     sealed = model.reset()
     assert len(sealed) == 1
     assert len(model.ledger) == 0
-    beside = asyncio.ensure_future(other.invoke_async("Somebody else?"))
+    other_turn = asyncio.ensure_future(other.invoke_async("Another agent?"))
     await waiting
-    await beside
+    await other_turn
     assert [turn.parent for turn in sealed] == [None, 0]
     assert [turn.parent for turn in model.ledger] == [None]
     await agent.invoke_async("Third?")

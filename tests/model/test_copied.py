@@ -1,4 +1,4 @@
-"""What crosses processes: the record does; what holds connections refuses, and says what to send instead."""
+"""Copies and pickles: ledgers can be sent; models and policies refuse, with what to send instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COPIES: list[Callable[[Any], Any]] = [pickle.dumps, copy.deepcopy, copy.copy]
 
 
 @by_kind
-async def test_the_ledger_of_a_rollout_is_copied_and_goes_on_in_another_model(kind: str) -> None:
+async def test_a_rollouts_ledger_is_copied_and_continued_by_another_model(kind: str) -> None:
     model = model_of(kind, Says("Five.", "Yes."))
     agent = Agent(model=model, callback_handler=None)
     await agent.invoke_async("2 + 3?")
@@ -36,7 +36,7 @@ async def test_the_ledger_of_a_rollout_is_copied_and_goes_on_in_another_model(ki
 
 @by_kind
 @pytest.mark.parametrize("copying", COPIES)
-def test_a_policy_says_what_to_send_instead(kind: str, copying: Callable[[Any], Any]) -> None:
+def test_a_policys_error_names_what_to_send(kind: str, copying: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match=r"Policy\.connect"):
         copying(policy_of(kind))
 
@@ -44,7 +44,7 @@ def test_a_policy_says_what_to_send_instead(kind: str, copying: Callable[[Any], 
 @by_kind
 @pytest.mark.parametrize("copying", COPIES)
 @pytest.mark.parametrize("make", [model_of, named])
-def test_a_model_says_what_to_send_instead(
+def test_a_models_error_names_what_to_send(
     kind: str, copying: Callable[[Any], Any], make: Callable[[str, Says], Any]
 ) -> None:
     with pytest.raises(TypeError, match=r"model\.ledger"):

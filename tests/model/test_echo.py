@@ -1,4 +1,4 @@
-"""How often the prompt's echo is asked for, and that law 4 holds either way."""
+"""How often the prompt's echo is requested; law 4 holds either way."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ASKED = {"vllm": "return_token_ids", "sglang": "return_prompt_token_ids"}
 async def talk(model: Any, messages: list[Any], *texts: str) -> None:
     for text in texts:
         messages.append({"role": "user", "content": [{"text": text}]})
-        said = ""
+        text = ""
         async for event in model.stream(messages):
-            said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-        messages.append({"role": "assistant", "content": [{"text": said}]})
+            text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+        messages.append({"role": "assistant", "content": [{"text": text}]})
 
 
 @pytest.mark.parametrize(("often", "expected"), [("always", [True, True, True]), ("first", [True, False, False])])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_the_echo_is_asked_for_as_often_as_chosen(kind: str, often: Any, expected: list[bool]) -> None:
+async def test_the_echo_is_requested_as_often_as_set(kind: str, often: Any, expected: list[bool]) -> None:
     script = Says("One.", "Two.", "Three.")
     model = model_of(kind, script, verify_echo=often)
     await talk(model, [], "A?", "B?", "C?")
@@ -55,7 +55,7 @@ async def test_without_the_echo_the_number_of_prompt_tokens_is_still_compared(ki
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_an_echo_that_nobody_asked_for_is_compared_all_the_same(kind: str) -> None:
+async def test_an_echo_that_was_not_requested_is_still_compared(kind: str) -> None:
     def wrong(answer: Any) -> None:
         answer["prompt_token_ids"] = [1, 2, 3]
 
@@ -64,6 +64,6 @@ async def test_an_echo_that_nobody_asked_for_is_compared_all_the_same(kind: str)
         await talk(model, [], "A?", "B?")
 
 
-def test_another_word_is_refused_before_a_server_is_asked() -> None:
+def test_another_value_is_refused_before_connecting() -> None:
     with pytest.raises(ValueError, match="verify_echo must be 'always' or 'first', not 'never'"):
         model_of("vllm", Says(""), verify_echo="never")

@@ -1,4 +1,4 @@
-"""The view of an answer, part by part: its message, stop reason and events, for any answer that a parser can give."""
+"""The message, stop reason and events of an answer, for any answer that a parser can return."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_reasoning_text_and_calls_come_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("blank", ["", " \n"])
-def test_what_is_blank_is_left_out(blank: str) -> None:
+def test_blank_blocks_are_left_out(blank: str) -> None:
     assert message_of(ParsedTurn(blank, blank, ())) == {"role": "assistant", "content": []}
     assert message_of(ParsedTurn(blank, "a ", ()))["content"] == [{"text": "a "}]
     assert message_of(ParsedTurn(" a", blank, ()))["content"] == [thought(" a")]
@@ -164,7 +164,7 @@ def test_ids_are_reported_where_the_message_ends() -> None:
 
 
 class Shows:
-    """A parser whose preview gives these pieces, chunk by chunk."""
+    """A parser whose preview returns these pieces, chunk by chunk."""
 
     def __init__(self, *chunks: list[Piece]) -> None:
         self.chunks = iter(chunks)
@@ -185,19 +185,19 @@ def chunk(*ids: int) -> TokenChunk:
 
 
 def shown_and_then_whole(cuts: list[list[Piece]], message: Any) -> list[Any]:
-    """All events of an answer of which a preview showed a beginning."""
+    """Return all events of an answer whose beginning a preview streamed."""
     parser: Any = Shows(*cuts)
     showing = StreamedEvents(parser, [1, 2])
-    found = [event for number in range(len(cuts)) for event in showing.of(chunk(number))]
+    streamed_events = [event for number in range(len(cuts)) for event in showing.of(chunk(number))]
     assert parser.tails == [[1, 2]]
     assert parser.fed == [[number] for number in range(len(cuts))]
-    return [*found, *events(message, "end_turn", response(), {}, showing.blocks)]
+    return [*streamed_events, *events(message, "end_turn", response(), {}, showing.blocks)]
 
 
-def put_together(found: list[Any]) -> list[Any]:
-    """Deltas of one block joined, as Strands joins them."""
+def put_together(stream: list[Any]) -> list[Any]:
+    """Join the deltas of each block, as Strands does."""
     whole: list[Any] = []
-    for event in found:
+    for event in stream:
         if "contentBlockDelta" in event and whole and "contentBlockDelta" in whole[-1]:
             new, old = event["contentBlockDelta"]["delta"], whole[-1]["contentBlockDelta"]["delta"]
             if "text" in new:
@@ -217,7 +217,7 @@ def put_together(found: list[Any]) -> list[Any]:
     seen=st.integers(0, 12),
     chunks=st.lists(st.integers(0, 12), max_size=4),
 )
-def test_whatever_was_shown_before_the_whole_is_the_same(
+def test_the_events_are_the_same_whatever_was_streamed_before(
     reasoning: str, text: str, calls: int, seen: int, chunks: list[int]
 ) -> None:
     message = message_of(ParsedTurn(reasoning, text, (call(),) * calls))
@@ -250,18 +250,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("shown", "piece", "whole"), WRONG)
-def test_a_preview_that_was_wrong_is_told(shown: list[Piece], piece: str, whole: str) -> None:
+def test_a_wrong_preview_is_an_error(shown: list[Piece], piece: str, whole: str) -> None:
     with pytest.raises(PreviewError) as caught:
         list(events(TEXT, "end_turn", response(), {}, shown))
-    assert str(caught.value) == (
-        f"The parser's preview showed the {piece}, and the whole answer says {whole} there. Nothing of the turn is "
-        "kept: set stream=False, and mend the parser's preview."
-    )
+    assert [part for part in (piece, whole, "stream=False") if part not in str(caught.value)] == []
 
 
 def test_a_wrong_preview_of_a_long_answer_shows_its_beginning() -> None:
     message: Any = {"role": "assistant", "content": [{"text": "a" * 81}]}
-    with pytest.raises(PreviewError, match=rf"says '{'a' * 80}' there"):
+    with pytest.raises(PreviewError, match=rf" '{'a' * 80}' "):
         list(events(message, "end_turn", response(), {}, [Piece("text", "b")]))
 
 

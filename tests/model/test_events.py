@@ -1,4 +1,4 @@
-"""What Strands sees of a turn: its blocks in order, a call's arguments as sampled, the right stop reason."""
+"""The events of a turn: blocks in order, a call's arguments as sampled, the stop reason."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def events_of(model: Any, **options: Any) -> list[Any]:
 async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str) -> None:
     written = '{ "far" :1.50e1,\n"at":"\\u0041" }'
     second = '<tool_call>\n{"arguments": {} , "name": "look"}\n</tool_call>'
-    said = THOUGHT + "Let me look." + call("look", written) + second
-    model = model_of(kind, Says(said, name=QWEN3), QWEN3)
+    answer = THOUGHT + "Let me look." + call("look", written) + second
+    model = model_of(kind, Says(answer, name=QWEN3), QWEN3)
     events = await events_of(model)
     uuid = model.ledger.uuid[:8]
-    sampled, prompt = len(ids_of(said, QWEN3)) + 1, len(model.ledger[0].draft.prompt_ids)
+    sampled, prompt = len(ids_of(answer, QWEN3)) + 1, len(model.ledger[0].draft.prompt_ids)
     metadata = events.pop()["metadata"]
     assert events == [
         {"messageStart": {"role": "assistant"}},
@@ -68,7 +68,7 @@ async def test_blocks_come_in_order_and_arguments_as_they_were_written(kind: str
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_malformed_call_comes_in_its_place_as_a_mapping(kind: str) -> None:
+async def test_a_malformed_call_keeps_its_place_as_a_mapping(kind: str) -> None:
     broken = call("look", '{"at": }')
     model = model_of(kind, Says(call("look", "{}") + broken + call("look", "{}")))
     uses = [event["contentBlockStart"]["start"]["toolUse"]["name"] for event in (await events_of(model))[1:-2:3]]
@@ -81,8 +81,8 @@ async def test_a_malformed_call_comes_in_its_place_as_a_mapping(kind: str) -> No
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_an_id_that_the_policy_wrote_is_kept_inside_ours(kind: str) -> None:
     one = "<|tool_call_begin|>functions.look:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
-    said = f"<|tool_calls_section_begin|>{one.format(0)}{one.format(0)}<|tool_calls_section_end|>"
-    model = model_of(kind, Says(said, "Well."))
+    answer = f"<|tool_calls_section_begin|>{one.format(0)}{one.format(0)}<|tool_calls_section_end|>"
+    model = model_of(kind, Says(answer, "Well."))
     model.policy = replace(model.policy, parser=get_tool_parser("kimi_k2", tokenizer()))
     agent = Agent(model=model, tools=[look], callback_handler=None)
     await agent.invoke_async("Go.")
@@ -97,7 +97,7 @@ VALUES = st.recursive(st.none() | st.booleans() | NUMBERS | st.text('aé"\\\n�
 
 @settings(max_examples=30)
 @given(st.dictionaries(st.text('ab"é', min_size=1, max_size=3), VALUES, max_size=3), st.booleans(), st.booleans())
-async def test_what_strands_stores_is_what_the_ledger_knows(given_: Any, escaped: bool, spaced: bool) -> None:
+async def test_strands_messages_equal_the_ledgers(given_: Any, escaped: bool, spaced: bool) -> None:
     written = json.dumps(given_, ensure_ascii=escaped, indent=1 if spaced else None)
     model = model_of("vllm", Says(call("look", written), "Well.", "Yes.", name=QWEN3), QWEN3)
     agent = Agent(model=model, tools=[look], callback_handler=None)
@@ -110,7 +110,7 @@ async def test_what_strands_stores_is_what_the_ledger_knows(given_: Any, escaped
 
 
 @pytest.mark.parametrize(
-    ("said", "sampling", "reason"),
+    ("answer", "sampling", "reason"),
     [
         ("Well.", {}, "end_turn"),
         (call("look", "{}"), {}, "tool_use"),
@@ -120,8 +120,8 @@ async def test_what_strands_stores_is_what_the_ledger_knows(given_: Any, escaped
     ],
 )
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_stop_reasons(kind: str, said: str, sampling: Any, reason: str) -> None:
-    model = model_of(kind, Says(said, name=QWEN3), QWEN3, sampling=sampling)
+async def test_stop_reasons(kind: str, answer: str, sampling: Any, reason: str) -> None:
+    model = model_of(kind, Says(answer, name=QWEN3), QWEN3, sampling=sampling)
     assert {"messageStop": {"stopReason": reason}} in await events_of(model)
 
 
@@ -130,9 +130,9 @@ async def test_stop_reasons(kind: str, said: str, sampling: Any, reason: str) ->
     "cut", ['<tool_call>{"name": "look", "arguments": {"at": "x', call("look", "[") + "<tool_call>"]
 )
 async def test_no_text_of_calls_is_lost_when_the_limit_cuts_an_answer(kind: str, cut: str) -> None:
-    said = THOUGHT + "So. " + call("look", "{}") + cut
-    limit = {"max_new_tokens": len(ids_of(said, QWEN3))}
-    model = model_of(kind, Says(said + "...", name=QWEN3), QWEN3, sampling=limit)
+    answer = THOUGHT + "So. " + call("look", "{}") + cut
+    limit = {"max_new_tokens": len(ids_of(answer, QWEN3))}
+    model = model_of(kind, Says(answer + "...", name=QWEN3), QWEN3, sampling=limit)
     agent = Agent(model=model, tools=[look], callback_handler=None)
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("Go.")

@@ -1,4 +1,4 @@
-"""Many rollouts in one event loop leave room for others."""
+"""Many rollouts in one event loop do not block other tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASKS = 15 * ROUND
 
 
 class Rounds:
-    """Counts an event loop's rounds while something runs in it, and what is done in each."""
+    """Count an event loop's rounds and the pieces of work in each."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -38,7 +38,7 @@ class Rounds:
         counting.cancel()
 
 
-async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
+async def test_simultaneous_tasks_run_a_few_at_a_time_in_order() -> None:
     went: list[int] = []
     rounds = Rounds()
 
@@ -57,27 +57,27 @@ async def test_who_comes_together_goes_a_few_at_a_time_in_order() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.1), st.integers(0, ROUND)), max_size=30))
-def test_rounds_that_take_long_do_fewer_pieces_and_short_ones_more_again(rounds: list[tuple[float, int]]) -> None:
-    present, now = run._Round(5.0), 5.0
-    for took, gone in rounds:
-        before = present.most
+def test_long_rounds_lower_the_limit_and_short_ones_raise_it(rounds: list[tuple[float, int]]) -> None:
+    current, now = run._Round(5.0), 5.0
+    for took, done in rounds:
+        before = current.limit
         now += took
-        took = now - present.began
-        present.gone = min(gone, before)
-        pieces = present.gone
-        present.end(now)
-        assert 1 <= present.most <= ROUND
-        assert (present.gone, present.began) == (0, now)
+        took = now - current.began
+        current.done = min(done, before)
+        pieces = current.done
+        current.end(now)
+        assert 1 <= current.limit <= ROUND
+        assert (current.done, current.began) == (0, now)
         if took <= LONGEST_S:
-            assert present.most == min(before + 1, ROUND)
+            assert current.limit == min(before + 1, ROUND)
         else:
-            assert present.most == 1 or present.most / pieces * took <= LONGEST_S * (1 + 1e-9)
+            assert current.limit == 1 or current.limit / pieces * took <= LONGEST_S * (1 + 1e-9)
     for _ in range(ROUND):
-        present.end(now)
-    assert present.most == ROUND
+        current.end(now)
+    assert current.limit == ROUND
 
 
-async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_work_runs_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, now, rounds = asyncio.get_running_loop(), [7.0], Rounds()
     monkeypatch.setattr(loop, "time", lambda: now[0])
 
@@ -92,7 +92,7 @@ async def test_slow_work_goes_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(list(rounds.done.values())[2:]) == {1}
 
 
-async def test_who_is_alone_does_not_wait() -> None:
+async def test_a_single_task_does_not_wait() -> None:
     one = yield_to_loop()
     with pytest.raises(StopIteration):
         one.send(None)
@@ -101,7 +101,7 @@ async def test_who_is_alone_does_not_wait() -> None:
     assert not run._rounds
 
 
-async def test_who_is_cancelled_holds_nobody_up() -> None:
+async def test_a_cancelled_task_does_not_delay_others() -> None:
     tasks = [asyncio.ensure_future(yield_to_loop()) for _ in range(4 * ROUND)]
     await asyncio.sleep(0)
     for task in tasks[ROUND : 3 * ROUND]:
@@ -111,7 +111,7 @@ async def test_who_is_cancelled_holds_nobody_up() -> None:
     assert [task.cancelled() for task in tasks] == [number // ROUND in (1, 2) for number in range(4 * ROUND)]
 
 
-def test_a_loop_that_ends_in_between_is_forgotten() -> None:
+def test_a_closed_loop_is_forgotten() -> None:
     loop = asyncio.new_event_loop()
     loop.run_until_complete(yield_to_loop())
     loop.close()
@@ -120,7 +120,7 @@ def test_a_loop_that_ends_in_between_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_turns_of_many_rollouts_are_done_a_few_at_a_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turns_of_many_rollouts_run_a_few_at_a_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds()
 
     def noted(work: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Rollouts through a proxy that breaks a third of what goes through it: nothing wrong, nothing hung, nothing left.
+"""Rollouts through a proxy that breaks a third of the traffic: no wrong turn, no hang, nothing left open.
 
-TITO_ROLLOUTS says how many, and TITO_SEED which; `make prove` raises the number.
+TITO_ROLLOUTS is their number and TITO_SEED their seed; `make prove` raises the number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SPOILED = 0.33
 
 
 @dataclass
-class Told:
-    """What the rollouts found."""
+class Findings:
+    """Errors and wrong turns of the rollouts."""
 
     errors: dict[str, int] = field(default_factory=dict)
     unfinished: int = 0
@@ -37,7 +37,7 @@ class Told:
 
 
 def answers(request: ScriptedRequest) -> Completion:
-    """Say something that depends on the request, so that one answer in another's place shows."""
+    """Return an answer that depends on the request, so that a swapped answer is noticed."""
     draw = random.Random(repr((request.request_id, len(request.prompt_ids))))
     ids = [draw.randrange(300, 40_000) for _ in range(draw.randrange(3, 40))]
     return Completion([*ids, tokenizer().eos_token_id])
@@ -49,12 +49,12 @@ def served(kind: Any) -> ScriptedServer:
 
 
 def seconds(request: ScriptedRequest) -> float:
-    """How long an answer takes: one in thirty longer than anybody waits, so that only an abort ends it."""
+    """Return an answer's latency; one in thirty is so long that only an abort ends the request."""
     return 300.0 if random.Random(request.request_id).random() < 1 / 30 else 0.005
 
 
-async def rollout(model: Any, number: int, told: Told) -> None:
-    """Run a rollout; a turn that fails in a way that has a name is asked again, some are cancelled by us."""
+async def rollout(model: Any, number: int, findings: Findings) -> None:
+    """Run a rollout. Turns that raise a `BackendError` are retried; some turns are cancelled."""
     draw = random.Random(SEED * 100_003 + number)
     messages: list[Any] = []
     for turn in range(TURNS):
@@ -64,40 +64,40 @@ async def rollout(model: Any, number: int, told: Told) -> None:
             before = len(model.ledger)
             try:
                 async with asyncio.timeout(limit):
-                    said = [event async for event in model.stream(messages)]
+                    events = [event async for event in model.stream(messages)]
             except (BackendError, TimeoutError) as error:
                 name = type(error).__name__
-                told.errors[name] = told.errors.get(name, 0) + 1
+                findings.errors[name] = findings.errors.get(name, 0) + 1
                 if len(model.ledger) != before:
-                    told.wrong.append(f"{number}: a turn was left by {error!r}")
+                    findings.wrong.append(f"{number}: a failed turn was committed ({error!r})")
                 continue
-            text = "".join(event.get("contentBlockDelta", {}).get("delta", {}).get("text", "") for event in said)
+            text = "".join(event.get("contentBlockDelta", {}).get("delta", {}).get("text", "") for event in events)
             messages.append({"role": "assistant", "content": [{"text": text or "[blank text]"}]})
             break
         else:
-            told.unfinished += 1
+            findings.unfinished += 1
             return
 
 
-def compare(model: Any, server: ScriptedServer, told: Told) -> None:
-    """Hold a ledger to what the server itself answered under each request id."""
+def compare(model: Any, server: ScriptedServer, findings: Findings) -> None:
+    """Compare a ledger with the server's answers by request id."""
     ledger = model.ledger
     check_ledger(ledger)
     if len(ledger) > TURNS or any(turn.draft.branch for turn in ledger):
-        told.wrong.append(f"{ledger.uuid}: it branched, or has {len(ledger)} turns")
-    said = server.engine.said  # type: ignore[attr-defined]
+        findings.wrong.append(f"{ledger.uuid}: it branched, or has {len(ledger)} turns")
+    responses = server.engine.responses  # type: ignore[attr-defined]
     for turn in ledger:
-        answer = said[turn.draft.engine.request_id]
+        answer = responses[turn.draft.engine.request_id]
         prompt = [*ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
         same = answer.request.prompt_ids == tuple(prompt) and answer.output_ids == tuple(turn.draft.output_ids.tolist())
         if not same or not all(abs(a - b) < 1e-6 for a, b in zip(answer.logprobs, turn.draft.logprobs, strict=True)):
-            told.wrong.append(f"{ledger.uuid}: turn {turn.index} is not what the server said")
+            findings.wrong.append(f"{ledger.uuid}: turn {turn.index} differs from the server's answer")
 
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_nothing_is_wrong_hung_or_left_behind_whatever_breaks(kind: str) -> None:
-    told = Told()
+    findings = Findings()
     with served(kind) as server:
         async with Proxy(server.port, SEED) as proxy:
             backend = create_backend(kind, proxy.url, timeout_s=2.0, max_attempts=ATTEMPTS, sleep=_shortly)
@@ -109,27 +109,27 @@ async def test_nothing_is_wrong_hung_or_left_behind_whatever_breaks(kind: str) -
 
             async def one(number: int) -> None:
                 async with slots:
-                    await rollout(models[number], number, told)
+                    await rollout(models[number], number, findings)
 
             async with asyncio.timeout(PATIENCE_S):  # a hung task fails here
                 await asyncio.gather(*map(one, range(ROLLOUTS)))
-            server.engine.said = {  # type: ignore[attr-defined]
+            server.engine.responses = {  # type: ignore[attr-defined]
                 answer.request.request_id: answer for exchange in server.engine.exchanges for answer in exchange.answers
             }
             for model in models:
-                compare(model, server, told)
+                compare(model, server, findings)
             assert await soon(lambda: server.engine.running == 0), "a request is left on the server"
             assert await soon(lambda: not ours()), "a task is left"
             await backend.aclose()
             assert await soon(lambda: proxy.connections == 0), "a connection is left"
-    assert told.wrong == []
-    assert told.unfinished == 0
+    assert findings.wrong == []
+    assert findings.unfinished == 0
     assert max(proxy.tries.values()) <= ATTEMPTS, "a retry storm"
     assert sum(len(model.ledger) for model in models) == ROLLOUTS * TURNS
-    assert {"ProtocolViolationError"} <= told.errors.keys()
+    assert {"ProtocolViolationError"} <= findings.errors.keys()
     if ROLLOUTS >= 60:
         assert set(proxy.happened) >= {*AT, *KINDS}, "everything that can break did"
-    print(f"{kind}: {ROLLOUTS} rollouts, {sum(proxy.happened.values())} faults, {told.errors}")
+    print(f"{kind}: {ROLLOUTS} rollouts, {sum(proxy.happened.values())} faults, {findings.errors}")
 
 
 async def _shortly(seconds: float) -> None:
@@ -137,7 +137,7 @@ async def _shortly(seconds: float) -> None:
 
 
 def ours() -> list[Any]:
-    """Tasks of this loop that are neither the test's nor the proxy's."""
+    """Return the tasks of this loop except the test's and the proxy's."""
     names = ("Proxy._accept", "test_nothing_is_wrong")
     return [task for task in asyncio.all_tasks() if not any(name in repr(task.get_coro()) for name in names)]
 

@@ -1,4 +1,4 @@
-"""A tool call that Strands forces: under the parser's grammar, on both wires, or refused before anything is sent."""
+"""Forced tool calls: sampled under the parser's grammar on both backends, or refused before sending."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def forced(model: Any, choice: Any, specs: Any = SPECS, **options: Any) ->
 
 
 def sent(script: Says) -> dict[str, Any]:
-    """The structural tag of the last request."""
+    """Return the structural tag of the last request."""
     [(name, value)] = script.requests[-1].grammar.items()
     assert name == "structural_tag"
     tag = json.loads(value)
@@ -78,8 +78,8 @@ async def test_a_forced_call_is_sampled_under_the_parsers_grammar(kind: str, nam
     model = model_of(kind, script, name, sampling={"ignore_eos": True, "min_new_tokens": 5})
     events = await forced(model, {"tool": {"name": "look"}})
     schemas = {spec["name"]: spec["inputSchema"]["json"] for spec in SPECS}
-    wanted = get_tool_parser("hermes", tokenizer(name)).call_grammar(schemas, "look")
-    assert sent(script) == json.loads(wanted.value)["format"]
+    grammar = get_tool_parser("hermes", tokenizer(name)).call_grammar(schemas, "look")
+    assert sent(script) == json.loads(grammar.value)["format"]
     assert (script.requests[-1].ignore_eos, script.requests[-1].min_new_tokens) == (False, 0)
     assert {"messageStop": {"stopReason": "tool_use"}} in events
     [turn] = model.ledger

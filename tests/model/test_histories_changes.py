@@ -1,4 +1,4 @@
-"""What a user or a hook does to one agent's history: each is exact, or a branch that says what changed and where."""
+"""Changes of one agent's history by a user or a hook: an exact continuation, or a branch with reason and place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from strands.hooks import AfterModelCallEvent
 
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, END, ids_of
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
@@ -24,117 +24,117 @@ async def ask(agent: Any, *questions: str) -> None:
 
 
 async def test_an_edited_message_leaves_after_the_turn_before_it(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.", "Four.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     agent.messages[2] = asked("Second, redacted?")
     await ask(agent, "Third?", "Fourth?")
-    assert it.parents == [None, 0, None, 2]
-    assert it.branches == {2: ("EDIT", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, 0, None, 2]
+    assert rollout.branches == {2: ("EDIT", 0, 2)}
+    rollout.check()
 
 
 async def test_a_message_redacted_in_place_is_an_edit(kind: str) -> None:
-    it = watched(kind, "One.", "Two.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.")
+    agent = rollout.agent()
     await ask(agent, "My number is 12345.")
     agent.messages[0]["content"][0]["text"] = "My number is [redacted]."
     await ask(agent, "And?")
-    assert it.parents == [None, None]
-    assert it.branches == {1: ("EDIT", 0, 0)}
-    it.check()
+    assert rollout.parents == [None, None]
+    assert rollout.branches == {1: ("EDIT", 0, 0)}
+    rollout.check()
 
 
 async def test_an_edited_answer_is_an_edit_of_that_answer(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     agent.messages[3]["content"] = [{"text": "Two, corrected."}]
     await ask(agent, "Third?")
-    assert it.branches == {2: ("EDIT", 0, 3)}
-    it.check()
+    assert rollout.branches == {2: ("EDIT", 0, 3)}
+    rollout.check()
 
 
 async def test_a_second_edit_is_linked_past_the_root_of_the_first(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.", "Four.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     agent.messages[2] = asked("Second, edited?")
     await ask(agent, "Third?")
     agent.messages[4] = asked("Third, edited?")
     await ask(agent, "Fourth?")
-    assert it.branches == {2: ("EDIT", 0, 2), 3: ("EDIT", 0, 4)}
-    it.check()
+    assert rollout.branches == {2: ("EDIT", 0, 2), 3: ("EDIT", 0, 4)}
+    rollout.check()
 
 
 @pytest.mark.parametrize("again", ["Second?", "Another?"])
-async def test_a_popped_question_is_asked_again_after_the_turn_before_it(kind: str, again: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+async def test_a_popped_user_message_is_a_rewind(kind: str, again: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     del agent.messages[2:]
     await ask(agent, again)
-    assert it.parents == [None, 0, 0]
-    assert it.branches == {2: ("RETRY", 0, 3) if again == "Second?" else ("REWIND", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, 0, 0]
+    assert rollout.branches == {2: ("RETRY", 0, 3) if again == "Second?" else ("REWIND", 0, 2)}
+    rollout.check()
 
 
-async def test_a_rewind_to_an_answer_that_nobody_went_on_from_is_no_branch(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.", "Four.")
-    agent = it.agent()
+async def test_a_rewind_to_a_leaf_is_not_a_branch(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
     older = copy.deepcopy(agent.messages)
     del agent.messages[2:]
     await ask(agent, "Other?")
     agent.messages[:] = older
     await ask(agent, "Third?")
-    assert it.parents == [None, 0, 0, 1]
-    assert it.branches == {2: ("REWIND", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, 0, 0, 1]
+    assert rollout.branches == {2: ("REWIND", 0, 2)}
+    rollout.check()
 
 
-async def test_an_emptied_history_begins_anew(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+async def test_an_emptied_history_starts_a_new_root(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await ask(agent, "First?")
     agent.messages.clear()
     await ask(agent, "Something else?")
     agent.messages.clear()
     await ask(agent, "First?")
-    assert it.parents == [None, None, None]
-    assert it.branches == {1: ("REWIND", 0, 0), 2: ("RETRY", 1, 0)}
-    it.check()
+    assert rollout.parents == [None, None, None]
+    assert rollout.branches == {1: ("REWIND", 0, 0), 2: ("RETRY", 1, 0)}
+    rollout.check()
 
 
-async def test_a_round_left_out_of_the_middle_is_a_trim(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.", "Four.")
-    agent = it.agent()
+async def test_a_removed_round_is_a_trim(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?", "Third?")
     del agent.messages[2:4]
     await ask(agent, "Fourth?")
-    assert it.branches == {3: ("TRIM", 0, 2)}
-    it.check()
+    assert rollout.branches == {3: ("TRIM", 0, 2)}
+    rollout.check()
 
 
 async def test_several_messages_replaced_by_one_are_a_summary_even_among_equal_answers(kind: str) -> None:
-    it = watched(kind, "Ok.")
-    agent = it.agent()
+    rollout = observe(kind, "Ok.")
+    agent = rollout.agent()
     await ask(agent, "First?", "Go on.", "Go on.", "Go on.")
     agent.messages[0:5] = [asked("So far: nothing.")]
     await ask(agent, "Go on.")
-    assert it.branches == {4: ("SUMMARY", 3, 0)}
+    assert rollout.branches == {4: ("SUMMARY", 3, 0)}
     agent.messages[0] = asked("So far: nothing at all.")
     await ask(agent, "Go on.")
-    assert it.branches[5] == ("EDIT", 4, 0)
-    it.check()
+    assert rollout.branches[5] == ("EDIT", 4, 0)
+    rollout.check()
 
 
 @pytest.mark.parametrize("texts", [("One.", "Another."), ("One.", "One.")])
-async def test_a_retried_answer_is_a_retry_and_the_kept_one_goes_on(kind: str, texts: tuple[str, str]) -> None:
+async def test_a_retried_answer_is_a_retry_and_the_kept_one_is_continued(kind: str, texts: tuple[str, str]) -> None:
     # Two answers, different ids even where the text is the same.
     first, second = ids_of(texts[0] + END), [*(i for c in texts[1] for i in ids_of(c)), *ids_of(END)]
-    it = watched(kind, "Zero.", first, second, "Two.")
-    agent = it.agent()
+    rollout = observe(kind, "Zero.", first, second, "Two.")
+    agent = rollout.agent()
     await ask(agent, "Nought?")
     again = [True]
 
@@ -143,27 +143,29 @@ async def test_a_retried_answer_is_a_retry_and_the_kept_one_goes_on(kind: str, t
 
     agent.hooks.add_callback(AfterModelCallEvent, retry)
     await ask(agent, "First?", "Second?")
-    assert it.parents == [None, 0, 0, 2]
-    assert it.branches == {2: ("RETRY", 0, 3)}
-    assert it.model.trajectories[1].token_ids.tolist() == list(it.script.requests[3].prompt_ids) + ids_of("Two." + END)
-    it.check()
+    assert rollout.parents == [None, 0, 0, 2]
+    assert rollout.branches == {2: ("RETRY", 0, 3)}
+    assert rollout.model.trajectories[1].token_ids.tolist() == list(rollout.script.requests[3].prompt_ids) + ids_of(
+        "Two." + END
+    )
+    rollout.check()
 
 
-async def test_a_retried_first_answer_is_a_root_that_says_so(kind: str) -> None:
-    it = watched(kind, "One.", "Uno.", "Two.")
-    agent = it.agent()
+async def test_a_retried_first_answer_is_a_root_with_the_reason(kind: str) -> None:
+    rollout = observe(kind, "One.", "Uno.", "Two.")
+    agent = rollout.agent()
     again = [True]
     agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
     await ask(agent, "First?", "Second?")
-    assert it.parents == [None, None, 1]
-    assert it.branches == {1: ("RETRY", 0, 1)}
-    it.check()
+    assert rollout.parents == [None, None, 1]
+    assert rollout.branches == {1: ("RETRY", 0, 1)}
+    rollout.check()
 
 
 @pytest.mark.parametrize("before", [0, 1])
 async def test_an_answer_lost_to_a_hook_that_raises_stays_a_leaf(kind: str, before: int) -> None:
-    it = watched(kind, *["Zero."][:before], "Lost.", "Kept.", "More.")
-    agent = it.agent()
+    rollout = observe(kind, *["Zero."][:before], "Lost.", "Kept.", "More.")
+    agent = rollout.agent()
     await ask(agent, *["Nought?"][:before])
     fail = [True]
 
@@ -178,9 +180,9 @@ async def test_an_answer_lost_to_a_hook_that_raises_stays_a_leaf(kind: str, befo
     assert agent.messages[-1]["role"] == "user"
     await ask(agent, "Second?", "Third?")
     if before:
-        assert it.parents == [None, 0, 0, 2]
-        assert it.branches == {2: ("REWIND", 0, 3)}
+        assert rollout.parents == [None, 0, 0, 2]
+        assert rollout.branches == {2: ("REWIND", 0, 3)}
     else:
-        assert it.parents == [None, None, 1]
-        assert it.branches == {1: ("REWIND", 0, 1)}
-    it.check()
+        assert rollout.parents == [None, None, 1]
+        assert rollout.branches == {1: ("REWIND", 0, 1)}
+    rollout.check()

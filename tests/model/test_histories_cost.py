@@ -1,4 +1,4 @@
-"""Finding a turn among many messages: one comparison a message (law 14)."""
+"""Finding a turn compares each message once (law 14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUNDS = 400
 
 
 class Counted(dict[str, Any]):
-    """A message that counts how often it is compared; Python asks a subclass first, on whichever side it is."""
+    """A message that counts its comparisons; `==` calls a subclass's method first, on either side."""
 
     compared = 0
 
@@ -35,7 +35,7 @@ def test_each_of_eight_hundred_messages_is_compared_once() -> None:
         place = find_parent(ledger, opening, messages, state)
         answer = message("assistant", f"answer {number}")
         draft = make_draft(place.parent, ledger.path_length(place.parent), [100], [200], branch=place.branch)
-        remember(state, ledger, ledger.commit(draft, place.walk, answer).index)
+        remember(state, ledger, ledger.commit(draft, place.history, answer).index)
         messages.append(answer)
     shown = [Counted(each) for each in (*messages, message("user", "last"))]
     Counted.compared = 0

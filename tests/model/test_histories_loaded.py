@@ -1,4 +1,4 @@
-"""Histories on a ledger that was read from a file, which knows of its messages only their digests."""
+"""Histories on a ledger that was loaded from a file, which holds only digests of messages."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.parametrize("kind", BACKENDS)
 
 
 async def turn(model: Any, messages: list[Any], state: dict[str, Any] | None, text: str | None) -> Any:
-    """Ask, perhaps something new; give the turn, and append the answer as Strands would."""
+    """Play one turn, perhaps with a new user message; append the answer as Strands would and return the turn."""
     if text is not None:
         messages.append(asked(text))
-    said = ""
+    text = ""
     async for event in model.stream(copy.deepcopy(messages), model_state=state):
-        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-    messages.append(answer(said))
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append(answer(text))
     return model.ledger[len(model.ledger) - 1]
 
 
 async def loaded(kind: str) -> tuple[Any, list[Any], dict[str, Any]]:
-    """A model on a ledger of two turns that was read anew, with what the agent knows."""
+    """Return a model on a loaded ledger of two turns, and the agent's history and state."""
     model = model_of(kind, Says("One.", "Two."))
     messages: list[Any] = []
     state: dict[str, Any] = {}
@@ -37,7 +37,7 @@ async def loaded(kind: str) -> tuple[Any, list[Any], dict[str, Any]]:
     return model_of(kind, Says("Three.", "Four."), ledger=again), messages, state
 
 
-async def test_the_same_history_goes_on(kind: str) -> None:
+async def test_the_same_history_is_continued(kind: str) -> None:
     model, messages, state = await loaded(kind)
     made = await turn(model, messages, state, "C?")
     assert (made.parent, made.draft.branch) == (1, None)
@@ -45,15 +45,15 @@ async def test_the_same_history_goes_on(kind: str) -> None:
     check_ledger(model.ledger)
 
 
-async def test_a_changed_beginning_is_an_edit_of_the_agents_own(kind: str) -> None:
+async def test_a_changed_first_message_is_an_edit_of_the_agents_history(kind: str) -> None:
     model, messages, state = await loaded(kind)
     messages[0] = asked("A, otherwise?")
     made = await turn(model, messages, state, "C?")
     assert (made.parent, made.draft.branch) == (None, Branch(Reason.EDIT, 1))
 
 
-async def test_a_question_after_an_earlier_turn_is_a_rewind_and_asked_once_more_a_retry(kind: str) -> None:
-    """Of what was read nobody knows the question, only where its answer ended."""
+async def test_a_user_message_after_an_earlier_turn_is_a_rewind_and_its_repetition_a_retry(kind: str) -> None:
+    """The loaded ledger has only the digest up to the answer, not the user message."""
     model, messages, state = await loaded(kind)
     known = dict(state)
     made = await turn(model, messages[:3], state, None)
@@ -62,7 +62,7 @@ async def test_a_question_after_an_earlier_turn_is_a_rewind_and_asked_once_more_
     assert (again.parent, again.draft.branch) == (0, Branch(Reason.RETRY, 0))
 
 
-async def test_who_brings_no_key_is_another(kind: str) -> None:
+async def test_an_agent_without_a_key_is_separate(kind: str) -> None:
     model, messages, _ = await loaded(kind)
     made = await turn(model, messages[:2], {}, "C, rather?")
     assert (made.parent, made.draft.branch) == (0, Branch(Reason.SEPARATE, 0))

@@ -1,4 +1,4 @@
-"""Strands' own conversation managers and retries, while they cut, truncate and summarise: exact or a linked branch."""
+"""Strands' conversation managers and retries: each turn is exact or a linked branch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import AfterModelCallEvent
 
 from strands_tito.testing import THROTTLED, at
-from support.histories import Watched, watched
+from support.histories import ObservedRollout, observe
 from support.scripted import BACKENDS, call
 from tito_core.backend import ThrottledError
 
@@ -27,118 +27,118 @@ def read(page: int) -> str:
     return f"page {page}: " + " ".join(f"word{i}" for i in range(150))
 
 
-def trims(it: Watched) -> dict[int, Any]:
-    return {index: branch for index, branch in it.branches.items() if branch[0] == "TRIM"}
+def trims(rollout: ObservedRollout) -> dict[int, Any]:
+    return {index: branch for index, branch in rollout.branches.items() if branch[0] == "TRIM"}
 
 
 async def test_the_default_window_trims_after_forty_messages_and_each_trim_is_a_root(kind: str) -> None:
-    it = watched(kind, *(f"Answer {i}." for i in range(24)))
-    agent = it.agent()
+    rollout = observe(kind, *(f"Answer {i}." for i in range(24)))
+    agent = rollout.agent()
     for i in range(24):
         await agent.invoke_async(f"Question {i}?")
     assert len(agent.messages) == 40
     # The window is applied after the 21st answer and after each later one.
-    assert it.parents == [None, *range(20), None, None, None]
-    assert it.branches == {21: ("TRIM", 20, 0), 22: ("TRIM", 21, 0), 23: ("TRIM", 22, 0)}
-    trajectories = it.check()
+    assert rollout.parents == [None, *range(20), None, None, None]
+    assert rollout.branches == {21: ("TRIM", 20, 0), 22: ("TRIM", 21, 0), 23: ("TRIM", 22, 0)}
+    trajectories = rollout.check()
     assert [len(trajectory.turns) for trajectory in trajectories] == [21, 1, 1, 1]
 
 
 async def test_a_window_with_tools_trims_in_mid_invocation(kind: str) -> None:
     rounds = [call("add", f'{{"a": {i}, "b": 1}}') for i in range(30)]
-    it = watched(kind, *rounds, "Done.", "Well.", max_model_len=8192)
+    rollout = observe(kind, *rounds, "Done.", "Well.", max_model_len=8192)
     manager = SlidingWindowConversationManager(window_size=20, per_turn=True)
-    agent = it.agent(conversation_manager=manager)
+    agent = rollout.agent(conversation_manager=manager)
     await agent.invoke_async("Count.")
     await agent.invoke_async("And?")
-    assert set(it.branches) == set(trims(it))
-    assert len(it.branches) > 3
-    it.check()
+    assert set(rollout.branches) == set(trims(rollout))
+    assert len(rollout.branches) > 3
+    rollout.check()
 
 
 async def test_a_pinned_first_message_stays_and_the_trim_is_after_it(kind: str) -> None:
-    it = watched(kind, *(f"Answer {i}." for i in range(6)))
-    agent = it.agent(conversation_manager=SlidingWindowConversationManager(window_size=6, pin_first=1))
+    rollout = observe(kind, *(f"Answer {i}." for i in range(6)))
+    agent = rollout.agent(conversation_manager=SlidingWindowConversationManager(window_size=6, pin_first=1))
     for i in range(6):
         await agent.invoke_async(f"Question {i}?")
-    assert it.branches
-    assert it.branches == {index: ("TRIM", index - 1, 1) for index in it.branches}
-    it.check()
+    assert rollout.branches
+    assert rollout.branches == {index: ("TRIM", index - 1, 1) for index in rollout.branches}
+    rollout.check()
 
 
-async def test_a_trim_is_linked_to_the_path_of_the_agent_whose_it_is(kind: str) -> None:
-    it = watched(kind, *(f"Answer {i}." for i in range(6)))
-    first, second = it.agent(), it.agent()
+async def test_a_trim_is_linked_to_the_path_of_its_agent(kind: str) -> None:
+    rollout = observe(kind, *(f"Answer {i}." for i in range(6)))
+    first, second = rollout.agent(), rollout.agent()
     for question in ("1?", "2?"):
         for agent in (first, second):
             await agent.invoke_async(question)
     for agent in (second, first):
         del agent.messages[:2]
         await agent.invoke_async("3?")
-    assert it.branches[4] == ("TRIM", 3, 0)
-    assert it.branches[5] == ("TRIM", 2, 0)
+    assert rollout.branches[4] == ("TRIM", 3, 0)
+    assert rollout.branches[5] == ("TRIM", 2, 0)
 
 
 async def test_on_overflow_the_oldest_result_is_truncated_in_place_and_then_messages_are_trimmed(kind: str) -> None:
     answers = [call("read", f'{{"page": {i}}}') for i in range(4)]
-    it = watched(kind, *answers, "Done.", "Well.", max_model_len=2300, sampling={"max_new_tokens": 60})
-    agent = it.agent(tools=[read])
+    rollout = observe(kind, *answers, "Done.", "Well.", max_model_len=2300, sampling={"max_new_tokens": 60})
+    agent = rollout.agent(tools=[read])
     await agent.invoke_async("Read it all.")
     held = str(agent.messages)
     assert "[truncated:" in held
-    first = next(iter(it.branches.values()))
+    first = next(iter(rollout.branches.values()))
     assert first == ("EDIT", 0, 2), "the first result was truncated, and turn 0 asked for it"
-    assert {reason for reason, _, _ in it.branches.values()} <= {"EDIT", "TRIM"}
-    it.check()
+    assert {reason for reason, _, _ in rollout.branches.values()} <= {"EDIT", "TRIM"}
+    rollout.check()
 
 
 async def test_a_trim_on_overflow_is_retried_by_strands(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.", "Four.", max_model_len=500, sampling={"max_new_tokens": 20})
-    agent = it.agent(tools=[])
+    rollout = observe(kind, "One.", "Two.", "Three.", "Four.", max_model_len=500, sampling={"max_new_tokens": 20})
+    agent = rollout.agent(tools=[])
     for i in range(4):
         await agent.invoke_async(f"{i} " + "word " * 120)
-    assert trims(it) == it.branches != {}
-    assert all(branch[1:] == (index - 1, 0) for index, branch in it.branches.items())
-    it.check()
+    assert trims(rollout) == rollout.branches != {}
+    assert all(branch[1:] == (index - 1, 0) for index, branch in rollout.branches.items())
+    rollout.check()
 
 
 @pytest.mark.parametrize("keep", [2, 3])
 async def test_summarising_is_a_side_call_and_a_summary(kind: str, keep: int) -> None:
     def answer(request: Any) -> str:
-        return "They counted." if len(it.script.requests) == 5 else f"Answer {len(it.script.requests)}."
+        return "They counted." if len(rollout.script.requests) == 5 else f"Answer {len(rollout.script.requests)}."
 
-    it = watched(kind, answer, max_model_len=420, sampling={"max_new_tokens": 20})
+    rollout = observe(kind, answer, max_model_len=420, sampling={"max_new_tokens": 20})
     manager = SummarizingConversationManager(
         summary_ratio=0.7, preserve_recent_messages=keep, summarization_system_prompt="Sum up."
     )
-    agent = it.agent(tools=[], conversation_manager=manager)
+    agent = rollout.agent(tools=[], conversation_manager=manager)
     for i in range(5):
         await agent.invoke_async(f"{i} " + "word " * 70)
-    assert it.parents == [None, 0, 1, 2, None, None]
-    assert it.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", 3, 0)}
-    it.check()
+    assert rollout.parents == [None, 0, 1, 2, None, None]
+    assert rollout.branches == {4: ("SIDE_CALL", None, None), 5: ("SUMMARY", 3, 0)}
+    rollout.check()
 
 
 async def test_the_automatic_context_manager_offloads_and_summarises(kind: str) -> None:
     answers = [call("read", f'{{"page": {i}}}') for i in range(3)]
-    it = watched(kind, *answers, *(f"Answer {i}." for i in range(40)), max_model_len=3400)
-    it.model.update_config(max_new_tokens=60)
-    agent = it.agent(tools=[read], context_manager="auto")
+    rollout = observe(kind, *answers, *(f"Answer {i}." for i in range(40)), max_model_len=3400)
+    rollout.model.update_config(max_new_tokens=60)
+    agent = rollout.agent(tools=[read], context_manager="auto")
     await agent.invoke_async("Read it all.")
     for i in range(6):
         await agent.invoke_async(f"{i} " + "word " * 150)
-    reasons = [reason for reason, _, _ in it.branches.values()]
+    reasons = [reason for reason, _, _ in rollout.branches.values()]
     assert "SIDE_CALL" in reasons
     assert "SUMMARY" in reasons
     assert set(reasons) <= {"SIDE_CALL", "SUMMARY", "EDIT", "TRIM"}
-    sides = [index for index, branch in it.branches.items() if branch[0] == "SIDE_CALL"]
-    assert all(it.parents[index] is None for index in sides)
-    it.check()
+    sides = [index for index, branch in rollout.branches.items() if branch[0] == "SIDE_CALL"]
+    assert all(rollout.parents[index] is None for index in sides)
+    rollout.check()
 
 
 async def test_retries_of_a_users_hook_leave_no_trace(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", fault=at(dict.fromkeys(range(1, 9), THROTTLED)))
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", fault=at(dict.fromkeys(range(1, 9), THROTTLED)))
+    agent = rollout.agent()
     failures: list[Exception | None] = []
 
     def retry(event: AfterModelCallEvent) -> None:
@@ -149,6 +149,6 @@ async def test_retries_of_a_users_hook_leave_no_trace(kind: str) -> None:
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
     assert [type(failure) for failure in failures].count(ThrottledError) >= 1
-    assert it.parents == [None, 0]
-    assert it.branches == {}
-    it.check()
+    assert rollout.parents == [None, 0]
+    assert rollout.branches == {}
+    rollout.check()

@@ -1,4 +1,4 @@
-"""Calls and answers changed on their way: Strands then keeps a history that the model never saw."""
+"""Middleware that changes calls and answers, so that Strands stores a history that the model never saw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from strands.middleware import InvokeModelStage
 
 from support.conversations import answer, asked
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
@@ -20,33 +20,33 @@ async def ask(agent: Any, *questions: str) -> None:
 
 
 async def test_a_message_shown_for_one_call_only_is_left_out_of_the_next(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     agent.add_middleware(
         InvokeModelStage.Input,
         lambda context: context.replace(messages=[*context.messages, asked(f"({len(context.messages)} so far)")]),
     )
     await ask(agent, "First?", "Second?", "Third?")
-    assert it.parents == [None, None, None]
-    assert it.branches == {1: ("TRIM", 0, 1), 2: ("TRIM", 1, 3)}
-    it.check()
+    assert rollout.parents == [None, None, None]
+    assert rollout.branches == {1: ("TRIM", 0, 1), 2: ("TRIM", 1, 3)}
+    rollout.check()
 
 
 async def test_a_system_prompt_for_one_call_only_is_a_new_opening(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     agent.add_middleware(
         InvokeModelStage.Input,
         lambda context: context.replace(system_prompt=f"Be brief. Message {len(context.messages)}."),
     )
     await ask(agent, "First?", "Second?", "Third?")
-    assert it.branches == {1: ("OPENING", 0, None), 2: ("OPENING", 1, None)}
-    it.check()
+    assert rollout.branches == {1: ("OPENING", 0, None), 2: ("OPENING", 1, None)}
+    rollout.check()
 
 
 async def test_an_answer_that_middleware_rewrites_is_an_edit_of_it(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
 
     async def rewrite(context: Any, next_fn: Any) -> Any:
         async for event in next_fn(context):
@@ -56,13 +56,13 @@ async def test_an_answer_that_middleware_rewrites_is_an_edit_of_it(kind: str) ->
 
     agent.add_middleware(InvokeModelStage, rewrite)
     await ask(agent, "First?", "Second?")
-    assert it.branches == {1: ("EDIT", 0, 1)}
-    it.check()
+    assert rollout.branches == {1: ("EDIT", 0, 1)}
+    rollout.check()
 
 
-async def test_middleware_that_asks_twice_is_a_retry(kind: str) -> None:
-    it = watched(kind, "One.", "Uno.", "Two.", "Due.")
-    agent = it.agent()
+async def test_middleware_that_calls_twice_is_a_retry(kind: str) -> None:
+    rollout = observe(kind, "One.", "Uno.", "Two.", "Due.")
+    agent = rollout.agent()
 
     async def twice(context: Any, next_fn: Any) -> Any:
         async for _ in next_fn(context):
@@ -72,14 +72,14 @@ async def test_middleware_that_asks_twice_is_a_retry(kind: str) -> None:
 
     agent.add_middleware(InvokeModelStage, twice)
     await ask(agent, "First?", "Second?")
-    assert it.parents == [None, None, 1, 1]
-    assert it.branches == {1: ("RETRY", 0, 1), 3: ("RETRY", 1, 3)}
-    it.check()
+    assert rollout.parents == [None, None, 1, 1]
+    assert rollout.branches == {1: ("RETRY", 0, 1), 3: ("RETRY", 1, 3)}
+    rollout.check()
 
 
-async def test_an_answer_that_middleware_loses_with_the_agents_key_is_nobodys(kind: str) -> None:
-    it = watched(kind, "One.", "Lost.", "Two.")
-    agent = it.agent()
+async def test_an_answer_that_middleware_drops_with_the_agents_key_has_no_agent(kind: str) -> None:
+    rollout = observe(kind, "One.", "Lost.", "Two.")
+    agent = rollout.agent()
     await ask(agent, "First?")
     fail = [True]
 
@@ -95,17 +95,17 @@ async def test_an_answer_that_middleware_loses_with_the_agents_key_is_nobodys(ki
         await ask(agent, "Second?")
     await ask(agent, "Third?")
     # Strands rolled the key back: to the agent, turn 1 was never its own.
-    assert it.parents == [None, 0, 0]
-    assert it.branches == {2: ("SEPARATE", 0, None)}
-    it.check()
+    assert rollout.parents == [None, 0, 0]
+    assert rollout.branches == {2: ("SEPARATE", 0, None)}
+    rollout.check()
 
 
-async def test_a_round_written_in_by_hand_is_an_answer_that_nobody_sampled(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+async def test_a_round_inserted_by_hand_is_an_edit(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await ask(agent, "First?")
     agent.messages += [asked("Second?"), answer("From a cache.")]
     await ask(agent, "Third?", "Fourth?")
-    assert it.parents == [None, None, 1]
-    assert it.branches == {1: ("EDIT", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, None, 1]
+    assert rollout.branches == {1: ("EDIT", 0, 2)}
+    rollout.check()

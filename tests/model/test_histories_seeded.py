@@ -1,4 +1,4 @@
-"""Histories that begin with messages nobody sampled here, and answers that were cut: exact, all of them."""
+"""Histories that start with messages that were not sampled here, and cut-off answers: all are exact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from strands.types.exceptions import MaxTokensReachedException
 
 from support.conversations import answer, asked, calls, results
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, END, call, ids_of
 from tito_core.ledger import Finish, Provenance
 
@@ -36,86 +36,86 @@ SEEDS: dict[str, Any] = {
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["smollm2", "qwen3-tiny"])
 async def test_a_seeded_history_is_the_first_prompt_and_is_continued(kind: str, seed: str, name: str) -> None:
-    it = watched(kind, "One.", call("add", '{"a": 1, "b": 2}'), "Three.", name=name)
-    agent = it.agent(messages=[*SEEDS[seed]])
+    rollout = observe(kind, "One.", call("add", '{"a": 1, "b": 2}'), "Three.", name=name)
+    agent = rollout.agent(messages=[*SEEDS[seed]])
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
-    assert it.parents == [None, 0, 1]
-    assert it.branches == {}
-    assert len(it.check()) == 1
+    assert rollout.parents == [None, 0, 1]
+    assert rollout.branches == {}
+    assert len(rollout.check()) == 1
 
 
 async def test_a_seeded_history_that_is_edited_is_linked_to_the_turn_before_the_edit(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent(messages=[asked("Hi?"), answer("Hello.")])
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent(messages=[asked("Hi?"), answer("Hello.")])
     await agent.invoke_async("First?")
     agent.messages[1]["content"][0]["text"] = "Hello there."
     await agent.invoke_async("Second?")
     agent.messages[4] = asked("Second, edited?")
     await agent.invoke_async("Third?")
-    assert it.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
-    it.check()
+    assert rollout.branches == {1: ("EDIT", 0, 1), 2: ("EDIT", 1, 4)}
+    rollout.check()
 
 
-async def test_an_agent_seeded_with_anothers_history_goes_on_from_its_turn(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Other.", "Three.")
-    first = it.agent()
+async def test_an_agent_seeded_with_anothers_history_continues_from_its_turn(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Other.", "Three.")
+    first = rollout.agent()
     await first.invoke_async("First?")
-    second = it.agent(messages=[*first.messages])
+    second = rollout.agent(messages=[*first.messages])
     await first.invoke_async("Second?")
     await second.invoke_async("Other?")
     await second.invoke_async("Third?")
-    assert it.parents == [None, 0, 0, 2]
-    assert it.branches == {2: ("SEPARATE", 0, None)}
-    it.check()
+    assert rollout.parents == [None, 0, 0, 2]
+    assert rollout.branches == {2: ("SEPARATE", 0, None)}
+    rollout.check()
 
 
 async def test_an_agent_seeded_with_anothers_edited_history_is_linked_to_where_they_part(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Other.")
-    first = it.agent()
+    rollout = observe(kind, "One.", "Two.", "Other.")
+    first = rollout.agent()
     await first.invoke_async("First?")
     await first.invoke_async("Second?")
-    second = it.agent(messages=[*first.messages[:3], answer("Two, I am told.")])
+    second = rollout.agent(messages=[*first.messages[:3], answer("Two, I am told.")])
     await second.invoke_async("Other?")
-    assert it.branches == {2: ("SEPARATE", 0, 3)}
-    it.check()
+    assert rollout.branches == {2: ("SEPARATE", 0, 3)}
+    rollout.check()
 
 
-async def test_a_cut_answer_is_gone_on_with_though_it_stands_last(kind: str) -> None:
+async def test_a_truncated_last_answer_is_continued(kind: str) -> None:
     limit = len(ids_of("I was about to"))
-    it = watched(kind, "I was about to...", "Yes.", "No.", sampling={"max_new_tokens": limit})
-    agent = it.agent()
+    rollout = observe(kind, "I was about to...", "Yes.", "No.", sampling={"max_new_tokens": limit})
+    agent = rollout.agent()
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("Tell me.")
     assert agent.messages[-1]["role"] == "assistant"
     await agent.invoke_async(None)
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    assert it.model.ledger[0].draft.finish == Finish.LENGTH
-    inserted = [list(turn.draft.prompt_provenance == Provenance.INSERTED) for turn in it.model.ledger]
+    assert rollout.parents == [None, 0, 1]
+    assert rollout.model.ledger[0].draft.finish == Finish.LENGTH
+    inserted = [list(turn.draft.prompt_provenance == Provenance.INSERTED) for turn in rollout.model.ledger]
     assert [sum(each) for each in inserted] == [0, 1, 0]
-    assert it.model.ledger[1].draft.prompt_ids.tolist() == ids_of(f"{END}\n<|im_start|>assistant\n")
-    assert len(it.check()) == 1
+    assert rollout.model.ledger[1].draft.prompt_ids.tolist() == ids_of(f"{END}\n<|im_start|>assistant\n")
+    assert len(rollout.check()) == 1
 
 
-@pytest.mark.parametrize("said", ['So: <tool_call>{"name": "add", "argu...', call("add", '{"a": 1, "b": 2}') + " x..."])
-async def test_a_cut_call_whole_or_not_stays_text_and_is_gone_on_with(kind: str, said: str) -> None:
-    it = watched(kind, said, "Fine.", "More.", sampling={"max_new_tokens": len(ids_of(said[:-3]))})
-    agent = it.agent()
+@pytest.mark.parametrize("cut", ['So: <tool_call>{"name": "add", "argu...', call("add", '{"a": 1, "b": 2}') + " x..."])
+async def test_a_truncated_call_stays_text_and_is_continued(kind: str, cut: str) -> None:
+    rollout = observe(kind, cut, "Fine.", "More.", sampling={"max_new_tokens": len(ids_of(cut[:-3]))})
+    agent = rollout.agent()
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("2 + 3?")
     assert "toolUse" not in str(agent.messages)
     await agent.invoke_async("Well?")
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    assert len(it.check()) == 1
+    assert rollout.parents == [None, 0, 1]
+    assert len(rollout.check()) == 1
 
 
-async def test_an_invocation_without_a_prompt_after_a_whole_answer_goes_on(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+async def test_an_invocation_without_a_prompt_after_an_answer_continues(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await agent.invoke_async("First?")
     await agent.invoke_async(None)
     await agent.invoke_async("Third?")
-    assert it.parents == [None, 0, 1]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    rollout.check()

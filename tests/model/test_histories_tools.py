@@ -1,4 +1,4 @@
-"""Tools, interrupts, limits and structured output: what Strands puts into a history after a call."""
+"""Tools, interrupts, limits and structured output: the history after a call is continued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands import tool
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
 from strands_tito.testing import Completion, ScriptedRequest
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, END, Says, call, ids_of
 
 pytestmark = pytest.mark.parametrize("kind", BACKENDS)
@@ -38,67 +38,72 @@ def give(what: str) -> Any:
 
 @pytest.mark.parametrize("what", ["nothing", "blank", "json", "both", "error", "raise"])
 async def test_every_kind_of_result_is_continued(kind: str, what: str) -> None:
-    it = watched(kind, call("give", f'{{"what": "{what}"}}'), "So.", "More.")
-    agent = it.agent(tools=[give])
+    rollout = observe(kind, call("give", f'{{"what": "{what}"}}'), "So.", "More.")
+    agent = rollout.agent(tools=[give])
     await agent.invoke_async("Give.")
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    assert it.branches == {}
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    assert rollout.branches == {}
+    rollout.check()
 
 
 async def test_parallel_results_read_in_the_order_of_their_calls_whatever_order_they_come_in(kind: str) -> None:
-    said = [call("give", '{"what": "both"}'), call("add.x", "{}"), call("add", '{"a": 1, "b": 2}'), call("nope", "{}")]
-    it = watched(kind, "".join(said), "So.", "More.")
-    agent = it.agent(tools=[give, *it.agent().tool_registry.registry.values()])
+    answers = [
+        call("give", '{"what": "both"}'),
+        call("add.x", "{}"),
+        call("add", '{"a": 1, "b": 2}'),
+        call("nope", "{}"),
+    ]
+    rollout = observe(kind, "".join(answers), "So.", "More.")
+    agent = rollout.agent(tools=[give, *rollout.agent().tool_registry.registry.values()])
     await agent.invoke_async("Do it all.")
     uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"]]
-    came = [block["toolResult"]["toolUseId"] for block in agent.messages[2]["content"]]
-    assert sorted(came) == sorted(uses)
-    assert came[0] == uses[1], "the invalid name's error comes first"
+    result_ids = [block["toolResult"]["toolUseId"] for block in agent.messages[2]["content"]]
+    assert sorted(result_ids) == sorted(uses)
+    assert result_ids[0] == uses[1], "the invalid name's error comes first"
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    rollout.check()
 
 
-async def test_results_that_a_hook_turns_round_are_told_in_the_order_of_the_calls(kind: str) -> None:
-    it = watched(kind, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}'), "So.", "More.")
-    agent = it.agent()
+async def test_results_that_a_hook_reverses_are_rendered_in_the_order_of_the_calls(kind: str) -> None:
+    rollout = observe(kind, call("add", '{"a": 1, "b": 2}') + call("add", '{"a": 3, "b": 4}'), "So.", "More.")
+    agent = rollout.agent()
     agent.hooks.add_callback(AfterToolsEvent, lambda event: event.message["content"].reverse())
     await agent.invoke_async("Add.")
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    assert it.shown[1].messages[2]["content"][0]["toolResult"]["content"] == [{"text": "7"}]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    assert rollout.shown[1].messages[2]["content"][0]["toolResult"]["content"] == [{"text": "7"}]
+    rollout.check()
 
 
-async def test_a_direct_tool_call_brings_in_an_answer_that_nobody_sampled(kind: str) -> None:
-    it = watched(kind, "One.", "Two.", "Three.")
-    agent = it.agent()
+async def test_a_direct_tool_call_adds_an_answer_that_was_not_sampled(kind: str) -> None:
+    rollout = observe(kind, "One.", "Two.", "Three.")
+    agent = rollout.agent()
     await agent.invoke_async("First?")
     agent.tool.add(a=1, b=2)
     assert len(agent.messages) == 6
     await agent.invoke_async("Second?")
     await agent.invoke_async("Third?")
-    assert it.parents == [None, None, 1]
-    assert it.branches == {1: ("EDIT", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, None, 1]
+    assert rollout.branches == {1: ("EDIT", 0, 2)}
+    rollout.check()
 
 
 async def test_a_direct_tool_call_before_all_questions_is_part_of_the_first_prompt(kind: str) -> None:
-    it = watched(kind, "One.", "Two.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "Two.")
+    agent = rollout.agent()
     agent.tool.add(a=1, b=2)
     await agent.invoke_async("First?")
     agent.tool.add(a=1, b=2, record_direct_tool_call=False)
     await agent.invoke_async("Second?")
-    assert it.parents == [None, 0]
-    it.check()
+    assert rollout.parents == [None, 0]
+    rollout.check()
 
 
 async def test_an_interrupt_and_its_resumption_are_one_path(kind: str) -> None:
-    it = watched(kind, call("add", '{"a": 1, "b": 2}') + call("give", '{"what": "json"}'), "So.", "More.")
-    agent = it.agent(tools=[give, *it.agent().tool_registry.registry.values()])
+    rollout = observe(kind, call("add", '{"a": 1, "b": 2}') + call("give", '{"what": "json"}'), "So.", "More.")
+    agent = rollout.agent(tools=[give, *rollout.agent().tool_registry.registry.values()])
 
     def ask(event: BeforeToolCallEvent) -> None:
         if event.tool_use["name"] == "give" and event.interrupt("sure", reason="giving") != "yes":
@@ -107,32 +112,32 @@ async def test_an_interrupt_and_its_resumption_are_one_path(kind: str) -> None:
     agent.hooks.add_callback(BeforeToolCallEvent, ask)
     result = await agent.invoke_async("Do both.")
     assert result.stop_reason == "interrupt"
-    assert it.parents == [None]
+    assert rollout.parents == [None]
     answers = [{"interruptResponse": {"interruptId": each.id, "response": "yes"}} for each in result.interrupts or ()]
     result = await agent.invoke_async(answers)  # type: ignore[arg-type]
     assert result.stop_reason == "end_turn"
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    rollout.check()
 
 
 @pytest.mark.parametrize("limits", [{"turns": 1}, {"output_tokens": 1}, {"total_tokens": 1}])
-async def test_limits_stop_after_the_results_and_the_next_call_goes_on(kind: str, limits: Any) -> None:
-    it = watched(kind, call("add", '{"a": 1, "b": 2}'), "So.", "More.")
-    agent = it.agent()
+async def test_limits_stop_after_the_results_and_the_next_call_continues(kind: str, limits: Any) -> None:
+    rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "So.", "More.")
+    agent = rollout.agent()
     result = await agent.invoke_async("Add.", limits=limits)
     assert result.stop_reason.startswith("limit_")
     await agent.invoke_async("And?")
     await agent.invoke_async("And then?")
-    assert it.parents == [None, 0, 1]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    rollout.check()
 
 
 STOP = " STOP"
 
 
 class StopsAtString(Says):
-    """Ends an answer as an engine does that reads a stop string."""
+    """A script that ends an answer at a stop string, as an engine does."""
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         done = super().__call__(request)
@@ -140,16 +145,16 @@ class StopsAtString(Says):
         return replace(done, finish="stop", stop=STOP) if at_stop else done
 
 
-async def test_a_stop_string_beside_a_call_still_runs_the_call(kind: str) -> None:
+async def test_a_stop_string_after_a_call_still_runs_the_call(kind: str) -> None:
     first = ids_of(call("add", '{"a": 1, "b": 2}') + STOP)
-    it = watched(kind, lambda request: first, "So.", "More.", says=StopsAtString, sampling={"stop": [STOP]})
-    agent = it.agent()
+    rollout = observe(kind, lambda request: first, "So.", "More.", says=StopsAtString, sampling={"stop": [STOP]})
+    agent = rollout.agent()
     result = await agent.invoke_async("Add.")
     assert result.stop_reason == "end_turn"
-    assert it.model.ledger[0].draft.stop == STOP
+    assert rollout.model.ledger[0].draft.stop == STOP
     await agent.invoke_async("And?")
-    assert it.parents == [None, 0, 1]
-    it.check()
+    assert rollout.parents == [None, 0, 1]
+    rollout.check()
 
 
 class Sum(BaseModel):
@@ -159,35 +164,35 @@ class Sum(BaseModel):
 
 
 async def test_structured_output_switched_on_and_off_again_opens_anew_each_time(kind: str) -> None:
-    it = watched(kind, "One.", "It is five.", '{"total": 5}', "Four.", "Five.")
-    agent = it.agent()
+    rollout = observe(kind, "One.", "It is five.", '{"total": 5}', "Four.", "Five.")
+    agent = rollout.agent()
     await agent.invoke_async("First?")
     result = await agent.invoke_async("2 + 3?", structured_output_model=Sum)
     assert result.structured_output == Sum(total=5)
     await agent.invoke_async("Third?")
     await agent.invoke_async("Fourth?")
     # Strands adds a tool named after the class while it is on.
-    assert it.parents == [None, None, 1, None, 3]
-    assert it.branches == {1: ("OPENING", 0, None), 3: ("OPENING", 2, None)}
-    assert [turn.draft.constrained for turn in it.model.ledger] == [False, False, True, False, False]
-    it.check()
+    assert rollout.parents == [None, None, 1, None, 3]
+    assert rollout.branches == {1: ("OPENING", 0, None), 3: ("OPENING", 2, None)}
+    assert [turn.draft.constrained for turn in rollout.model.ledger] == [False, False, True, False, False]
+    rollout.check()
 
 
 async def test_a_structured_answer_called_as_a_tool_is_continued(kind: str) -> None:
-    it = watched(kind, call("Sum", '{"total": 5}'), "It is five.", call("Sum", '{"total": 6}'))
-    agent = it.agent(structured_output_model=Sum)
+    rollout = observe(kind, call("Sum", '{"total": 5}'), "It is five.", call("Sum", '{"total": 6}'))
+    agent = rollout.agent(structured_output_model=Sum)
     assert (await agent.invoke_async("2 + 3?")).structured_output == Sum(total=5)
     await agent.invoke_async("And 2 + 4?")
-    assert it.branches == {}
-    it.check()
+    assert rollout.branches == {}
+    rollout.check()
 
 
-async def test_a_turn_that_a_hook_ends_after_its_tools_is_an_answer_that_nobody_sampled(kind: str) -> None:
-    it = watched(kind, call("add", '{"a": 1, "b": 2}'), "So.", END)
-    agent = it.agent()
+async def test_an_answer_that_a_hook_adds_after_tools_is_an_edit(kind: str) -> None:
+    rollout = observe(kind, call("add", '{"a": 1, "b": 2}'), "So.", END)
+    agent = rollout.agent()
     agent.hooks.add_callback(AfterToolsEvent, lambda event: setattr(event, "end_turn", "Enough."))
     await agent.invoke_async("Add.")
     await agent.invoke_async("And?")
-    assert it.parents == [None, None]
-    assert it.branches == {1: ("EDIT", 0, 2)}
-    it.check()
+    assert rollout.parents == [None, None]
+    assert rollout.branches == {1: ("EDIT", 0, 2)}
+    rollout.check()

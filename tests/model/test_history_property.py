@@ -1,4 +1,4 @@
-"""Random lives of agents on one model, against an oracle that is slow and obvious: parent, prompt, branch, laws."""
+"""Random agents on one model, compared with a slow and simple oracle: parent, prompt, branch, laws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWERS: tuple[tuple[str, list[int]], ...] = (
     ("Hello there", [*HELLO[0], *HELLO[1], *HELLO[2], *ids_of(END)]),
     ("Hello there", ids_of("Hello there")),  # cut off
 )
-"""What the policy says, as text and as ids: some text comes from several."""
+"""The policy's answers, as text and as ids; some texts have several encodings."""
 
 
 def asked(text: str) -> Any:
@@ -42,7 +42,7 @@ def answered(text: str) -> Any:
 
 @dataclass
 class Life:
-    """An agent: its history, its system prompt, and its own channel."""
+    """An agent: its history, its system prompt, and its state."""
 
     messages: list[Any] = field(default_factory=list)
     system: str = SYSTEMS[0]
@@ -50,13 +50,13 @@ class Life:
 
     @property
     def history(self) -> list[str]:
-        """The system prompt and the messages, as JSON each: 1, 1.0 and true differ."""
+        """Return the system prompt and the messages as JSON each, so that 1, 1.0 and true differ."""
         return [json.dumps(item, sort_keys=True) for item in (self.system, *self.messages)]
 
 
 @dataclass
 class Record:
-    """A turn as the oracle remembers it."""
+    """A turn in the oracle's memory."""
 
     history: list[str]
     parent: int | None
@@ -65,7 +65,7 @@ class Record:
 
 
 class World:
-    """Two agents and whoever else calls, on one model; every call is foretold and then compared."""
+    """Two agents and side calls on one model; every call is predicted and then compared."""
 
     def __init__(self, kind: str) -> None:
         self.script = Says("")
@@ -74,7 +74,7 @@ class World:
         self.records: list[Record] = []
 
     async def call(self, life: Life, state: dict[str, Any] | None, answer: int) -> Any:
-        """Play one turn, and give the answer."""
+        """Play one turn and return the answer."""
         ledger = self.model.ledger
         own = None if not state else state["tito"]["turn"]
         parent = self.parent(life, own)
@@ -96,7 +96,7 @@ class World:
         return message
 
     def parent(self, life: Life, own: int | None) -> int | None:
-        """The deepest turn whose history begins this one, with no answer after it; the agent's own, else the latest."""
+        """Return the deepest turn that the history continues; among several the agent's own, else the latest."""
         history = life.history
         fits: list[tuple[int, int]] = []
         for index, record in enumerate(self.records):
@@ -110,7 +110,7 @@ class World:
         return next((turn for turn in self.came_from(own) if turn in deepest), max(deepest))
 
     def came_from(self, turn: int | None) -> list[int]:
-        """A turn and those before it, past roots to what they left."""
+        """Return a turn and its ancestors, past roots to the turns that they left."""
         found: list[int] = []
         while turn is not None:
             found.append(turn)
@@ -119,7 +119,7 @@ class World:
         return found
 
     def prompt(self, life: Life, parent: int | None) -> list[int]:
-        """The path's own ids and the new messages after them, or all of them, written out in ChatML."""
+        """Return the path's ids and the new messages after them in ChatML; for a root, all messages."""
         if parent is None:
             return ids_of(_chatml("system", life.system) + _talk(life.messages) + "<|im_start|>assistant\n")
         record = self.records[parent]
@@ -128,21 +128,21 @@ class World:
         return [*record.prompt, *record.output, *closer, *ids_of("\n" + new + "<|im_start|>assistant\n")]
 
     def check_refusal(self, life: Life, state: Any, parent: int | None) -> None:
-        """Check that `history="error"` would raise for just the agent's own changes."""
+        """Check that `history="error"` raises exactly for the agent's own changes."""
         ledger, template = self.model.ledger, self.model.policy.template.fingerprint
         arguments = (ledger, opening_of(life.system, None, template), life.messages, state)
-        place = find_parent(*arguments)
-        assert place.parent == parent
-        if place.branch is not None and place.branch.reason in OF_ONE_AGENT:
+        match = find_parent(*arguments)
+        assert match.parent == parent
+        if match.branch is not None and match.branch.reason in OF_ONE_AGENT:
             with pytest.raises(HistoryChangedError, match="Law 8") as caught:
                 find_parent(*arguments, may_branch=False)
-            named = place.branch.reason == Reason.OPENING or f"message {place.branch.message} (" in str(caught.value)
+            named = match.branch.reason == Reason.OPENING or f"message {match.branch.message} (" in str(caught.value)
             assert named or "was not sampled here" in str(caught.value)
         else:
             find_parent(*arguments, may_branch=False)
 
     def check_branch(self, life: Life, is_agents: bool, own: int | None, parent: int | None, branch: Any) -> None:
-        """Check whether the turn is a branch, whose it is, and where it left."""
+        """Check whether the turn is a branch, its reason, and the turn that it left."""
         if all(record.parent != parent for record in self.records):
             assert branch is None
             return
@@ -265,7 +265,7 @@ async def copy_the_other(world: World, life: Life, a: int, b: int) -> None:
 ACTS = (ask, retry, go_on_unasked, lose_the_answer, roll_back, side_call, pop, trim, leave_out, summarise, edit)
 RARER = (speak_for_it, change_the_system, forget, copy_the_other)
 SPOKEN_FOR = [(ask, 0, 0, 0), (speak_for_it, 0, 1, 1), (ask, 0, 2, 0), (retry, 0, 0, 1)]
-"""Asked again after an answer that is known and that nobody sampled: no turn before it may be extended."""
+"""A user message after a known answer that was not sampled: no earlier turn may be extended."""
 act = st.tuples(
     st.one_of(st.just(ask), st.sampled_from(ACTS), st.sampled_from(RARER)),
     st.integers(0, 1),
@@ -277,11 +277,11 @@ act = st.tuples(
 @settings(max_examples=60)
 @example(kind="vllm", acts=SPOKEN_FOR)
 @given(kind=st.sampled_from(BACKENDS), acts=st.lists(act, max_size=25))
-def test_every_history_finds_the_parent_prompt_and_branch_that_a_slow_oracle_foretells(kind: str, acts: Any) -> None:
+def test_every_history_has_the_parent_prompt_and_branch_of_a_slow_oracle(kind: str, acts: Any) -> None:
     async def live() -> World:
         world = World(kind)
-        for do, who, a, b in acts:
-            await do(world, world.lives[who], a, b)
+        for do, agent, a, b in acts:
+            await do(world, world.lives[agent], a, b)
         return world
 
     world = asyncio.run(live())
@@ -295,7 +295,7 @@ def test_every_history_finds_the_parent_prompt_and_branch_that_a_slow_oracle_for
 
 
 def _check_that_digests_find_the_same(world: World, ledger: Ledger) -> None:
-    """Check that a ledger that forgot every message finds every turn again, and each agent's place."""
+    """Check that a ledger without messages finds every turn and each agent's place again."""
     template = world.model.policy.template.fingerprint
     for life in world.lives:
         if life.messages:

@@ -1,4 +1,4 @@
-"""Ctrl-C while a user's program waits for an answer, or for the connection: in processes of their own."""
+"""Ctrl-C while a program waits for an answer or for the connection, in a new process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(len(model.ledger), "turns")
 
 
 def interrupted(program: str, cwd: Path, works: Callable[[], bool]) -> tuple[int, str, str]:
-    """Run a program, press Ctrl-C once when it waits for a server, and give its exit status and what it printed."""
+    """Run a program, send SIGINT when it waits for a server, and return its exit status and output."""
     with subprocess.Popen(
         [sys.executable, "-u", "-c", program],
         cwd=cwd,
@@ -58,15 +58,16 @@ def interrupted(program: str, cwd: Path, works: Callable[[], bool]) -> tuple[int
         return process.returncode, out, errors
 
 
-@pytest.mark.parametrize(("kind", "stream"), [("vllm", True), ("sglang", False)])
-@pytest.mark.parametrize("way", [0, 1], ids=["asyncio", "synchronous"])
+@pytest.mark.parametrize(
+    ("kind", "stream", "way"), [("vllm", True, 0), ("sglang", False, 1)], ids=["asyncio", "synchronous"]
+)
 def test_ctrl_c_aborts_the_turn_as_the_page_shows(kind: str, stream: bool, way: int, tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path / "tokenizer")
     shown = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8").partition("## Ctrl-C")[2], re.DOTALL)
     held: list[ScriptedRequest] = []
 
     def fault(number: int, request: ScriptedRequest) -> Fault | None:
-        if request.ignore_eos or request.scoring or not request.max_new_tokens:  # what connecting asks
+        if request.ignore_eos or request.scoring or not request.max_new_tokens:  # a request of connect
             return None
         held.append(request)
         return Fault(hang=True)
@@ -94,19 +95,19 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_connecting_to_a_server_that_says_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_ends_connecting_to_a_silent_server(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path / "tokenizer")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        came: list[socket.socket] = []
+        connections: list[socket.socket] = []
 
         def connected() -> bool:
             with contextlib.suppress(BlockingIOError):
-                came.append(server.accept()[0])
-            return bool(came)
+                connections.append(server.accept()[0])
+            return bool(connections)
 
         program = CONNECTING.format(url=f"http://127.0.0.1:{server.getsockname()[1]}")
         ended = interrupted(program, tmp_path, connected)
-        for one in came:
-            one.close()
-    assert ended == (0, "['MainThread']\n", ""), "nobody works on it any more"
+        for connection in connections:
+            connection.close()
+    assert ended == (0, "['MainThread']\n", ""), "no thread is left"

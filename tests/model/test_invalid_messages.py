@@ -1,4 +1,4 @@
-"""What is wrong with messages, tools and other arguments of a call is one sentence, and nothing is committed."""
+"""Invalid messages, tools and other arguments raise an error with their place and value; nothing is committed."""
 
 from __future__ import annotations
 
@@ -50,47 +50,47 @@ def json_of(value: Any) -> list[Any]:
 
 
 MESSAGES: list[tuple[Any, str]] = [
-    ([], "messages is an empty list: give at least one"),
-    (None, "messages is None: give a list"),
-    ("Hi", "messages is 'Hi': give a list"),
+    ([], "messages is an empty list"),
+    (None, "messages is None"),
+    ("Hi", "messages is 'Hi'"),
     (asked("a"), "messages is a dict with the keys 'role', 'content'"),
     (iter([asked("a")]), "messages is of type list_iterator"),
-    (["Hi"], r"messages\[0\] is 'Hi': a message is a dict"),
+    (["Hi"], r"messages\[0\] is 'Hi'"),
     ([asked("a"), None], r"messages\[1\] is None"),
     ([{"content": []}], r"messages\[0\] has no role"),
-    ([{"role": "tool", "content": []}], r"messages\[0\] has the role 'tool': the role is 'user' or 'assistant'"),
-    ([{"role": ["user"], "content": []}], r"messages\[0\] has the role a list"),
-    ([{"role": "system", "content": []}], "Give a system prompt as system_prompt"),
+    ([{"role": "tool", "content": []}], r"messages\[0\].* role 'tool'.*'user' or 'assistant'"),
+    ([{"role": ["user"], "content": []}], r"messages\[0\].* role a list"),
+    ([{"role": "system", "content": []}], "system_prompt"),
     ([{1: 2}], r"messages\[0\] has no role"),
-    ([{"role": "user"}], r"messages\[0\] has no content: content is a list of blocks"),
-    ([{"role": "user", "content": "Hi"}], r"\['content'\] is 'Hi': content is a list of blocks"),
-    (user("Hi"), r"\['content'\]\[0\] is 'Hi': a block is a dict"),
-    (user({}), r"none of the known keys: an empty dict"),
-    (user({"foo": 1}), r"none of the known keys: a dict with the keys 'foo'"),
-    (user({1: 1}), r"none of the known keys: a dict with the keys 1"),
+    ([{"role": "user"}], r"messages\[0\].* no content"),
+    ([{"role": "user", "content": "Hi"}], r"\['content'\] is 'Hi'"),
+    (user("Hi"), r"\['content'\]\[0\] is 'Hi'"),
+    (user({}), r"\['content'\]\[0\].* an empty dict"),
+    (user({"foo": 1}), r"\['content'\]\[0\].* the keys 'foo'"),
+    (user({1: 1}), r"\['content'\]\[0\].* the keys 1"),
     (user({"text": "a"}, {"text": "a", "image": {}}), r"\['content'\]\[1\] has the keys 'text', 'image'"),
-    (user({"text": 5}), r"\['text'\] is 5: give a string"),
-    (user({"text": None}), r"\['text'\] is None: give a string"),
+    (user({"text": 5}), r"\['text'\] is 5"),
+    (user({"text": None}), r"\['text'\] is None"),
     (user({"text": b"a"}), r"\['text'\] is of type bytes"),
-    (user(use()[1]["content"][0]), "'toolUse' block in a message with the role 'user'"),
-    (user({"toolResult": None}), r"\['toolResult'\] is None: give a dict"),
+    (user(use()[1]["content"][0]), "'toolUse'.* role 'user'"),
+    (user({"toolResult": None}), r"\['toolResult'\] is None"),
     (use(name="-"), r"\['toolUse'\]\['name'\] is None"),
     (use(name=5), r"\['toolUse'\]\['name'\] is 5"),
     (use(toolUseId="-"), r"\['toolUse'\]\['toolUseId'\] is None"),
     (use(input="-"), r"\['toolUse'\] has no 'input'"),
     (use(input={"a": b"x"}), r"\['input'\]\['a'\] is of type bytes"),
     (use(input={"a": [NAN]}), r"\['input'\]\['a'\]\[0\] is nan"),
-    (use(input={1: 2, "b": 3}), r"\['input'\] has the key 1, which is not a string"),
-    (use(input={"a": DEEP}), "nests more than 100 levels deep"),
-    (use(input=ENDLESS), "nests more than 100 levels deep"),
-    (result(content="-"), r"\['toolResult'\]\['content'\] is None: give a list"),
-    (result(content="5"), r"\['toolResult'\]\['content'\] is '5': give a list"),
-    (result(content=["5"]), r"\['content'\]\[0\] is '5': give \{'text'"),
+    (use(input={1: 2, "b": 3}), r"\['input'\].* key 1\b"),
+    (use(input={"a": DEEP}), "100 levels"),
+    (use(input=ENDLESS), "100 levels"),
+    (result(content="-"), r"\['toolResult'\]\['content'\] is None"),
+    (result(content="5"), r"\['toolResult'\]\['content'\] is '5'"),
+    (result(content=["5"]), r"\['content'\]\[0\] is '5'"),
     (result(content=[{"text": 5}]), r"\['content'\]\[0\]\['text'\] is 5"),
     (result(toolUseId="-"), r"\['toolResult'\]\['toolUseId'\] is None"),
     (
         [asked("a"), {"role": "assistant", "content": [{"toolResult": {}}]}],
-        "role 'assistant': put it in a user message",
+        "role 'assistant'.* user",
     ),
     ([asked("a"), {"role": "assistant", "content": [{"reasoningContent": "x"}]}], r"\['reasoningContent'\] is 'x'"),
     (
@@ -99,22 +99,22 @@ MESSAGES: list[tuple[Any, str]] = [
     ),
 ]
 UNSUPPORTED: list[tuple[Any, str]] = [
-    (user({"image": {}}), r"Message 0 \(user\) holds a block of kind 'image'"),
+    (user({"image": {}}), r"[Mm]essage 0 \(user\).*'image'"),
     (user({"text": "a"}, {"guardContent": {}}), r"agent.messages\[0\]\['content'\]\[1\] = \{'text': '...'\}"),
-    (result(content=[{"document": {}}]), "kind 'document' in the tool result 'call_0'"),
-    (result(content=[{}]), "kind 'empty' in the tool result 'call_0'"),
+    (result(content=[{"document": {}}]), "'document'.*'call_0'"),
+    (result(content=[{}]), "'empty'.*'call_0'"),
     (json_of(NAN), r"\['json'\] is nan"),
     (json_of({"a": [float("-inf")]}), r"\['json'\]\['a'\]\[0\] is -inf"),
     (json_of({"a": b"x"}), r"\['json'\]\['a'\] is of type bytes"),
     (json_of([{1}]), r"\['json'\]\[0\] is of type set"),
-    (json_of({(1, 2): 3}), r"\['json'\] has the key a tuple, which is not a string"),
-    (json_of({"a": DEEP}), "nests more than 100 levels deep"),
-    (json_of({"a": ENDLESS}), "nests more than 100 levels deep"),
+    (json_of({(1, 2): 3}), r"\['json'\].* key a tuple"),
+    (json_of({"a": DEEP}), "100 levels"),
+    (json_of({"a": ENDLESS}), "100 levels"),
 ]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_each_is_one_sentence_and_leaves_nothing(kind: str) -> None:
+async def test_invalid_messages_are_refused_and_leave_no_trace(kind: str) -> None:
     model = model_of(kind, Says("Yes."))
     cases = [*((given, words, InvalidMessageError) for given, words in MESSAGES)]
     cases += [(given, words, UnsupportedContentError) for given, words in UNSUPPORTED]
@@ -124,44 +124,44 @@ async def test_each_is_one_sentence_and_leaves_nothing(kind: str) -> None:
         assert "\n" not in str(caught.value)
         assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
     for messages, words, error in cases:  # in the middle of a history, too
-        if isinstance(messages, list) and not any(part in words for part in ("messages", "agent", "Message")):
+        if isinstance(messages, list) and not any(part in words for part in ("messages", "agent", "essage")):
             with pytest.raises(error, match=words):
                 await streamed(model, [asked("Hi?"), answer("Yes."), *messages, asked("Well?")])
     assert (len(model.ledger), len(model.scripted.requests)) == (0, 0)
 
 
 SPECS: list[tuple[Any, str]] = [
-    ("look", "tool_specs is 'look': give a list"),
+    ("look", "tool_specs is 'look'"),
     (LOOK, "tool_specs is a dict"),
     ([None], r"tool_specs\[0\] is None"),
-    ([LOOK, {}], r"tool_specs\[1\] is an empty dict: a tool specification is a dict with 'name'"),
-    ([{**LOOK, "name": ""}], "its name is a non-empty string"),
-    ([{**LOOK, "name": 5}], "its name is a non-empty string"),
-    ([{"name": "look"}], r"tool_specs\[0\]\['inputSchema'\] of tool 'look' is None: give \{'json'"),
-    ([{"name": "look", "inputSchema": "{}"}], "'inputSchema'] of tool 'look' is '{}'"),
-    ([{"name": "look", "inputSchema": {"type": "object"}}], "is a dict with the keys 'type': give {'json'"),
-    ([{"name": "look", "inputSchema": {"json": "{}"}}], "with the keys 'json': give {'json': {'type'"),
-    ([{**LOOK, "description": None}], "'description'] of tool 'look' is None: give a string"),
-    ([{"name": "look", "inputSchema": {"json": {"a": b"x"}}}], r"The schema of tool 'look' is not JSON: .*type bytes"),
-    ([{"name": "look", "inputSchema": {"json": {"a": DEEP}}}], "nests more than 100 levels deep"),
+    ([LOOK, {}], r"tool_specs\[1\] is an empty dict.*'name'"),
+    ([{**LOOK, "name": ""}], "non-empty string"),
+    ([{**LOOK, "name": 5}], "non-empty string"),
+    ([{"name": "look"}], r"tool_specs\[0\]\['inputSchema'\].*'look' is None"),
+    ([{"name": "look", "inputSchema": "{}"}], r"'inputSchema'\].*'look' is '{}'"),
+    ([{"name": "look", "inputSchema": {"type": "object"}}], "the keys 'type'"),
+    ([{"name": "look", "inputSchema": {"json": "{}"}}], "the keys 'json'"),
+    ([{**LOOK, "description": None}], r"'description'\].*'look' is None"),
+    ([{"name": "look", "inputSchema": {"json": {"a": b"x"}}}], r"tool 'look'.* JSON.*type bytes"),
+    ([{"name": "look", "inputSchema": {"json": {"a": DEEP}}}], "100 levels"),
 ]
 CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"system_prompt": 5}, InvalidMessageError, "system_prompt is 5"),
-    ({"system_prompt_content": "x"}, InvalidMessageError, "system_prompt_content is 'x': give a list"),
+    ({"system_prompt_content": "x"}, InvalidMessageError, "system_prompt_content is 'x'"),
     ({"system_prompt_content": [5]}, InvalidMessageError, r"system_prompt_content\[0\] is 5"),
     ({"system_prompt_content": [{"text": 5}]}, InvalidMessageError, r"system_prompt_content\[0\]\['text'\] is 5"),
-    ({"tool_choice": "any"}, UnsupportedToolChoiceError, "tool_choice is 'any'"),
-    ({"tool_choice": {}}, UnsupportedToolChoiceError, "tool_choice is .*: give"),
-    ({"tool_choice": {"tool": {}}}, UnsupportedToolChoiceError, "tool_choice is .*: give"),
-    ({"tool_choice": {"tool": "look"}}, UnsupportedToolChoiceError, "tool_choice is .*: give"),
+    ({"tool_choice": "any"}, UnsupportedToolChoiceError, "tool_choice 'any'.*'auto'"),
+    ({"tool_choice": {}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),
+    ({"tool_choice": {"tool": {}}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),
+    ({"tool_choice": {"tool": "look"}}, UnsupportedToolChoiceError, "tool_choice .*'auto'"),
     ({"structured_output_model": dict}, InvalidValueError, "must be a subclass of pydantic.BaseModel"),
-    ({"model_state": "x"}, InvalidValueError, "model_state must be a dict, or None, not of type str"),
-    ({"cancel_signal": 5}, InvalidValueError, "cancel_signal must be a threading.Event, or None"),
+    ({"model_state": "x"}, InvalidValueError, "model_state .*dict.* str"),
+    ({"cancel_signal": 5}, InvalidValueError, "cancel_signal .*threading.Event"),
 ]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_so_are_tools_and_what_else_a_call_takes(kind: str) -> None:
+async def test_invalid_tools_and_other_arguments_are_refused(kind: str) -> None:
     model = model_of(kind, Says("Yes."))
     for specs, words in SPECS:
         with pytest.raises(InvalidMessageError, match=words.replace("{", r"\{").replace(r"\\{", r"\{")):
@@ -181,13 +181,13 @@ async def test_so_are_tools_and_what_else_a_call_takes(kind: str) -> None:
     "messages",
     [[asked("\ud800 and \udc00")], [asked("a"), *calls(("look", {"at": "\ud800"})), results("\udfff")]],
 )
-async def test_half_of_a_surrogate_pair_is_fine(messages: Any) -> None:
+async def test_half_of_a_surrogate_pair_is_allowed(messages: Any) -> None:
     model = model_of("vllm", Says("Yes."))
     await streamed(model, messages)
     assert len(model.ledger) == 1
 
 
-async def test_keys_that_json_itself_turns_into_strings_are_fine_in_results() -> None:
+async def test_keys_that_json_converts_to_strings_are_allowed_in_results() -> None:
     model = model_of("vllm", Says("Yes."))
     await streamed(model, json_of({1: "a", "b": 2, None: 3}))
     assert len(model.ledger) == 1
@@ -201,14 +201,14 @@ ODD = st.one_of(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List the paths to everything in a value."""
+    """List the paths to all parts of a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]
 
 
 @st.composite
 def damaged(draw: Any) -> Any:
-    """Draw a call with one or two things in it replaced, added or removed."""
+    """Draw a call with one or two of its values replaced or removed."""
     whole = {
         "messages": [
             asked("What?"),
@@ -221,9 +221,7 @@ def damaged(draw: Any) -> Any:
         "system_prompt": "Be brief.",
     }
     chosen = draw(st.lists(st.sampled_from(places(whole)[1:]), min_size=1, max_size=2, unique=True))
-    for path in sorted(
-        chosen, key=lambda path: [*map(str, path)], reverse=True
-    ):  # what is inside or after another place first
+    for path in sorted(chosen, key=lambda path: [*map(str, path)], reverse=True):  # inner and later places first
         at: Any = whole
         for key in path[:-1]:
             at = at[key]
@@ -234,22 +232,22 @@ def damaged(draw: Any) -> Any:
     return whole
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(call=damaged())
-def test_whatever_is_damaged_is_a_sentence_or_a_turn(call: Any) -> None:
+def test_a_damaged_call_is_a_turn_or_an_error(call: Any) -> None:
     model = _model()
     before = len(model.ledger), model.ledger.tree()
-    said = None
+    message = None
     try:
         asyncio.run(streamed(model, **call))
     except (InvalidMessageError, UnsupportedContentError, TemplateError) as error:
-        said = str(error)
-    if said is None:
+        message = str(error)
+    if message is None:
         assert len(model.ledger) == before[0] + 1
         model.reset()
         return
-    assert said
-    assert "\n" not in said
+    assert message
+    assert "\n" not in message
     assert (len(model.ledger), model.ledger.tree()) == before
 
 
@@ -257,7 +255,7 @@ MODELS: list[Any] = []
 
 
 def _model() -> Any:
-    """Give one model with a turn in its ledger that the damaged history may have in common."""
+    """Return one model whose ledger has a turn that the damaged history may share."""
     if not MODELS:
         MODELS.append(model_of("vllm", Says("Yes.")))
     if not len(MODELS[0].ledger):
@@ -269,7 +267,7 @@ class Shape(BaseModel):
     at: str
 
 
-async def test_what_is_right_is_taken() -> None:
+async def test_a_valid_call_is_a_turn() -> None:
     model = model_of("vllm", Says('{"at": "x"}'))
     assert await streamed(model, [asked("a")], [LOOK], "Be brief.", structured_output_model=Shape, model_state={})
     assert await streamed(model, (asked("b"),), (LOOK,), tool_choice={"auto": {}})

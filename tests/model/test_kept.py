@@ -1,4 +1,4 @@
-"""What is kept from turn to turn: parameters as they are recorded, and prompts as text."""
+"""Caches between turns: sampling parameters as recorded, and prompts as text."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ def ids(*values: int) -> Any:
     return np.array(values, np.int32)
 
 
-def test_parameters_get_the_policys_stops_once() -> None:
-    terms = SamplingCache()
+def test_parameters_get_the_policys_stop_ids_once() -> None:
+    cache = SamplingCache()
     given = SamplingParams(stop_token_ids=(5, 2))
-    stopped = terms.stopped(given, (2, 9))
+    stopped = cache.stopped(given, (2, 9))
     assert stopped == given.model_copy(update={"stop_token_ids": (2, 5, 9)})
-    assert terms.stopped(given, (2, 9)) is stopped
+    assert cache.stopped(given, (2, 9)) is stopped
     free = SamplingParams(ignore_eos=True)
-    assert terms.stopped(free, (2, 9)) is free
+    assert cache.stopped(free, (2, 9)) is free
 
 
-def test_what_is_recorded_of_parameters_is_of_them_and_of_their_server() -> None:
-    terms = SamplingCache()
+def test_recorded_parameters_depend_on_the_parameters_and_the_server() -> None:
+    cache = SamplingCache()
     info = EngineInfo("fake", "m", 100, "1", processed_logprobs=False)
     sampling = SamplingParams(max_new_tokens=3, temperature=0.5, stop=("x",))
-    recorded = terms.recorded(sampling, "fake", info)
+    recorded = cache.recorded(sampling, "fake", info)
     expected = sampling.model_dump(mode="json")
     del expected["max_new_tokens"]
     assert dict(recorded.sampling.parameters) == expected
     assert (recorded.server.backend, recorded.server.model) == ("fake", "m")
     assert recorded.server.semantics.processed is False
-    assert terms.recorded(sampling, "fake", info) is recorded
+    assert cache.recorded(sampling, "fake", info) is recorded
     other = EngineInfo("fake", "n", 100, "1")
-    assert terms.recorded(sampling, "fake", other).server.model == "n"
-    assert terms.recorded(sampling.model_copy(), "fake", other).server.model == "n"
+    assert cache.recorded(sampling, "fake", other).server.model == "n"
+    assert cache.recorded(sampling.model_copy(), "fake", other).server.model == "n"
 
 
-def test_no_more_parameters_are_remembered_than_so_many() -> None:
-    terms = SamplingCache()
+def test_the_number_of_cached_parameters_is_limited() -> None:
+    cache = SamplingCache()
     held = [SamplingParams(seed=number) for number in range(KEPT_SAMPLINGS + 1)]
     for given in held[:-1]:
-        terms.stopped(given, (1,))
-    assert len(terms._stopped) == KEPT_SAMPLINGS
-    terms.stopped(held[-1], (1,))
-    assert len(terms._stopped) == 1
+        cache.stopped(given, (1,))
+    assert len(cache._stopped) == KEPT_SAMPLINGS
+    cache.stopped(held[-1], (1,))
+    assert len(cache._stopped) == 1
 
 
 def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output: Any) -> None:
@@ -63,17 +63,17 @@ def keep(prompts: PromptCache, ledger: Ledger, turn: int, prompt: IdText, output
 
 
 def text_of(text: IdText) -> list[int]:
-    found: list[int] = json.loads(text.body({"n": 1}, "ids"))["ids"]
-    return found
+    parsed_ids: list[int] = json.loads(text.body({"n": 1}, "ids"))["ids"]
+    return parsed_ids
 
 
-def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
+def test_the_next_turn_replaces_the_text_of_its_parent() -> None:
     prompts, ledger = PromptCache(), Ledger()
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
     ledger.commit(make_draft(0, 3, [102], [201]))
     assert text_of(prompts.text(ledger, None, ids(9))) == [9]
     written = prompts.text(ledger, 0, ids(9))
-    assert text_of(written) == [100, 101, 200, 9], "written anew where it was not kept"
+    assert text_of(written) == [100, 101, 200, 9], "rendered again where it is not cached"
     keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
     kept = prompts._kept[ledger][0]
     assert text_of(kept) == [100, 101, 200]
@@ -81,7 +81,7 @@ def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
     assert taken._parts[:-1] == kept._parts, "and not where it was"
     keep(prompts, ledger, 1, taken, ids(201))
     assert text_of(prompts.text(ledger, 1, ids())) == [100, 101, 200, 102, 201]
-    assert list(prompts._kept[ledger]) == [1], "no turn goes on from the first any more, most likely"
+    assert list(prompts._kept[ledger]) == [1], "the later turn's text replaces it"
 
 
 @pytest.mark.parametrize("parent_is_kept", [False, True])
@@ -94,7 +94,7 @@ def test_the_text_of_a_path_is_taken_over_by_the_turn_that_goes_on() -> None:
         ((1, 101, 200, 102), (201,)),
     ],
 )
-def test_a_turn_that_holds_other_tokens_than_were_sent_is_told_at_once(
+def test_a_turn_with_other_tokens_than_the_request_and_response_is_refused(
     prompt: tuple[int, ...], output: tuple[int, ...], parent_is_kept: bool
 ) -> None:
     prompts, ledger = PromptCache(), Ledger()
@@ -102,12 +102,12 @@ def test_a_turn_that_holds_other_tokens_than_were_sent_is_told_at_once(
     ledger.commit(make_draft(0, 3, [102], [201]))
     if parent_is_kept:
         keep(prompts, ledger, 0, IdText.of(ids(100, 101)), ids(200))
-    with pytest.raises(LawViolationError, match=r"^Law 4: .* does not hold the tokens that were sent"):
+    with pytest.raises(LawViolationError, match=r"^Law 4: .*turn 2"):
         keep(prompts, ledger, 1, IdText.of(ids(*prompt)), ids(*output))
     assert 1 not in prompts._kept.get(ledger, {})
 
 
-def test_of_many_paths_the_latest_are_kept() -> None:
+def test_the_texts_of_the_latest_paths_are_kept() -> None:
     prompts, ledger = PromptCache(), Ledger()
     for number in range(KEPT_TEXTS + 2):
         branch = None if number == 0 else Branch(Reason.SEPARATE)
@@ -117,8 +117,8 @@ def test_of_many_paths_the_latest_are_kept() -> None:
     assert list(prompts._kept[ledger]) == list(range(2, KEPT_TEXTS + 2))
 
 
-def test_another_thread_may_keep_a_text_at_any_moment_while_the_oldest_one_is_dropped() -> None:
-    """An error here would come after the turn's commit. A profiler is called before each function in C."""
+def test_another_thread_may_add_a_text_while_the_oldest_one_is_dropped() -> None:
+    """An error here would follow the turn's commit. Python calls a profiler before each C function."""
     prompts, ledger = PromptCache(), Ledger()
     for number in range(KEPT_TEXTS + 2):
         ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE) if number else None))

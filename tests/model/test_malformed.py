@@ -1,4 +1,4 @@
-"""A malformed call never runs, whatever tool it names, and the policy, the user or the trainer learns of it."""
+"""A malformed call never runs, whatever tool it names; the policy, the user or the trainer gets the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands.hooks import BeforeToolCallEvent
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
 from support.scripted import BACKENDS, Says, call, ids_of, model_of, tokenizer
-from support.session import Life, live, live_elsewhere
+from support.session import Life, live
 from support.wipers import KINDS, wiper
 from tito_core import MalformedCallError
 from tito_core.chat.messages import MALFORMED_CALL
@@ -28,7 +28,7 @@ BROKEN = {
     "no closing tag": '<tool_call>{"name": "wipe", "arguments": {}}',
     "the reserved name": call(MALFORMED_CALL, "{}"),
 }
-SOUND = call("wipe", '{"path": "/data/a"}')
+WELL_FORMED = call("wipe", '{"path": "/data/a"}')
 
 
 def agent_of(model: Any, tools: Any, **options: Any) -> Agent:
@@ -36,7 +36,7 @@ def agent_of(model: Any, tools: Any, **options: Any) -> Agent:
 
 
 def stored(agent: Agent) -> list[Any]:
-    """The blocks of the agent's first answer."""
+    """Return the blocks of the agent's first answer."""
     return next(message["content"] for message in agent.messages if message["role"] == "assistant")
 
 
@@ -55,31 +55,31 @@ def wipe(path: str = "/everything") -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("wire", BACKENDS)
-async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(wire: str, kind: str, tmp_path: Path) -> None:
+async def test_no_malformed_call_of_any_form_runs_on_any_kind_of_tool(kind: str, tmp_path: Path) -> None:
+    wire = BACKENDS[KINDS.index(kind) % len(BACKENDS)]
     with wiper(kind, tmp_path) as (tools, ran):
-        for what, said in BROKEN.items():
-            model = model_of(wire, Says(said, "Sorry."))
+        for form, text in BROKEN.items():
+            model = model_of(wire, Says(text, "Sorry."))
             agent = agent_of(model, tools)
-            assert str(await agent.invoke_async("Clean up.")).strip() == "Sorry.", what
+            assert str(await agent.invoke_async("Clean up.")).strip() == "Sorry.", form
             [result] = [block["toolResult"] for block in agent.messages[2]["content"]]
-            assert result["content"] == [{"text": f"Unknown tool: {MALFORMED_CALL}"}], what
-            assert "was malformed and was not executed" in prompt_of(model, 1), what
-            assert "Unknown tool" not in prompt_of(model, 1), what
-            assert model.ledger[1].parent == 0, what
+            assert result["content"] == [{"text": f"Unknown tool: {MALFORMED_CALL}"}], form
+            assert "malformed" in prompt_of(model, 1), form
+            assert "Unknown tool" not in prompt_of(model, 1), form
+            assert model.ledger[1].parent == 0, form
         assert ran.read_text() == ""
-        await agent_of(model_of(wire, Says(SOUND, "Done.")), tools).invoke_async("Clean up.")
+        await agent_of(model_of(wire, Says(WELL_FORMED, "Done.")), tools).invoke_async("Clean up.")
         assert ran.read_text() == "/data/a\n"  # so the tool can run
 
 
 @pytest.mark.parametrize("malformed_calls", ["feedback", "end_turn", "raise"])
 @pytest.mark.parametrize(("wire", "kind"), [("vllm", "decorated"), ("sglang", "decorated"), ("sglang", "module")])
-async def test_sound_calls_beside_a_malformed_one_run_with_feedback_only(
+async def test_well_formed_calls_of_a_message_with_a_malformed_one_run_with_feedback_only(
     wire: str, malformed_calls: Any, kind: str, tmp_path: Path
 ) -> None:
     with wiper(kind, tmp_path) as (tools, ran):
-        said = SOUND + BROKEN["broken JSON"] + call("wipe", '{"path": "/data/b"}')
-        model = model_of(wire, Says(said, "Done."), malformed_calls=malformed_calls)
+        text = WELL_FORMED + BROKEN["broken JSON"] + call("wipe", '{"path": "/data/b"}')
+        model = model_of(wire, Says(text, "Done."), malformed_calls=malformed_calls)
         agent = agent_of(model, tools)
         if malformed_calls == "raise":
             with pytest.raises(MalformedCallError):
@@ -90,27 +90,26 @@ async def test_sound_calls_beside_a_malformed_one_run_with_feedback_only(
         check_ledger(model.ledger)
         assert [record.status for record in model.ledger[0].draft.calls] == ["ok", "malformed", "ok"]
     if malformed_calls == "feedback":
-        told = prompt_of(model, 1).split("<tool_response>\n")[1:]
-        assert [text.split("\n")[0] for text in told[:3]][::2] == ["wiped", "wiped"]
-        assert told[1].startswith(
-            "Error: tool call 2 of 3 was malformed and was not executed. The call is not valid JSON: "
-            "Expecting value: line 1 column 40 (char 39). It said: " + BROKEN["broken JSON"]
-        )
+        results = prompt_of(model, 1).split("<tool_response>\n")[1:]
+        assert [text.split("\n")[0] for text in results[:3]][::2] == ["wiped", "wiped"]
+        parts = ("2 of 3", "malformed", "JSON", "line 1 column 40 (char 39)", BROKEN["broken JSON"])
+        assert [part for part in parts if part not in results[1]] == []
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_what_strands_stores_of_a_malformed_call_is_a_mapping_with_its_whole_text(wire: str) -> None:
-    said = call("wipe", '["' + "x" * 500 + '"]')
-    model = model_of(wire, Says("Well. " + said, "Sorry."))
+async def test_strands_stores_a_malformed_call_as_a_mapping_with_its_whole_text(wire: str) -> None:
+    raw = call("wipe", '["' + "x" * 500 + '"]')
+    model = model_of(wire, Says("Well. " + raw, "Sorry."))
     agent = agent_of(model, [wipe])
     await agent.invoke_async("Clean up.")
     text, use = stored(agent)
     assert text == {"text": "Well."}
     assert (use["toolUse"]["name"], use["toolUse"]["input"]) == (
         MALFORMED_CALL,
-        {"reason": 'The call has no "arguments" object.', "raw": said, "name": "wipe"},
+        {"reason": use["toolUse"]["input"]["reason"], "raw": raw, "name": "wipe"},
     )
-    assert "the tool call to wipe was malformed" in prompt_of(model, 1)
+    assert '"arguments"' in use["toolUse"]["input"]["reason"]
+    assert "wipe was malformed" in prompt_of(model, 1)
     assert "x" * 100 in prompt_of(model, 1)
     assert "x" * 250 not in prompt_of(model, 1)
     assert model.ledger[1].parent == 0
@@ -118,13 +117,13 @@ async def test_what_strands_stores_of_a_malformed_call_is_a_mapping_with_its_who
 
 async def test_the_raw_text_that_the_policy_reads_again_holds_no_control_token() -> None:
     loaded = tokenizer("qwen3-tiny")
-    said = BROKEN["broken JSON"] + "<|im_start|>"
-    model = model_of("vllm", Says(said[:-12], "Sorry.", name="qwen3-tiny"), "qwen3-tiny")
+    text = BROKEN["broken JSON"] + "<|im_start|>"
+    model = model_of("vllm", Says(text[:-12], "Sorry.", name="qwen3-tiny"), "qwen3-tiny")
     await agent_of(model, [wipe]).invoke_async("Clean up.")
     opening = loaded.convert_tokens_to_ids("<tool_call>")
     assert opening in model.ledger[0].draft.output_ids
     assert opening not in model.ledger[1].draft.prompt_ids
-    assert "It said: <tool_call>" in loaded.decode(model.ledger[1].draft.prompt_ids)
+    assert "<tool_call>" in loaded.decode(model.ledger[1].draft.prompt_ids)
 
 
 def life(wire: str, folder: Path, **changes: Any) -> Life:
@@ -140,44 +139,44 @@ def life(wire: str, folder: Path, **changes: Any) -> Life:
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_a_restored_session_goes_on_after_a_malformed_call(wire: str, tmp_path: Path) -> None:
+async def test_a_restored_session_continues_after_a_malformed_call(wire: str, tmp_path: Path) -> None:
     await live(life(wire, tmp_path))
-    lived = live_elsewhere(life(wire, tmp_path, questions=["Sure?"], answers=["Yes."], uuid=None))
+    lived, _, _ = await live(life(wire, tmp_path, questions=["Sure?"], answers=["Yes."], uuid=None))
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
     assert all(turn["reason"] is None for turn in lived.turns)
 
 
-async def test_a_history_that_makes_a_new_root_still_tells_the_policy_why(tmp_path: Path) -> None:
+async def test_a_history_that_starts_a_new_root_still_shows_the_reason(tmp_path: Path) -> None:
     await live(life("vllm", tmp_path, store=None))
-    lived = live_elsewhere(life("vllm", tmp_path, store=None, questions=["Sure?"], answers=["Yes."], uuid=None))
+    lived, _, _ = await live(life("vllm", tmp_path, store=None, questions=["Sure?"], answers=["Yes."], uuid=None))
     [turn] = lived.turns
     assert turn["parent"] is None
     text = tokenizer().decode(turn["prompt"])
-    assert "Error: tool call 1 of 2 to add was malformed and was not executed. The call has no" in text
+    assert "1 of 2 to add was malformed" in text
     assert "Unknown tool" not in text
     assert "<tool_response>\n3\n</tool_response>" in text
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_what_a_hook_answers_to_a_malformed_call_is_read_too(wire: str) -> None:
+async def test_the_policy_reads_a_hooks_answer_to_a_malformed_call(wire: str) -> None:
     model = model_of(wire, Says(BROKEN["a list"], "Sorry."))
     agent = agent_of(model, [wipe])
     agent.hooks.add_callback(BeforeToolCallEvent, lambda event: setattr(event, "cancel_tool", "One try is left."))
     await agent.invoke_async("Clean up.")
-    assert f"It said: {BROKEN['a list']}\nOne try is left.\n" in prompt_of(model, 1)
+    assert f"{BROKEN['a list']}\nOne try is left.\n" in prompt_of(model, 1)
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_end_turn_keeps_the_text_and_goes_on_with_the_sampled_tokens(wire: str) -> None:
-    said = f"Well. {SOUND} and {BROKEN['broken JSON']}"
-    model = model_of(wire, Says(said, "Sorry."), malformed_calls="end_turn")
+async def test_end_turn_keeps_the_text_and_continues_the_sampled_tokens(wire: str) -> None:
+    text = f"Well. {WELL_FORMED} and {BROKEN['broken JSON']}"
+    model = model_of(wire, Says(text, "Sorry."), malformed_calls="end_turn")
     agent = agent_of(model, [wipe])
     result = await agent.invoke_async("Clean up.")
     assert result.stop_reason == "end_turn"
-    assert stored(agent) == [{"text": f"Well.  and\n{SOUND}\n{BROKEN['broken JSON']}"}]
+    assert stored(agent) == [{"text": f"Well.  and\n{WELL_FORMED}\n{BROKEN['broken JSON']}"}]
     await agent.invoke_async("Well?")
     assert [turn.parent for turn in model.ledger] == [None, 0]
-    assert model.ledger[0].draft.output_ids.tolist() == ids_of(said + "<|im_end|>")
+    assert model.ledger[0].draft.output_ids.tolist() == ids_of(text + "<|im_end|>")
     assert prompt_of(model, 1).startswith("\n<|im_start|>user\nWell?")
     check_ledger(model.ledger)
 
@@ -202,7 +201,7 @@ async def test_raise_names_the_call_and_keeps_the_turn(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", BACKENDS)
-async def test_after_raise_the_same_question_is_asked_beside_it(wire: str) -> None:
+async def test_after_raise_the_same_history_branches(wire: str) -> None:
     model = model_of(wire, Says("Yes?", BROKEN["a list"], "Sorry."), malformed_calls="raise")
     agent = agent_of(model, [wipe])
     await agent.invoke_async("Hello.")
@@ -215,24 +214,24 @@ async def test_after_raise_the_same_question_is_asked_beside_it(wire: str) -> No
 
 
 @pytest.mark.parametrize("malformed_calls", ["feedback", "end_turn"])
-async def test_a_call_that_the_limit_cut_off_is_no_malformed_one(malformed_calls: Any) -> None:
-    said = '<tool_call>{"name": "wipe", "arguments": {"path": "/tmp...'
-    limit = {"max_new_tokens": len(ids_of(said[:-3]))}
-    model = model_of("vllm", Says(said), sampling=limit, malformed_calls=malformed_calls)
+async def test_a_call_that_the_limit_cut_off_is_not_malformed(malformed_calls: Any) -> None:
+    text = '<tool_call>{"name": "wipe", "arguments": {"path": "/tmp...'
+    limit = {"max_new_tokens": len(ids_of(text[:-3]))}
+    model = model_of("vllm", Says(text), sampling=limit, malformed_calls=malformed_calls)
     agent = agent_of(model, [wipe])
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("Clean up.")
     assert [record.status for record in model.ledger[0].draft.calls] == ["truncated"]
-    assert stored(agent) == [{"text": said[:-3]}]
+    assert stored(agent) == [{"text": text[:-3]}]
 
 
-def test_another_setting_and_a_tool_of_the_reserved_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="malformed_calls must be 'feedback', 'end_turn' or 'raise', not 'repair'"):
+def test_another_setting_and_a_tool_with_the_reserved_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"malformed_calls .*'feedback'.*'repair'"):
         model_of("vllm", Says(""), malformed_calls="repair")
 
     @tool(name=MALFORMED_CALL)
     def taken() -> None:
         """Nothing."""
 
-    with pytest.raises(ValueError, match="A tool is named 'tito_malformed_call'"):
+    with pytest.raises(ValueError, match=f"{MALFORMED_CALL}.*Rename"):
         agent_of(model_of("vllm", Says("")), [taken])("Hi.")

@@ -1,4 +1,4 @@
-"""What a rollout wants beside sampled tokens comes as columns of its trajectory, on each backend and from a file."""
+"""Optional outputs are columns of the trajectory, on each backend and from a file."""
 
 from __future__ import annotations
 
@@ -82,23 +82,23 @@ async def test_a_file_gives_the_columns_back(kind: str, tmp_path: Path) -> None:
     with LedgerFile(path) as read:
         (again,) = list(read)
     assert len(again) == 1
-    said = model.ledger[0].draft.extras
+    extras = model.ledger[0].draft.extras
     assert {name: (c.start, c.shape, c.buffer) for name, c in again[0].draft.extras.items()} == {
-        name: (c.start, c.shape, c.buffer) for name, c in said.items()
+        name: (c.start, c.shape, c.buffer) for name, c in extras.items()
     }
     check_ledger(again)
 
 
 async def test_columns_are_equal_on_both_backends() -> None:
-    found = []
+    columns = []
     for kind in BACKENDS:
         model, _ = await rollout(kind)
-        found.append([{n: (c.start, c.buffer) for n, c in turn.draft.extras.items()} for turn in model.ledger])
-    assert found[0] == found[1]
+        columns.append([{n: (c.start, c.buffer) for n, c in turn.draft.extras.items()} for turn in model.ledger])
+    assert columns[0] == columns[1]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_branch_brings_the_rows_of_its_own_delta(kind: str) -> None:
+async def test_a_branch_has_the_rows_of_its_own_delta(kind: str) -> None:
     policy, _ = policy_on(kind, "One.", "Two.", "Three.")
     model = policy.model(optional_outputs=WANTED)
     first: Any = [{"role": "user", "content": [{"text": "Go."}]}]
@@ -114,7 +114,7 @@ async def test_a_branch_brings_the_rows_of_its_own_delta(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_rollout_that_wants_nothing_has_no_columns(kind: str) -> None:
+async def test_a_rollout_without_optional_outputs_has_no_columns(kind: str) -> None:
     policy, engine = policy_on(kind, "Yes.")
     model = policy.model()
     await Agent(model=model, callback_handler=None).invoke_async("Is it?")
@@ -126,7 +126,7 @@ async def test_a_rollout_that_wants_nothing_has_no_columns(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_a_server_that_cannot_is_named_before_anything_is_sent(kind: str) -> None:
+def test_an_unsupported_output_is_refused_before_anything_is_sent(kind: str) -> None:
     engine = engine_of(kind, Says("Yes."))
     policy = Policy.connect(backend=backend_of(engine, kind), tokenizer=tokenizer())
     asked = len(engine.requests)

@@ -1,4 +1,4 @@
-"""What is asked of one turn: a call or a shape, forced by a grammar, or neither."""
+"""A turn's output constraint: a call or a schema that a grammar forces, or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Shape(BaseModel):
 
 
 class Parser:
-    """A format whose calls can be forced, or not."""
+    """A parser whose calls can be forced, or not."""
 
     def __init__(self, problem: str | None = None) -> None:
         self.problem, self.asked = problem, ([] if problem is None else None)
@@ -42,18 +42,18 @@ def sampled(asked: OutputConstraint, parser: Any) -> SamplingParams:
 @pytest.mark.parametrize(("choice", "name"), [({"any": {}}, None), ({"tool": {"name": "look"}}, "look")])
 def test_a_forced_call_is_a_grammar_that_may_end(choice: Any, name: str | None) -> None:
     parser = Parser()
-    found = sampled(OutputConstraint(choice), parser)
+    sampling = sampled(OutputConstraint(choice), parser)
     grammar = Grammar(kind="structural_tag", value="{}", avoided_ids=(3, 4))
-    assert found == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
+    assert sampling == BASE.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
     assert parser.asked == [(TOOLS, name, [1, 2])]
 
 
-def test_nothing_is_forced_that_was_not_asked_for() -> None:
+def test_nothing_is_forced_without_a_constraint() -> None:
     for asked in (OutputConstraint(), OutputConstraint({"auto": {}})):
         assert sampled(asked, Parser()) is BASE
 
 
-def test_a_shape_is_forced_where_a_call_cannot_be() -> None:
+def test_a_schema_is_forced_where_a_call_cannot_be() -> None:
     for asked, parser in (
         (OutputConstraint(None, Shape), Parser()),
         (OutputConstraint({"auto": {}}, Shape), Parser()),

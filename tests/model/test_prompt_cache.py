@@ -1,4 +1,4 @@
-"""What a model keeps of its prompts as text says what the ledger holds, whatever branch a turn continues."""
+"""The cached text of prompts equals the ledger's ids, whatever branch a turn continues."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FIELD = {"vllm": "prompt", "sglang": "input_ids"}
 
 async def ask(model: Any, messages: list[Any], text: str) -> None:
     messages.append({"role": "user", "content": [{"text": text}]})
-    said = ""
+    text = ""
     async for event in model.stream(copy.deepcopy(messages)):
-        said += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-    messages.append({"role": "assistant", "content": [{"text": said}]})
+        text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+    messages.append({"role": "assistant", "content": [{"text": text}]})
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -57,7 +57,7 @@ async def test_no_more_is_kept_than_the_latest_paths_of_live_ledgers() -> None:
 
 
 @pytest.mark.parametrize(("kind", "header"), [("vllm", "x-session-id"), ("sglang", "x-smg-routing-key")])
-async def test_a_router_is_told_which_requests_belong_together(kind: str, header: str) -> None:
+async def test_requests_carry_the_ledger_as_session_id(kind: str, header: str) -> None:
     script = Says("One.", "Two.", "Three.")
     model = model_of(kind, script)
     messages: list[Any] = []
@@ -65,5 +65,5 @@ async def test_a_router_is_told_which_requests_belong_together(kind: str, header
     await ask(model, messages, "B?")
     first = model.reset()
     await ask(model, [], "C?")
-    said = [request.headers[header] for request in script.requests]
-    assert said == [first.uuid, first.uuid, model.ledger.uuid]
+    session_ids = [request.headers[header] for request in script.requests]
+    assert session_ids == [first.uuid, first.uuid, model.ledger.uuid]

@@ -1,4 +1,4 @@
-"""Turns that the engine was told to abort: one turn of several responses, an error, or a turn that was cut off."""
+"""Turns that the engine aborts: resumed as one turn, an error, or a truncated turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAID = "Let me add them. " + call("add", '{"a": 1, "b": 2}') + END
 
 
 def later(first: Any, *then: Any, runs: int | None = None) -> Any:
-    """The first turn, of so many runs of the engine, is said by one script, what comes after it by another."""
+    """Answers the first turn, which takes `runs` engine requests, by one script, and later turns by another."""
     rest, runs = Says(*then), runs or len(first.cuts) + 1
 
     def script(request: Any) -> Any:
@@ -88,7 +88,7 @@ async def test_a_committed_part_is_a_turn_that_was_cut_off(kind: str, emitted: i
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turns_deadline_holds_over_a_pause(kind: str) -> None:
+async def test_a_turns_timeout_includes_pauses(kind: str) -> None:
     engine = engine_of(kind, Says("One."))
     policy = policy_of(kind)
     backend = backend_of(engine, kind)

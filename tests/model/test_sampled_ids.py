@@ -1,4 +1,4 @@
-"""An id that the server would not take back is never committed; one of a padded embedding is (law 4)."""
+"""Ids that the server refuses in a prompt are not committed; ids of a padded embedding are (law 4)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tito_core import TITOModel, store
 from tito_core.backend import BadRequestError, ProtocolViolationError
 
 PADDED = 64
-"""Rows of the server's embedding past the tokenizer's ids."""
+"""Number of embedding rows past the tokenizer's ids."""
 
 
 def samples(token: int) -> Callable[[Any], None]:
-    """Put an id in the place of an answer's first."""
+    """Replace the first id of an answer."""
 
     def edit(answer: Any) -> None:
         if "choices" in answer:
@@ -39,7 +39,7 @@ def samples(token: int) -> Callable[[Any], None]:
 
 
 def model_on(kind: str, script: Any, vocab_size: int, **options: Any) -> TITOModel:
-    """Make a model on an engine whose embedding has this many rows, which only SGLang's tells."""
+    """Make a model on an engine with this many embedding rows; only SGLang reports the number."""
     backend = backend_of(engine_of(kind, script, vocab_size=vocab_size, **options), kind)
     shared = policy_of(kind)
     info = replace(shared.info, vocab_size=vocab_size if kind == "sglang" else None)
@@ -66,7 +66,7 @@ async def test_an_id_outside_the_vocabulary_is_not_committed(kind: str, token: i
 @pytest.mark.parametrize("kind", BACKENDS)
 @given(token=st.integers(0, 2 * PADDED))
 @settings(max_examples=8, deadline=None)
-def test_of_a_padded_embedding_exactly_the_ids_that_the_server_takes_are_committed(kind: str, token: int) -> None:
+def test_ids_of_a_padded_embedding_are_committed_exactly_when_the_server_accepts_them(kind: str, token: int) -> None:
     size = len(tokenizer())
     answer = [size + token, *ids_of("One." + END)]
     fault = at({0: Fault(edit=samples(size + token))})
@@ -84,7 +84,7 @@ def test_of_a_padded_embedding_exactly_the_ids_that_the_server_takes_are_committ
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_a_kept_id_that_another_server_refuses_names_the_way_out(kind: str) -> None:
+def test_a_committed_id_that_another_server_refuses_names_the_remedy(kind: str) -> None:
     size = len(tokenizer())
     answer = [size + 1, *ids_of("One." + END)]
     padded = model_on(kind, Says(answer), size + PADDED)

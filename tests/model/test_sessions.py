@@ -1,4 +1,4 @@
-"""A session that is restored in a new process finds its ledger again, and goes on exactly or as a linked branch."""
+"""A restored session finds its ledger again, and continues it or starts a linked branch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from strands import Agent
 
 from strands_tito.testing import ScriptedEngine
-from support.scripted import BACKENDS, Says, backend_of, call, engine_of, ids_of, policy_of
+from support.scripted import Says, backend_of, call, engine_of, ids_of, policy_of
 from support.session import Life, Lived, agent_of, live, live_elsewhere
 from tito_core import TITOModel, store
 from tito_core.ledger import Ledger, check_ledger
@@ -35,12 +35,12 @@ def first_life(kind: str, folder: Path, **changes: Any) -> Life:
 
 
 def model_over(file: LedgerFile, engine: ScriptedEngine) -> TITOModel:
-    """Make a fresh model over a file that is open already."""
+    """Return a new model over an open file."""
     return replace(policy_of("vllm"), backend=backend_of(engine, "vllm"), store=file).model()
 
 
 class SlowFile(LedgerFile):
-    """A file that takes its time to read a ledger, so that others ask for the same one meanwhile."""
+    """A file that reads ledgers slowly, so that other threads request the same ledger meanwhile."""
 
     def load(self, uuid: str, *, check: bool = True) -> Ledger:
         time.sleep(0.05)
@@ -52,9 +52,9 @@ def second_life(first: Life, **changes: Any) -> Life:
 
 
 def assert_prompts_are_paths(lived: Lived) -> None:
-    """Hold every prompt of this process to the path before it and the turn's own delta."""
-    asked = lived.turns[len(lived.turns) - len(lived.prompts) :]
-    for turn, prompt in zip(asked, lived.prompts, strict=True):
+    """Check that every prompt of this life is the path before its turn and the turn's delta."""
+    turns = lived.turns[len(lived.turns) - len(lived.prompts) :]
+    for turn, prompt in zip(turns, lived.prompts, strict=True):
         path: list[int] = []
         at = turn["parent"]
         while at is not None:
@@ -63,11 +63,13 @@ def assert_prompts_are_paths(lived: Lived) -> None:
         assert prompt == path + turn["prompt"]
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_restored_session_goes_on_as_if_its_process_had_never_ended(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "new_process"), [("vllm", True), ("sglang", False)])
+async def test_a_restored_session_continues_as_if_its_process_had_not_ended(
+    kind: str, new_process: bool, tmp_path: Path
+) -> None:
     first = first_life(kind, tmp_path)
     await live(first)
-    lived = live_elsewhere(second_life(first))
+    lived = live_elsewhere(second_life(first)) if new_process else (await live(second_life(first)))[0]
     assert lived.ledger == UUID
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
     assert all(turn["reason"] is None for turn in lived.turns)
@@ -79,20 +81,20 @@ async def test_a_restored_session_goes_on_as_if_its_process_had_never_ended(kind
     assert store.encode(stored, engine=False) == store.encode(whole.ledger, engine=False)
 
 
-async def test_without_a_store_a_restored_session_is_a_root_of_its_own(tmp_path: Path) -> None:
+async def test_without_a_store_a_restored_session_starts_a_new_root(tmp_path: Path) -> None:
     first = first_life("sglang", tmp_path, store=None)
     await live(first)
-    lived = live_elsewhere(second_life(first))
+    lived, _, _ = await live(second_life(first))
     assert lived.ledger != UUID
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
     assert_prompts_are_paths(lived)
     assert not set(lived.calls[1:]) & {"call_00000000_1"}
 
 
-async def test_a_store_that_lacks_the_ledger_takes_a_new_one(tmp_path: Path) -> None:
+async def test_a_store_without_the_ledger_gets_a_new_one(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
-    lived = live_elsewhere(second_life(first, store=str(tmp_path / "other")))
+    lived, _, _ = await live(second_life(first, store=str(tmp_path / "other")))
     assert lived.ledger != UUID
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
     assert_prompts_are_paths(lived)
@@ -107,7 +109,7 @@ async def test_an_edited_session_file_is_a_linked_branch(tmp_path: Path) -> None
     await live(first)
     path = tmp_path / "sessions/session_s/agents/agent_default/messages/message_0.json"
     path.write_text(path.read_text().replace("What is 2 + 3?", "What is 2 plus 3?"))
-    lived = live_elsewhere(second_life(first))
+    lived, _, _ = await live(second_life(first))
     assert lived.ledger == UUID
     assert [(turn["parent"], turn["reason"], turn["from"]) for turn in lived.turns[1:]] == [
         (0, None, None),
@@ -121,7 +123,7 @@ async def test_an_edited_session_file_is_a_linked_branch(tmp_path: Path) -> None
     assert_prompts_are_paths(lived)
 
 
-async def test_a_session_older_than_the_store_branches_from_the_turn_it_knows(tmp_path: Path) -> None:
+async def test_a_session_older_than_the_store_branches_from_its_last_turn(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     shutil.copytree(tmp_path / "sessions", tmp_path / "old")
@@ -129,13 +131,13 @@ async def test_a_session_older_than_the_store_branches_from_the_turn_it_knows(tm
     lived, _, _ = await live(second_life(first, sessions=str(tmp_path / "old")))
     assert lived.ledger == UUID
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3, 1, 5, 6]
-    # Its own turn has been extended, and not by itself as far as it knows.
+    # The session does not know that its own turn was extended.
     assert (lived.turns[5]["reason"], lived.turns[5]["from"]) == ("separate agent", 1)
     assert_prompts_are_paths(lived)
     assert lived.calls == [f"call_00000000_{number}" for number in (1, 4, 5)]
 
 
-async def test_an_agent_that_goes_on_after_a_reset_begins_the_next_ledger(tmp_path: Path) -> None:
+async def test_an_agent_that_continues_after_a_reset_starts_the_next_ledger(tmp_path: Path) -> None:
     with LedgerFile(tmp_path / "rollouts", "a") as file:
         model = model_over(file, engine_of("vllm", Says("Ok.")))
         agent = Agent(model=model, callback_handler=None)
@@ -151,7 +153,7 @@ async def test_an_agent_that_goes_on_after_a_reset_begins_the_next_ledger(tmp_pa
         ]
 
 
-async def test_a_ledger_that_was_given_stays_whatever_an_agent_remembers(tmp_path: Path) -> None:
+async def test_a_given_ledger_is_not_replaced_by_a_restored_one(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     given = "11111111-0000-4000-8000-000000000000"
@@ -160,7 +162,7 @@ async def test_a_ledger_that_was_given_stays_whatever_an_agent_remembers(tmp_pat
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1]
 
 
-async def test_a_restored_agent_takes_no_ledger_from_under_a_turn_in_flight(tmp_path: Path) -> None:
+async def test_a_restored_agent_does_not_replace_the_ledger_of_a_turn_in_flight(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     with LedgerFile(tmp_path / "rollouts", "a") as file:
@@ -188,7 +190,7 @@ def test_agents_restored_in_several_threads_at_once_share_one_ledger(tmp_path: P
         assert sorted(turn.parent for turn in list(model.ledger)[6:]) == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_key_that_is_no_identity_is_no_error(tmp_path: Path) -> None:
+async def test_an_invalid_key_is_ignored(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
     path = tmp_path / "sessions/session_s/agents/agent_default/agent.json"
@@ -200,20 +202,20 @@ async def test_a_key_that_is_no_identity_is_no_error(tmp_path: Path) -> None:
         assert_prompts_are_paths(lived)
 
 
-async def test_two_agents_of_one_session_come_back_to_one_ledger(tmp_path: Path) -> None:
+async def test_two_agents_of_one_session_restore_one_ledger(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path, questions=["Hi?", "Hi?"], answers=["Hello."], agents=["one", "two"])
     await live(first)
-    lived = live_elsewhere(replace(first, questions=["Two?", "Two?"], answers=["Good."], uuid=None))
+    lived, _, _ = await live(replace(first, questions=["Two?", "Two?"], answers=["Good."], uuid=None))
     assert lived.ledger == UUID
     assert [turn["parent"] for turn in lived.turns] == [None, None, 0, 1]
     assert_prompts_are_paths(lived)
 
 
-async def test_a_snapshot_comes_back_in_a_new_process(tmp_path: Path) -> None:
+async def test_a_snapshot_restores_the_ledger(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path, sessions=None)
     _, _, (agent,) = await live(first)
     (tmp_path / "snapshot").write_text(json.dumps(agent.take_snapshot(preset="session").to_dict()))
-    lived = live_elsewhere(second_life(first, snapshot=str(tmp_path / "snapshot")))
+    lived, _, _ = await live(second_life(first, snapshot=str(tmp_path / "snapshot")))
     assert lived.ledger == UUID
     assert [turn["parent"] for turn in lived.turns] == [None, 0, 1, 2, 3]
     assert lived.calls == [f"call_00000000_{number}" for number in (1, 2, 3)]
@@ -229,10 +231,10 @@ def _copy_sessions(folder: Path) -> str:
     return str(shutil.copytree(folder / "sessions", folder / "sessions-copy"))
 
 
-async def test_a_store_that_another_process_has_written_to_meanwhile_is_read_again(tmp_path: Path) -> None:
+async def test_a_store_that_another_process_wrote_to_is_read_again(tmp_path: Path) -> None:
     first = first_life("vllm", tmp_path)
     await live(first)
-    with LedgerFile(tmp_path / "rollouts", "a") as file:  # opened before the second life, as a server has it
+    with LedgerFile(tmp_path / "rollouts", "a") as file:  # opened before the second life, as in a server
         live_elsewhere(second_life(first))
         model = model_over(file, engine_of("vllm", Says("Ok.")))
         agent = agent_of(model, first, "default")

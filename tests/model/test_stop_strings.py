@@ -1,4 +1,4 @@
-"""What ended an answer: a stop token, or a stop string, also where the server does not say (vLLM up to 0.31)."""
+"""The stop of an answer: a token or a string, also where the server does not report it (vLLM up to 0.31)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def counting(**options: Any) -> TITOModel:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", [None, unnamed], ids=["named", "unnamed"])
-async def test_the_stop_string_that_comes_first_is_named(fault: Any, stream: bool) -> None:
+async def test_the_first_stop_string_is_reported(fault: Any, stream: bool) -> None:
     model = counting(fault=fault, stream=stream, sampling={"stop": ("three", "wo", "nowhere")})
     assert await ended(model) == "stop_sequence"
     (turn,) = model.ledger
@@ -45,14 +45,14 @@ async def test_the_stop_string_that_comes_first_is_named(fault: Any, stream: boo
 
 
 @pytest.mark.parametrize("fault", [None, unnamed], ids=["named", "unnamed"])
-async def test_a_stop_token_stays_one_beside_stop_strings(fault: Any) -> None:
+async def test_a_stop_token_is_reported_with_stop_strings_set(fault: Any) -> None:
     model = counting(fault=fault, sampling={"stop": ("three!", "nowhere")})
     assert await ended(model) == "end_turn"
     assert model.ledger[0].draft.stop == tokenizer().eos_token_id
 
 
-async def test_what_no_stop_string_ended_was_ended_by_its_last_token() -> None:
-    """The model may know of an end that the tokenizer does not tell."""
+async def test_without_a_stop_string_the_last_token_is_the_stop() -> None:
+    """The server's model configuration may have a stop that the tokenizer does not have."""
 
     def stopped(number: int, request: ScriptedRequest) -> Fault:
         def edit(answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sampled reasoning where the template strips it: kept on the path, or a branch as the template writes it."""
+"""Sampled reasoning that the template strips: kept on the path, or a branch from the template's rendering."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strands.hooks import AfterModelCallEvent
 
-from support.histories import Watched, add, watched
+from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, policy_of, tokenizer
 from tito_core import TITOModel, store
 from tito_core.ledger import Provenance
@@ -25,18 +25,18 @@ def thought(words: str, then: str) -> str:
     return f"<think>\n{words}\n</think>\n\n{then}"
 
 
-def watch(kind: str, *answers: str, thinking: str = "as-template", **options: Any) -> Watched:
-    return watched(kind, *answers, name=NAME, thinking=thinking, **options)
+def watch(kind: str, *answers: str, thinking: str = "as-template", **options: Any) -> ObservedRollout:
+    return observe(kind, *answers, name=NAME, thinking=thinking, **options)
 
 
-def prompts(it: Watched) -> list[str]:
-    return [tokenizer(NAME).decode(list(request.prompt_ids)) for request in it.script.requests]
+def prompts(rollout: ObservedRollout) -> list[str]:
+    return [tokenizer(NAME).decode(list(request.prompt_ids)) for request in rollout.script.requests]
 
 
-def rendered(it: Watched) -> list[str]:
-    """Render what each call of the model brought, whole, as the template does."""
+def rendered(rollout: ObservedRollout) -> list[str]:
+    """Return the template's full rendering of each model call."""
     specs = [add.tool_spec]
-    shown = ((call.messages, call.system, specs if call.tools else None) for call in it.shown)
+    shown = ((call.messages, call.system, specs if call.tools else None) for call in rollout.shown)
     template = policy_of("vllm", NAME).template
     return [str.__str__(template.rendering.of_messages(*each)) for each in shown]
 
@@ -47,23 +47,23 @@ async def ask(agent: Any, *questions: str) -> None:
 
 
 async def test_reasoning_stays_where_it_was_sampled(kind: str) -> None:
-    it = watch(kind, thought("Hm one.", "One."), "Two.", thinking="keep")
-    await ask(it.agent(), "First?", "Second?")
-    assert it.parents == [None, 0]
-    assert it.branches == {}
-    assert "Hm one." in prompts(it)[1]
-    assert "Hm one." not in rendered(it)[1]
-    it.check()
+    rollout = watch(kind, thought("Hm one.", "One."), "Two.", thinking="keep")
+    await ask(rollout.agent(), "First?", "Second?")
+    assert rollout.parents == [None, 0]
+    assert rollout.branches == {}
+    assert "Hm one." in prompts(rollout)[1]
+    assert "Hm one." not in rendered(rollout)[1]
+    rollout.check()
 
 
-async def test_a_question_that_strips_reasoning_begins_a_branch_as_the_template_writes_it(kind: str) -> None:
-    it = watch(kind, thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
-    await ask(it.agent(), "First?", "Second?", "Third?", "Fourth?")
-    assert it.parents == [None, None, None, 2]  # the third answer has no reasoning
-    assert it.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
-    assert prompts(it) == rendered(it)
-    first, second, third = it.check()
-    sampled = [len(turn.draft.output_ids) for turn in it.model.ledger]
+async def test_a_user_message_that_strips_reasoning_starts_a_branch_from_the_templates_rendering(kind: str) -> None:
+    rollout = watch(kind, thought("Hm one.", "One."), thought("Hm two.", "Two."), "Three.", "Four.")
+    await ask(rollout.agent(), "First?", "Second?", "Third?", "Fourth?")
+    assert rollout.parents == [None, None, None, 2]  # the third answer has no reasoning
+    assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("THINKING", 1, 3)}
+    assert prompts(rollout) == rendered(rollout)
+    first, second, third = rollout.check()
+    sampled = [len(turn.draft.output_ids) for turn in rollout.model.ledger]
     assert [int(t.loss_mask.sum()) for t in (first, second)] == sampled[:2]
     assert third.turns == (2, 3)
     assert second.count(Provenance.INSERTED) == 0
@@ -71,75 +71,75 @@ async def test_a_question_that_strips_reasoning_begins_a_branch_as_the_template_
 
 async def test_results_extend_the_turn_and_the_next_question_strips_the_whole_round(kind: str) -> None:
     answers = (thought("Hm one.", CALL), thought("Hm two.", "Three."), "Fine.", "Good.")
-    it = watch(kind, *answers)
-    await ask(it.agent(), "Add?", "Sure?", "So?")
-    assert it.parents == [None, 0, None, 2]
-    assert it.branches == {2: ("THINKING", 1, 1)}
-    assert "Hm one." in prompts(it)[1]
-    assert prompts(it) == rendered(it)
-    it.check()
+    rollout = watch(kind, *answers)
+    await ask(rollout.agent(), "Add?", "Sure?", "So?")
+    assert rollout.parents == [None, 0, None, 2]
+    assert rollout.branches == {2: ("THINKING", 1, 1)}
+    assert "Hm one." in prompts(rollout)[1]
+    assert prompts(rollout) == rendered(rollout)
+    rollout.check()
 
 
-async def test_reasoning_that_a_root_was_asked_with_is_stripped_in_its_turn(kind: str) -> None:
-    it = watch(kind, thought("Hm one.", CALL), "Three.", "Four.", "Fine.")
-    agent = it.agent()
+async def test_reasoning_in_a_roots_prompt_is_stripped_later(kind: str) -> None:
+    rollout = watch(kind, thought("Hm one.", CALL), "Three.", "Four.", "Fine.")
+    agent = rollout.agent()
     await ask(agent, "Add?")
     agent.messages[0]["content"] = [{"text": "Add, please?"}]
     del agent.messages[3:]  # so that the next turn is a root in mid round
     await agent.invoke_async([])
     await ask(agent, "Sure?")
-    assert it.parents == [None, 0, None, None]
-    assert it.branches == {2: ("EDIT", 1, 0), 3: ("THINKING", 2, 1)}
-    assert "Hm one." in prompts(it)[2]
-    assert prompts(it) == rendered(it)
+    assert rollout.parents == [None, 0, None, None]
+    assert rollout.branches == {2: ("EDIT", 1, 0), 3: ("THINKING", 2, 1)}
+    assert "Hm one." in prompts(rollout)[2]
+    assert prompts(rollout) == rendered(rollout)
 
 
-async def test_a_retry_and_a_rewind_say_so(kind: str) -> None:
-    it = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Other.")
-    agent = it.agent()
+async def test_a_retry_and_a_rewind_have_their_reasons(kind: str) -> None:
+    rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Other.")
+    agent = rollout.agent()
     await ask(agent, "First?")
     again = [True]
     agent.hooks.add_callback(AfterModelCallEvent, lambda event: setattr(event, "retry", bool(again and again.pop())))
     await ask(agent, "Second?")
     del agent.messages[2:]
     await ask(agent, "Another?")
-    assert it.parents == [None, None, None, None]
-    assert it.branches == {1: ("THINKING", 0, 1), 2: ("RETRY", 0, 3), 3: ("REWIND", 0, 2)}
-    assert prompts(it) == rendered(it)
-    it.check()
+    assert rollout.parents == [None, None, None, None]
+    assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("RETRY", 0, 3), 3: ("REWIND", 0, 2)}
+    assert prompts(rollout) == rendered(rollout)
+    rollout.check()
 
 
-async def test_agents_that_left_the_same_turn_are_told_apart(kind: str) -> None:
-    it = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Tres.")
-    one = it.agent()
+async def test_agents_that_left_the_same_turn_stay_apart(kind: str) -> None:
+    rollout = watch(kind, thought("Hm.", "One."), "Two.", "Dos.", "Tres.")
+    one = rollout.agent()
     await ask(one, "First?")
-    two = it.agent(messages=list(one.messages))
-    three = it.agent(messages=list(one.messages))
+    two = rollout.agent(messages=list(one.messages))
+    three = rollout.agent(messages=list(one.messages))
     three._model_state = dict(one._model_state)
     for agent in (one, two, three):
         await ask(agent, "Second?")
-    assert it.parents == [None] * 4
-    assert it.branches == {1: ("THINKING", 0, 1), 2: ("SEPARATE", 0, None), 3: ("SEPARATE", 0, None)}
-    it.check()
+    assert rollout.parents == [None] * 4
+    assert rollout.branches == {1: ("THINKING", 0, 1), 2: ("SEPARATE", 0, None), 3: ("SEPARATE", 0, None)}
+    rollout.check()
 
 
-async def test_what_the_template_strips_is_no_change_of_the_agents(kind: str) -> None:
-    it = watch(kind, thought("Hm.", "One."), thought("Hm.", "Two."), "Three.", history="error")
-    agent = it.agent()
+async def test_reasoning_that_the_template_strips_is_not_a_change_by_the_agent(kind: str) -> None:
+    rollout = watch(kind, thought("Hm.", "One."), thought("Hm.", "Two."), "Three.", history="error")
+    agent = rollout.agent()
     await ask(agent, "First?", "Second?")
-    assert it.branches == {1: ("THINKING", 0, 1)}
+    assert rollout.branches == {1: ("THINKING", 0, 1)}
     del agent.messages[2:]
     with pytest.raises(HistoryChangedError, match="rewind"):
         await ask(agent, "Another?")
-    assert len(it.model.ledger) == 2
+    assert len(rollout.model.ledger) == 2
 
 
-async def test_a_ledger_from_a_file_is_followed_too(kind: str, tmp_path: Any) -> None:
-    it = watch(kind, thought("Hm.", CALL), "Three.")
-    agent = it.agent()
+async def test_a_loaded_ledger_is_continued(kind: str, tmp_path: Any) -> None:
+    rollout = watch(kind, thought("Hm.", CALL), "Three.")
+    agent = rollout.agent()
     await ask(agent, "Add?")
     path = tmp_path / "rollouts.tito"
-    store.append(path, [it.model.ledger])
+    store.append(path, [rollout.model.ledger])
     (loaded,) = store.read(path)
     later = watch(kind, "Fine.", ledger=loaded)
     resumed = later.agent(messages=list(agent.messages))
@@ -163,30 +163,30 @@ ANSWERS = st.lists(
 )
 
 
-def test_every_prompt_is_the_templates_own_whatever_was_thought(kind: str) -> None:
+def test_every_prompt_is_the_templates_rendering_whatever_the_reasoning(kind: str) -> None:
     @settings(deadline=None, max_examples=15)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:
         spoken = [(words, then) for words, said, calls in rounds for then in [CALL] * calls + [said]]
         answers = [thought(words, then) if words else then for words, then in spoken]
-        it = watch(kind, *answers)
-        asyncio.run(ask(it.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
-        assert prompts(it) == rendered(it)
+        rollout = watch(kind, *answers)
+        asyncio.run(ask(rollout.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
+        assert prompts(rollout) == rendered(rollout)
         strips = [i for i, (words, _, _) in enumerate(rounds[:-1]) if words]
-        assert [branch[0] for branch in it.branches.values()] == ["THINKING"] * len(strips)
-        it.check()
+        assert [branch[0] for branch in rollout.branches.values()] == ["THINKING"] * len(strips)
+        rollout.check()
 
     holds()
 
 
-def test_keeping_makes_one_path_whatever_was_thought(kind: str) -> None:
+def test_keep_makes_one_path_whatever_the_reasoning(kind: str) -> None:
     @settings(deadline=None, max_examples=10)
     @given(ANSWERS)
     def holds(rounds: list[tuple[str, str, int]]) -> None:
         answers = [thought(words, then) for words, said, calls in rounds for then in [CALL] * calls + [said]]
-        it = watch(kind, *answers, thinking="keep")
-        asyncio.run(ask(it.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
-        assert len(it.model.trajectories) == 1
-        it.check()
+        rollout = watch(kind, *answers, thinking="keep")
+        asyncio.run(ask(rollout.agent(), *(f"Question {i}?" for i in range(len(rounds)))))
+        assert len(rollout.model.trajectories) == 1
+        rollout.check()
 
     holds()

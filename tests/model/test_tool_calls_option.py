@@ -1,4 +1,4 @@
-"""`tool_calls`: a loose call runs where the policy is lenient, is reported where it is strict, and is on record."""
+"""`tool_calls`: a loose call runs with "lenient", is malformed with "strict", and is recorded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands import tool
 
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.backend.typed_values import InvalidValueError
 from tito_core.ledger import check_ledger
@@ -36,61 +36,61 @@ def looking() -> tuple[Any, list[int]]:
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_lenient_policy_runs_a_loose_call_and_marks_it(kind: str) -> None:
     look, ran = looking()
-    it = watched(kind, LOOSE, "So.", tool_calls="lenient")
-    await it.agent(tools=[look]).invoke_async("Look.")
+    rollout = observe(kind, LOOSE, "So.", tool_calls="lenient")
+    await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == [3]
-    [record] = it.model.ledger[0].draft.calls
+    [record] = rollout.model.ledger[0].draft.calls
     assert (record.name, record.status, record.reason) == ("look", "lenient", f"{NO_TAG}.")
-    report = it.model.parse_report
+    report = rollout.model.parse_report
     assert report.tools == {"look": CallCounts(lenient={NO_TAG: 1})}
     assert (report.all.ran, report.all.ok, report.all.total) == (1, 0, 1)
     assert f"1 lenient ({NO_TAG})" in str(report)
-    check_ledger(it.model.ledger)
+    check_ledger(rollout.model.ledger)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
 async def test_a_strict_policy_reads_why_a_loose_call_did_not_run(kind: str) -> None:
     look, ran = looking()
-    it = watched(kind, LOOSE, "So.")
-    await it.agent(tools=[look]).invoke_async("Look.")
+    rollout = observe(kind, LOOSE, "So.")
+    await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == []
-    [record] = it.model.ledger[0].draft.calls
+    [record] = rollout.model.ledger[0].draft.calls
     assert (record.name, record.status) == ("look", "malformed")
-    assert NO_TAG in tokenizer().decode(it.script.requests[1].prompt_ids)
-    assert it.model.parse_report.all.malformed == {NO_TAG: 1}
+    assert NO_TAG in tokenizer().decode(rollout.script.requests[1].prompt_ids)
+    assert rollout.model.parse_report.all.malformed == {NO_TAG: 1}
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("thinks", ["lenient", "strict"])
 async def test_a_call_after_reasoning_that_never_ends(kind: str, thinks: Any) -> None:
     look, ran = looking()
-    it = watched(kind, f"<think>\nHm.\n{call('look', '{}')}", "So.", tool_calls=thinks)
-    await it.agent(tools=[look]).invoke_async("Look.")
+    rollout = observe(kind, f"<think>\nHm.\n{call('look', '{}')}", "So.", tool_calls=thinks)
+    await rollout.agent(tools=[look]).invoke_async("Look.")
     assert ran == ([-1] if thinks == "lenient" else [])
-    draft = it.model.ledger[0].draft
+    draft = rollout.model.ledger[0].draft
     assert [record.status for record in draft.calls] == ["lenient" if thinks == "lenient" else "malformed"]
     assert not draft.reasoning_closed
-    assert it.model.parse_report.all.total == 1
-    check_ledger(it.model.ledger)
+    assert rollout.model.parse_report.all.total == 1
+    check_ledger(rollout.model.ledger)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_what_only_looks_like_a_call_is_on_record_and_stays_text(kind: str) -> None:
+async def test_text_that_only_looks_like_a_call_is_recorded_and_stays_text(kind: str) -> None:
     look, ran = looking()
     said = 'Write {"name": "look", "arguments": {}} for it.'
-    it = watched(kind, said, tool_calls="lenient")
-    result = await it.agent(tools=[look]).invoke_async("Look.")
+    rollout = observe(kind, said, tool_calls="lenient")
+    result = await rollout.agent(tools=[look]).invoke_async("Look.")
     assert str(result).strip() == said
     assert ran == []
-    [record] = it.model.ledger[0].draft.calls
+    [record] = rollout.model.ledger[0].draft.calls
     assert (record.name, record.status) == ("look", "suspect")
-    report = ParseReport.of(it.model.ledger)
+    report = ParseReport.of(rollout.model.ledger)
     assert (report.all.total, report.tools["look"].suspect) == (0, 1)
     assert "1 suspect" in str(report)
-    check_ledger(it.model.ledger)
+    check_ledger(rollout.model.ledger)
 
 
 @pytest.mark.parametrize("given", ["loose", None, 5, True])
 def test_tool_calls_is_one_of_two(given: Any) -> None:
     with pytest.raises(InvalidValueError, match="tool_calls must be 'strict' or 'lenient'"):
-        watched("vllm", "Hm.", tool_calls=given)
+        observe("vllm", "Hm.", tool_calls=given)

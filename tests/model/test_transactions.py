@@ -1,4 +1,4 @@
-"""Law 5: a turn that is lost at any of its await points, in any way, leaves no trace; what others did stays."""
+"""Law 5: a turn interrupted at any await point, in any way, leaves no trace; other turns stay."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from tito_core import store
 from tito_core.ledger import check_ledger
 from tito_core.policy import run_blocking
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 async def assert_no_trace(world: World, loss: Loss, reference: bytes) -> None:
-    await world.until(lambda: not world.engine.running, "the engine still runs a request that nobody waits for")
-    assert world.seen() == loss.before, "the turn that was lost left a trace"
+    await world.until(lambda: not world.engine.running, "the engine still runs an abandoned request")
+    assert world.seen() == loss.before, "the interrupted turn left a trace"
     for running in loss.running:
-        await world.until(partial(world.told_to_abort, running), f"nobody told the engine to abort {running}")
+        await world.until(partial(world.was_aborted, running), f"the engine got no abort of {running}")
     await world.play()
     check_ledger(world.model.ledger)
-    assert store.encode(world.model.ledger, engine=False) == reference, "the next turn is not what it would have been"
+    assert store.encode(world.model.ledger, engine=False) == reference, "the next turn differs"
     assert [store.encode(found) for found in store.read(world.path)] == [store.encode(world.model.ledger)]
 
 
 @cache
 def undisturbed(kind: str) -> bytes:
-    """Give the ledger of a world in which no turn was lost, without what only the engine knows."""
+    """Return the ledger of a world without an interrupted turn, without the `engine` records."""
 
     async def play() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             async with world(kind, "memory", Path(folder) / "reference") as made:
-                made.somebody_else()
+                made.other_turn()
                 await made.play()
                 return store.encode(made.model.ledger, engine=False)
 
@@ -48,7 +50,7 @@ def undisturbed(kind: str) -> bytes:
 
 @pytest.mark.parametrize("way", [*WAYS, "signal"])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_lost_at_any_await_point_of_its_generator_leaves_no_trace(
+async def test_a_turn_interrupted_at_any_await_point_of_its_generator_leaves_no_trace(
     kind: str, way: str, tmp_path: Path
 ) -> None:
     lost = await lose_at_each(lambda loss, at: loss.run(at), kind, way, tmp_path)
@@ -57,7 +59,7 @@ async def test_a_turn_lost_at_any_await_point_of_its_generator_leaves_no_trace(
 
 @pytest.mark.parametrize("way", [*WAYS, *OUTER_WAYS])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_lost_at_any_await_point_of_the_backend_leaves_no_trace(
+async def test_a_turn_interrupted_at_any_await_point_of_the_backend_leaves_no_trace(
     kind: str, way: str, tmp_path: Path
 ) -> None:
     lost = await lose_at_each(lambda loss, at: loss.run(None, backend_at=at), kind, way, tmp_path)
@@ -67,7 +69,7 @@ async def test_a_turn_lost_at_any_await_point_of_the_backend_leaves_no_trace(
 @pytest.mark.parametrize("where", ["generator", "backend"])
 @pytest.mark.parametrize("way", [*WAYS, *OUTER_WAYS])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_lost_while_the_engine_works_is_aborted_there(
+async def test_a_turn_interrupted_while_the_engine_generates_is_aborted(
     kind: str, way: str, where: str, tmp_path: Path
 ) -> None:
     async with world(kind, "socket", tmp_path / "rollouts") as made:
@@ -82,7 +84,7 @@ async def test_a_turn_lost_while_the_engine_works_is_aborted_there(
 @pytest.mark.parametrize("again", [asyncio.CancelledError, Boom, GeneratorExit])
 @pytest.mark.parametrize("way", ["boom", "cancelled", "timeout", "signal"])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_lost_again_while_its_loss_is_cleaned_up_is_aborted_all_the_same(
+async def test_a_turn_interrupted_again_during_its_cleanup_is_still_aborted(
     kind: str, way: str, again: type[BaseException], tmp_path: Path
 ) -> None:
     async with world(kind, "socket", tmp_path / "rollouts") as made:
@@ -95,9 +97,9 @@ async def test_a_turn_lost_again_while_its_loss_is_cleaned_up_is_aborted_all_the
 
 
 async def lose_at_each(run: Callable[[Loss, int], Awaitable[bool]], kind: str, way: str, folder: Path) -> int:
-    """Lose a turn at suspension 0, 1, 2, ... until it has no more; give how many it has.
+    """Interrupt a turn at suspension 0, 1, 2, ... until it has no more; return their number.
 
-    Behind a socket: in memory the innermost frames are the engine's own, into which nothing of ours throws.
+    The engine is behind a socket: in memory the innermost frames would be the engine's own.
     """
     for at in itertools.count():
         async with world(kind, "socket", folder / "rollouts") as made:
@@ -107,7 +109,7 @@ async def lose_at_each(run: Callable[[Loss, int], Awaitable[bool]], kind: str, w
                 if not loss.happened:
                     assert whole
                     return at
-                if whole:  # the answer was there before anybody looked at the signal again
+                if whole:  # the answer arrived before the signal was polled
                     assert way == "signal"
                     assert store.encode(made.model.ledger, engine=False) == undisturbed(kind)
                 else:
@@ -117,12 +119,12 @@ async def lose_at_each(run: Callable[[Loss, int], Awaitable[bool]], kind: str, w
 
 @pytest.mark.parametrize("how", ["aclosed", "dropped", "thrown into", "cancelled"])
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_turn_lost_at_any_event_leaves_no_trace(kind: str, how: str, tmp_path: Path) -> None:
+async def test_a_turn_interrupted_at_any_event_leaves_no_trace(kind: str, how: str, tmp_path: Path) -> None:
     async def lose(made: World, loss: Loss, taken: int) -> None:
         stream = made.turn()
         for _ in range(taken):
             await anext(stream)
-        made.somebody_else()
+        made.other_turn()
         loss.before = made.seen()
         if how == "aclosed":
             await stream.aclose()
@@ -140,7 +142,9 @@ async def test_a_turn_lost_at_any_event_leaves_no_trace(kind: str, how: str, tmp
 
     async with world(kind, "memory", tmp_path / "counted") as made:
         events = len(await collect(made.turn()))
-    for taken in range(1, events + (how != "cancelled")):  # one that asks for more after the last event gets the turn
+    for taken in range(
+        1, events + (how != "cancelled")
+    ):  # a consumer that asks for more after the last event completes the turn
         async with world(kind, "memory", tmp_path / "rollouts") as made:
             with no_noise():
                 loss = Loss(made, how)
@@ -149,6 +153,6 @@ async def test_a_turn_lost_at_any_event_leaves_no_trace(kind: str, how: str, tmp
 
 
 async def _take_and_wait(stream: AsyncGenerator[Any]) -> None:
-    """Be a consumer that is busy with an event."""
+    """Take one event and wait forever."""
     async for _ in stream:
         await asyncio.Event().wait()

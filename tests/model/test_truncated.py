@@ -1,4 +1,4 @@
-"""Turns that were cut off: what they left open is closed as the template closes it, once, and never trained."""
+"""Truncated turns: what they left open is closed once, as the template does, and is never trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands.types.exceptions import MaxTokensReachedException
 
 from support.drafts import make_draft
-from support.histories import Watched, add, watched
+from support.histories import ObservedRollout, add, observe
 from support.scripted import BACKENDS, END, ids_of, policy_of, tokenizer
 from tito_core.chat.ending import Opened
 from tito_core.ledger import CallRecord, Finish, Provenance, check_ledger
@@ -26,18 +26,18 @@ NEXT = "\n<|im_start|>user\nSecond?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def closers(said: str) -> str:
-    """What Qwen3's template writes after this beginning of an answer."""
+    """Return what Qwen3's template writes after this beginning of an answer."""
     if said.startswith("<think>") and "</think>" not in said:
         return "\n</think>\n\n<|im_end|>"
     outside = said.rpartition("</think>")[2]
     return "\n</tool_call><|im_end|>" if outside.count("<tool_call>") > outside.count("</tool_call>") else "<|im_end|>"
 
 
-async def cut_and_ask(it: Watched) -> None:
-    agent = it.agent()
+async def cut_and_ask(rollout: ObservedRollout) -> None:
+    agent = rollout.agent()
     with pytest.raises(MaxTokensReachedException):
         await agent.invoke_async("First?")
-    it.model.update_config(max_new_tokens=64)
+    rollout.model.update_config(max_new_tokens=64)
     await agent.invoke_async("Second?")
 
 
@@ -49,50 +49,50 @@ def test_a_turn_is_closed_wherever_it_was_cut(kind: str) -> None:
     @given(st.integers(1, len(WHOLE)), st.sampled_from([WHOLE, WHOLE[WHOLE.index("</think>") + 10 :]]))
     def holds(length: int, whole: str) -> None:
         said = whole[:length]
-        it = watched(kind, said + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(said, NAME))})
-        asyncio.run(cut_and_ask(it))
-        assert it.parents == [None, 0]
-        check_ledger(it.model.ledger)
-        first, second = (turn.draft for turn in it.model.ledger)
+        rollout = observe(kind, said + "...", "Two.", name=NAME, sampling={"max_new_tokens": len(ids_of(said, NAME))})
+        asyncio.run(cut_and_ask(rollout))
+        assert rollout.parents == [None, 0]
+        check_ledger(rollout.model.ledger)
+        first, second = (turn.draft for turn in rollout.model.ledger)
         kinds = second.prompt_provenance
         inserted = int((kinds == Provenance.INSERTED).sum())
         assert (kinds[:inserted] == Provenance.INSERTED).all()
         assert shown.decode(second.prompt_ids[:inserted]) == closers(said)
         assert shown.decode(second.prompt_ids[inserted:]) == NEXT
-        sent = list(it.script.requests[1].prompt_ids)
+        sent = list(rollout.script.requests[1].prompt_ids)
         assert sent == [*first.prompt_ids, *first.output_ids, *second.prompt_ids]
-        trajectory = it.model.trajectory
+        trajectory = rollout.model.trajectory
         assert int(trajectory.loss_mask.sum()) == len(first.output_ids) + len(second.output_ids)
 
     holds()
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_a_stop_that_was_sampled_inside_reasoning_is_left_alone_and_branches(kind: str) -> None:
-    it = watched(kind, "<think>\nHm.", "Two.", "Three.", name=NAME)
-    agent = it.agent()
+async def test_a_stop_token_inside_reasoning_starts_a_branch(kind: str) -> None:
+    rollout = observe(kind, "<think>\nHm.", "Two.", "Three.", name=NAME)
+    agent = rollout.agent()
     for question in ("First?", "Second?", "Third?"):
         await agent.invoke_async(question)
-    assert it.parents == [None, None, 1]
-    assert it.branches == {1: ("THINKING", 0, 1)}
-    branch = it.model.ledger[1].draft.branch
+    assert rollout.parents == [None, None, 1]
+    assert rollout.branches == {1: ("THINKING", 0, 1)}
+    branch = rollout.model.ledger[1].draft.branch
     assert str(branch) == "thinking stripped (left open), from turn 0, at message 1"
-    assert list(it.model.ledger[0].draft.output_ids) == ids_of("<think>\nHm." + END, NAME)
+    assert list(rollout.model.ledger[0].draft.output_ids) == ids_of("<think>\nHm." + END, NAME)
     template = policy_of(kind, NAME).template
-    prompts = [tokenizer(NAME).decode(list(request.prompt_ids)) for request in it.script.requests]
-    for call, prompt in list(zip(it.shown, prompts, strict=True))[:2]:
+    prompts = [tokenizer(NAME).decode(list(request.prompt_ids)) for request in rollout.script.requests]
+    for call, prompt in list(zip(rollout.shown, prompts, strict=True))[:2]:
         assert str.__str__(template.rendering.of_messages(call.messages, call.system, [add.tool_spec])) == prompt
-    assert Provenance.INSERTED not in it.model.trajectories[1].provenance
-    check_ledger(it.model.ledger)
+    assert Provenance.INSERTED not in rollout.model.trajectories[1].provenance
+    check_ledger(rollout.model.ledger)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-async def test_reasoning_that_a_stop_left_open_is_no_change_of_the_agents(kind: str) -> None:
-    it = watched(kind, "<think>\nHm.", "Two.", name=NAME, history="error")
-    agent = it.agent()
+async def test_reasoning_that_a_stop_left_open_is_not_a_change_by_the_agent(kind: str) -> None:
+    rollout = observe(kind, "<think>\nHm.", "Two.", name=NAME, history="error")
+    agent = rollout.agent()
     await agent.invoke_async("First?")
     await agent.invoke_async("Second?")
-    assert it.branches == {1: ("THINKING", 0, 1)}
+    assert rollout.branches == {1: ("THINKING", 0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ async def test_reasoning_that_a_stop_left_open_is_no_change_of_the_agents(kind: 
         (Finish.STOP, "Observation:", True, None, Opened.MESSAGE),
     ],
 )
-def test_what_a_turn_left_open(finish: Any, stop: Any, closed: bool, status: Any, left: Opened) -> None:
+def test_the_open_part_of_a_truncated_turn(finish: Any, stop: Any, closed: bool, status: Any, left: Opened) -> None:
     calls = (CallRecord("add", status, 0, 1),) if status else ()
     draft = make_draft(None, 0, [100], [200], finish=finish, stop=stop, reasoning_closed=closed, calls=calls)
     assert opened(draft) == left

@@ -1,4 +1,4 @@
-"""Law 15 at connect: the tokenizer is the server's, or nobody could compare them and every ledger says so."""
+"""Law 15 at connect: the tokenizer is compared with the server's, and every ledger records how."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def refusal(kind: str, encode: Encode | None, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-def test_the_same_tokenizer_is_checked_and_every_ledger_says_so(
+def test_the_same_tokenizer_is_compared_and_every_ledger_records_it(
     kind: str, caplog: pytest.LogCaptureFixture, tmp_path: Any
 ) -> None:
     with caplog.at_level(logging.WARNING, "tito_core"):
@@ -86,7 +86,7 @@ def test_another_models_tokenizer_is_refused_with_the_text_and_both_ids(kind: st
 
 
 def swapped(one: int, other: int) -> Encode:
-    """The same tokenizer with two ids exchanged: the nearest vocabulary that is another one."""
+    """Return the same tokenizer with two ids exchanged."""
     exchanged = {one: other, other: one}
     return lambda text, special: [
         exchanged.get(token, token) for token in small().encode(text, add_special_tokens=special)
@@ -95,7 +95,7 @@ def swapped(one: int, other: int) -> Encode:
 
 @cache
 def used_ids() -> list[int]:
-    """Ids of ordinary texts, and of every control token that the template writes."""
+    """Return the ids of ordinary texts, and of every control token that the template writes."""
     ordinary = {token for text in ORDINARY for token in small().encode(text, add_special_tokens=False)}
     written = {small().convert_tokens_to_ids(text) for text in (*MARKUP, *SPECIAL[1:]) if text in small().chat_template}
     return sorted(ordinary | written)
@@ -137,7 +137,7 @@ EXPECTED = {"vllm": VocabularyCheck.NOT_CHECKED, "sglang": VocabularyCheck.VOCAB
 
 @pytest.mark.parametrize("kind", BACKENDS)
 @pytest.mark.parametrize("closed", CLOSED)
-def test_where_the_server_cannot_be_asked_ledger_and_log_say_so(
+def test_a_server_without_tokenize_is_recorded_as_not_checked(
     kind: str, closed: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "tito_core"):
@@ -150,7 +150,7 @@ def test_where_the_server_cannot_be_asked_ledger_and_log_say_so(
 
 
 @pytest.mark.parametrize("more", [0, 1, 5000])
-def test_sizes_alone_refuse_a_server_with_too_few_rows_and_let_padding_pass(more: int) -> None:
+def test_sizes_refuse_a_server_with_too_few_rows_and_allow_padding(more: int) -> None:
     rows = len(small()) + more
     assert connected(served("sglang", None, vocab_size=rows), "sglang").vocabulary is VocabularyCheck.VOCAB_SIZE
     refusal("sglang", None, vocab_size=len(small()) - 1)
@@ -168,7 +168,7 @@ def test_sizes_alone_refuse_a_server_with_too_few_rows_and_let_padding_pass(more
 def test_a_server_that_reads_control_tokens_as_text_is_checked_on_text(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As vLLM does in its Mistral mode: its API makes no control token out of text at all."""
+    """As in vLLM's Mistral mode, whose API encodes no control tokens."""
     inert = ChatTemplate.of(small()).encoder
 
     def as_text(text: str, special: bool) -> list[int]:
@@ -202,7 +202,7 @@ def test_every_replica_is_compared(kind: str) -> None:
                 Policy.connect(backend=replicas(kind, mixed), tokenizer=small())
 
 
-def test_a_policy_that_was_put_together_by_hand_is_not_checked() -> None:
+def test_a_policy_that_was_made_by_hand_is_not_checked() -> None:
     policy = policy_of("vllm")
     bare = Policy(policy.backend, policy.info, policy.tokenizer, policy.template, policy.parser, policy.detected, (2,))
     assert bare.ledger().header.vocabulary is VocabularyCheck.NOT_CHECKED

@@ -1,4 +1,4 @@
-"""What is not what Strands documents is refused with a sentence that names the value, and nothing is committed."""
+"""Values that Strands does not document are refused before sending, and nothing is committed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def with_tool(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "fault"),
+    ("arguments", "fault"),
     [
         ({"messages": None}, "messages is None"),
         ({"messages": [3]}, r"messages\[0\] is 3"),
@@ -83,10 +83,10 @@ def with_tool(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-async def test_a_wrong_value_is_refused_before_anything_is_sent(asked: dict[str, Any], fault: str) -> None:
+async def test_a_wrong_value_is_refused_before_anything_is_sent(arguments: dict[str, Any], fault: str) -> None:
     model = model_of("vllm", Says("Hi."))
     with pytest.raises(REFUSED) as caught:
-        async for _ in model.stream(**asked):
+        async for _ in model.stream(**arguments):
             pass
     assert len(str(caught.value)) < 1_000, fault
     assert "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ async def test_a_wrong_value_is_refused_before_anything_is_sent(asked: dict[str,
     assert len(model.ledger) == 1
 
 
-async def test_an_error_that_no_value_explains_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_without_a_bad_value_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     from tito_core.turn import request
 
     def broken(*_: Any, **__: Any) -> None:

@@ -15,7 +15,7 @@ from strands import tool
 from parsing.families import FAMILIES, GUARD, NAMES, Call, dumps, ids_of, parse, plain, unguarded
 from parsing.test_decoding import BYTE_IDS
 from support.byte_level import byte_level
-from support.histories import watched
+from support.histories import observe
 from support.scripted import BACKENDS, call, tokenizer
 from tito_core.hooks import LoopLimiter, ToolCallGuard
 from tito_core.parsing import CallStatus, get_tool_parser
@@ -182,7 +182,7 @@ async def test_malformed_calls_do_not_run_and_twelve_results_keep_their_order(ki
 
     broken = ("[]", '"x"', "null", '{"number": 1,}', '{"number": 1', "{number: 1}", '{"number": 1}}', "")
     completion = [call("look", each) for each in broken] + [call("look", f'{{"number": {n}}}') for n in range(12)]
-    chat = watched(kind, "".join(completion), "So.")
+    chat = observe(kind, "".join(completion), "So.")
     agent = chat.agent(tools=[look], hooks=hooks)
     await agent.invoke_async("Look.")
     assert sorted(ran) == list(range(12))

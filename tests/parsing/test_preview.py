@@ -13,7 +13,7 @@ from tito_core.parsing import CallStatus, ParsedTurn, get_tool_parser
 from tito_core.parsing.formats.gpt_oss import HarmonyParser
 from tito_core.parsing.preview import Piece
 from tito_core.parsing.turn import TurnParser
-from tito_core.turn.events import _expect_begun
+from tito_core.turn.events import _check_preview
 from tito_core.turn.read import assistant_message
 
 PREVIEWED = [name for name in NAMES if name != "gpt_oss"]
@@ -126,7 +126,7 @@ def test_a_preview_of_harmony_is_a_prefix_of_its_reasoning(by_token: bool) -> No
             assert all(piece.text for piece in pieces)
             shown_turns += bool(thought)
             message = assistant_message(turn, Finish.STOP, lambda: "call_1", "feedback", True)
-            _expect_begun(message["content"], [Piece("reasoning", thought)] if thought else [])  # else it raises
+            _check_preview(message["content"], [Piece("reasoning", thought)] if thought else [])  # else it raises
     assert shown_turns > CASES / 2 if by_token else shown_turns == 0, "text that spells a tag may yet be none"
 
 

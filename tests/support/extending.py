@@ -65,7 +65,7 @@ def _commit(ledger: Ledger, prepared: Prepared, turn: Turn, completion: list[int
         reasoning_closed=turn.opened != Opened.REASONING,
         calls=calls,
         branch=place.branch,
-        fingerprint=extended(place.walk.digest, as_shown(turn.answered)),
+        fingerprint=extended(place.history.digest, as_shown(turn.answered)),
     )
-    committed = ledger.commit(draft, place.walk, as_shown(turn.answered))
+    committed = ledger.commit(draft, place.history, as_shown(turn.answered))
     state["tito"] = {"ledger": ledger.uuid, "turn": committed.index}

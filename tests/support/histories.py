@@ -1,4 +1,4 @@
-"""Watching a model: what Strands showed it, what the engine was sent, and whether the two say the same."""
+"""Observe a model: compare the messages that Strands passed with the prompts that the engine got."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
 Branch = tuple[str, int | None, int | None]
 """A branch as tests write it: its reason, turn and message."""
-ParsedCallText = tuple[str, str, tuple[str, ...]]
+PlainMessage = tuple[str, str, tuple[str, ...]]
 """A message: role, text, and its calls (name and input as JSON) or results."""
 
 
@@ -39,7 +39,7 @@ def add(a: int, b: int) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """What one call of the model brought."""
+    """The arguments of one model call."""
 
     messages: Any
     system: str
@@ -47,8 +47,8 @@ class Shown:
 
 
 @dataclass
-class Watched:
-    """A model over a scripted engine that remembers what it was shown."""
+class ObservedRollout:
+    """A model over a scripted engine, with the arguments of its calls."""
 
     script: Says
     model: TITOModel
@@ -64,23 +64,24 @@ class Watched:
 
     @property
     def branches(self) -> dict[int, Branch]:
-        """The branches, by the turn that each begins with."""
-        found = {turn.index: turn.draft.branch for turn in self.model.ledger if turn.draft.branch is not None}
-        return {index: (branch.reason.name, branch.turn, branch.message) for index, branch in found.items()}
+        """The branches, by their first turn."""
+        branches = {turn.index: turn.draft.branch for turn in self.model.ledger if turn.draft.branch is not None}
+        return {index: (branch.reason.name, branch.turn, branch.message) for index, branch in branches.items()}
 
     def check(self, *, in_order: bool = True) -> list[Trajectory]:
-        """Check the laws, that each prompt is its path and its delta, and that the engine read what Strands holds."""
+        """Check the laws, that each prompt is its path and delta, and that it holds Strands' messages."""
         ledger = self.model.ledger
         check_ledger(ledger)
         requests = {request.request_id: request for request in self.script.requests}
-        assert len(requests) == len(ledger), "an engine was asked and its answer is in no turn"
+        assert len(requests) == len(ledger), "a request has no turn"
         for turn in ledger:
             sent = list(requests[turn.draft.engine.request_id].prompt_ids)
             assert sent == ledger.path_ids(turn.parent).tolist() + turn.draft.prompt_ids.tolist()
-        read = [heard(request.prompt_ids, self.script.name) for request in self.script.requests]
-        held = [(shown.system, shown.tools, said(shown.messages)) for shown in self.shown]
+        read = [read_prompt(request.prompt_ids, self.script.name) for request in self.script.requests]
+        held = [(shown.system, shown.tools, stored_messages(shown.messages)) for shown in self.shown]
         if not in_order:
-            read, held = sorted(read, key=lambda talk: repr(talk[1])), sorted(held, key=lambda talk: repr(talk[2]))
+            read.sort(key=lambda prompt: repr(prompt[1]))
+            held.sort(key=lambda arguments: repr(arguments[2]))
         for (opening, messages), (system, tools, expected) in zip(read, held, strict=True):
             assert messages == expected
             assert opening.startswith(system)
@@ -91,11 +92,13 @@ class Watched:
         return trajectories
 
 
-def watched(kind: str, *answers: Any, name: str = "smollm2", says: type[Says] = Says, **options: Any) -> Watched:
-    """Make a model that gives these answers in turn; `options` are the model's, or a fault, latency, max_model_len."""
+def observe(
+    kind: str, *answers: Any, name: str = "smollm2", says: type[Says] = Says, **options: Any
+) -> ObservedRollout:
+    """Make a model with these answers; `options` are the model's, or `fault`, `latency`, `max_model_len`."""
     script = says(*answers, name=name)
     model = model_of(kind, script, name, **options)
-    whole = Watched(script, model)
+    rollout = ObservedRollout(script, model)
     stream = model.stream
 
     async def spy(messages: Any, tool_specs: Any = None, system_prompt: Any = None, **rest: Any) -> AsyncIterator[Any]:
@@ -103,58 +106,58 @@ def watched(kind: str, *answers: Any, name: str = "smollm2", says: type[Says] = 
         answered = False
         async for event in stream(messages, tool_specs, system_prompt, **rest):
             if not answered:
-                whole.shown.append(shown)
+                rollout.shown.append(shown)
                 answered = True
             yield event
 
     model.stream = spy  # type: ignore[method-assign,assignment]
-    return whole
+    return rollout
 
 
-def heard(prompt_ids: Sequence[int], name: str) -> tuple[str, list[ParsedCallText]]:
-    """Read a ChatML prompt back: the system text, and each message but the one that the policy is about to write."""
+def read_prompt(prompt_ids: Sequence[int], name: str) -> tuple[str, list[PlainMessage]]:
+    """Parse a ChatML prompt: the system text, and the messages before the next answer."""
     pieces = tokenizer(name).decode(list(prompt_ids)).split("<|im_start|>")[1:]
     turns = [piece.partition("\n")[::2] for piece in pieces]
     assert turns[-1][0] == "assistant"
     system = turns[0][1] if turns[0][0] == "system" else ""
-    talk = turns[1:-1] if turns[0][0] == "system" else turns[:-1]
-    assert all(body.rstrip("\n").endswith("<|im_end|>") for _, body in talk), talk
-    return system, [_heard(role, body.rstrip("\n").removesuffix("<|im_end|>")) for role, body in talk]
+    messages = turns[1:-1] if turns[0][0] == "system" else turns[:-1]
+    assert all(body.rstrip("\n").endswith("<|im_end|>") for _, body in messages), messages
+    return system, [_read_message(role, body.rstrip("\n").removesuffix("<|im_end|>")) for role, body in messages]
 
 
-def _heard(role: str, body: str) -> ParsedCallText:
+def _read_message(role: str, body: str) -> PlainMessage:
     if role == "assistant":
         return _answer(_THOUGHT.sub("", body), [])
     results = tuple(_RESULTS.findall(body))
     return (role, "" if results else body, results)
 
 
-def said(messages: Any) -> list[ParsedCallText]:
-    """Write what Strands holds in the same way; results in the order of their calls, before the text beside them."""
-    talk: list[ParsedCallText] = []
+def stored_messages(messages: Any) -> list[PlainMessage]:
+    """Return Strands' messages in the same form: results in the order of their calls, before the message's text."""
+    plain_messages: list[PlainMessage] = []
     order: list[str] = []
     for message in messages:
         texts = [block["text"] for block in message["content"] if "text" in block]
         if message["role"] == "assistant":
             uses = [block["toolUse"] for block in message["content"] if "toolUse" in block]
             order = [use["toolUseId"] for use in uses]
-            talk.append(_answer("\n".join(texts), [_call(use["name"], use["input"]) for use in uses]))
+            plain_messages.append(_answer("\n".join(texts), [_call(use["name"], use["input"]) for use in uses]))
             continue
         results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
         results.sort(key=lambda result: order.index(result["toolUseId"]) if result["toolUseId"] in order else 99)
         if results:
             shown = ("\n".join(_text(item) for item in result["content"]) for result in results)
-            talk.append(("user", "", tuple(shown)))
+            plain_messages.append(("user", "", tuple(shown)))
         if texts or not results:
-            talk.append(("user", "\n".join(texts), ()))
-    return talk
+            plain_messages.append(("user", "\n".join(texts), ()))
+    return plain_messages
 
 
-def _answer(text: str, calls: list[str]) -> ParsedCallText:
-    found = [json.loads(call) for call in _CALL.findall(text)]
-    # Strands holds an answer's text without its outer blanks, and its calls after it.
-    spoken = " ".join(_CALL.sub("", text).replace("[blank text]", "").split())
-    return ("assistant", spoken, (*(_call(call["name"], call["arguments"]) for call in found), *calls))
+def _answer(text: str, calls: list[str]) -> PlainMessage:
+    parsed = [json.loads(call) for call in _CALL.findall(text)]
+    # Strands stores an answer's text stripped, and its calls after the text.
+    plain_text = " ".join(_CALL.sub("", text).replace("[blank text]", "").split())
+    return ("assistant", plain_text, (*(_call(call["name"], call["arguments"]) for call in parsed), *calls))
 
 
 def _call(name: str, arguments: Any) -> str:

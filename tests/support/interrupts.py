@@ -1,4 +1,4 @@
-"""Drive a coroutine suspension by suspension, so that a test can lose it at any of its await points."""
+"""Run a coroutine suspension by suspension, so that a test can interrupt it at any await point."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ T = TypeVar("T")
 
 
 class Boom(Exception):
-    """An interruption that no code of ours names."""
+    """An error that our code does not know."""
 
 
 class Steps(Generic[T]):
-    """Awaits `work` in its task, and calls `act` as it comes to wait at one of its suspensions.
+    """Awaits `work`, and calls `act` at one of its suspensions.
 
     Args:
         work: The coroutine.
-        at: The suspension to act at, from 0; None for none.
-        act: Called there, once.
+        at: Index of the suspension; None for none.
+        act: Called once, at that suspension.
 
     Attributes:
         count: Suspensions so far.
@@ -35,7 +35,7 @@ class Steps(Generic[T]):
         self._thrown: BaseException | None = None
 
     def throw(self, error: BaseException) -> None:
-        """Throw something in where `work` waits; `GeneratorExit` closes it, as when nobody refers to it any more."""
+        """Throw an error into `work` where it waits; `GeneratorExit` closes it, as when it is garbage-collected."""
         assert self.task is not None
         self._thrown = error
         self.task.cancel()
@@ -54,7 +54,7 @@ class Steps(Generic[T]):
             try:
                 arrived = None
                 yield waiting
-            except GeneratorExit:  # who drives this is closed itself
+            except GeneratorExit:  # the caller is closed
                 self.work.close()
                 raise
             except BaseException as error:
@@ -62,6 +62,6 @@ class Steps(Generic[T]):
 
     def _arrive(self, error: BaseException) -> Any:
         if isinstance(error, GeneratorExit):
-            self.work.close()  # a coroutine that still waited for something would raise here
-            raise asyncio.CancelledError  # what is left of its task
+            self.work.close()  # raises if the coroutine still awaits
+            raise asyncio.CancelledError  # ends its task
         return self.work.throw(error)

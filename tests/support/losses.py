@@ -1,4 +1,4 @@
-"""One model between other agents' turns, of which one turn is lost at a chosen await point, in a chosen way."""
+"""A model whose turn is interrupted at a chosen await point, in a chosen way, while other agents have turns."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from tito_core.policy import run_blocking
 from tito_core.store import LedgerFile
 
 UUID = "00000000-0000-4000-8000-000000000000"
-SLOW_S = 1.0
-"""How long the engine takes for a turn that is to be lost: long enough for somebody else's, and for the cancel signal
-to be looked at."""
+SLOW_S = 0.5
+"""Latency of the interrupted turn: long enough for another agent's turn and for a poll of the cancel signal."""
 Message = dict[str, Any]
 WAYS = ("boom", "cancelled", "timeout", "closed")
-"""How a coroutine is lost at one of its await points."""
+"""Ways to interrupt a coroutine at an await point."""
 OUTER_WAYS = ("cancelled outside", "closed outside", "signal")
-"""How its caller is lost while it waits there."""
+"""Ways to interrupt its caller while it waits there."""
 
 
 def says(prompt: ScriptedRequest) -> list[int]:
-    """Answer by the prompt alone, so that an answer that got lost changes no other."""
-    return ids_of(f"I was told {sum(prompt.prompt_ids) % 997} things.{END}")
+    """Answer by the prompt alone, so that a lost answer does not change others."""
+    return ids_of(f"The checksum is {sum(prompt.prompt_ids) % 997}.{END}")
 
 
 def user(text: str) -> Message:
@@ -50,7 +49,7 @@ async def collect(stream: AsyncGenerator[Any]) -> list[Any]:
 
 
 class Stepped:
-    """A backend whose generations are driven by `Steps`."""
+    """A backend that runs its generations in `Steps`."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -80,7 +79,7 @@ class Stepped:
 
 @dataclass
 class World:
-    """One model over one engine, streaming into a file, with an agent that has had two turns."""
+    """A model over an engine, with a store, and an agent after two turns."""
 
     engine: ScriptedEngine
     model: TITOModel
@@ -90,13 +89,13 @@ class World:
     state: dict[str, Any] = field(default_factory=dict)
     others: Iterator[int] = field(default_factory=itertools.count)
     slow_from: int | None = None
-    """Prompts of so many tokens take the engine long."""
+    """Number of prompt tokens from which the engine is slow."""
 
     def latency(self, prompt: ScriptedRequest) -> float:
         return SLOW_S if self.slow_from is not None and len(prompt.prompt_ids) >= self.slow_from else 0.002
 
     def turn(self, cancel: threading.Event | None = None) -> AsyncGenerator[Any]:
-        """Ask for the agent's next turn as Strands does: with copies, which come back only on success."""
+        """Start the agent's next turn as Strands does, with copies of its messages."""
         return self.model.stream(
             [dict(message) for message in self.messages],  # type: ignore[arg-type]
             None,
@@ -106,41 +105,41 @@ class World:
         )
 
     async def play(self) -> None:
-        """Have a turn to its end."""
+        """Play a whole turn."""
         events = await collect(self.turn())
         text = "".join(e.get("contentBlockDelta", {}).get("delta", {}).get("text", "") for e in events)
         self.messages += [{"role": "assistant", "content": [{"text": text}]}, user("And then?")]
 
-    def somebody_else(self) -> None:
-        """Have a whole turn of another agent, on a thread and an event loop of its own, now."""
+    def other_turn(self) -> None:
+        """Play a whole turn of another agent, on another thread and event loop."""
         run_blocking(collect(self.model.stream([user(f"Other {next(self.others)}?")], None, None, model_state={})))  # type: ignore[list-item]
 
     def seen(self) -> tuple[bytes, bytes, list[Any], int]:
-        """Everything that a turn could leave a trace in."""
+        """Return everything in which a turn could leave a trace."""
         ledger = self.model.ledger
         return store.encode(ledger), self.path.read_bytes(), ledger.retained(), ledger.call_ids.given
 
     def running(self) -> list[str]:
-        """Give the server's id of the slow generation, if the engine has it in work."""
+        """Return the server's id of the slow generation, if it runs."""
         own = [r for r in self.engine.requests if self.slow_from is not None and len(r.prompt_ids) >= self.slow_from]
         return [own[-1].server_id] if own and self.engine.running else []
 
-    def told_to_abort(self, server_id: str) -> bool:
-        """Tell whether the engine was asked to stop a generation, and not only left alone, or was done with it."""
+    def was_aborted(self, server_id: str) -> bool:
+        """Return whether the engine got an abort of a generation, or had finished it."""
         done = any(a.request.server_id == server_id for e in self.engine.exchanges for a in e.answers)
         return done or any(server_id.encode() in e.body for e in self.engine.exchanges if "abort" in e.path)
 
-    async def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Wait until something holds."""
+    async def until(self, condition: Callable[[], bool], message: str) -> None:
+        """Wait until a condition holds."""
         deadline = time.monotonic() + 60
         while not condition():
-            assert time.monotonic() < deadline, otherwise
+            assert time.monotonic() < deadline, message
             await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
 async def world(kind: str, wire: str, path: Path) -> Any:
-    """Make a world over a scripted engine in memory, or behind a socket."""
+    """Yield a world over a scripted engine in memory or behind a socket."""
     path.unlink(missing_ok=True)
     engine = engine_of(kind, Says(says))
     with contextlib.ExitStack() as stack:
@@ -156,37 +155,37 @@ async def world(kind: str, wire: str, path: Path) -> Any:
         engine.latency = made.latency
         await made.play()
         await made.play()
-        await inner.aclose()  # so that a lost turn may also be lost while it connects
+        await inner.aclose()  # so that a turn can be interrupted while it connects, too
         yield made
         await inner.aclose()
 
 
 @contextlib.contextmanager
 def no_noise() -> Iterator[None]:
-    """Hold a piece of code to leave no unretrieved exception, no destroyed task, no unclosed generator."""
-    loop, said = asyncio.get_running_loop(), list[dict[str, Any]]()
-    loop.set_exception_handler(lambda _, context: said.append(context) if _is_ours(context) else None)
+    """Check that a block leaves no unretrieved exception, no pending task and no open generator."""
+    loop, contexts = asyncio.get_running_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: contexts.append(context) if _is_ours(context) else None)
     try:
         yield
         gc.collect()
-        assert said == []
+        assert contexts == []
     finally:
         loop.set_exception_handler(None)
 
 
 def _is_ours(context: dict[str, Any]) -> bool:
-    """Leave out what CPython before 3.13 says of any async generator whose reader was closed while it waited."""
+    """Return False for the error of CPython before 3.13 about async generators whose reader was closed."""
     return str(context.get("exception")) != "aclose(): asynchronous generator is already running"
 
 
 class Loss:
-    """Loses one turn, after somebody else has had a turn meanwhile.
+    """Interrupts one turn, after another agent's turn meanwhile.
 
     Args:
-        world: Whose turn.
+        world: The world.
         way: One of `WAYS` or `OUTER_WAYS`.
-        in_flight: Wait until the engine works on the turn, instead of losing it at once.
-        again: An interruption at the suspension after that, at which the loss is being cleaned up.
+        in_flight: Wait until the engine runs the request, instead of interrupting at once.
+        again: An error to throw at the next suspension, during the cleanup.
     """
 
     def __init__(
@@ -206,7 +205,7 @@ class Loss:
         self._watch: asyncio.Task[None] | None = None
 
     async def run(self, at: int | None, *, backend_at: int | None = None) -> bool:
-        """Have the turn, and lose it at a suspension of its generator or the backend; tell whether it was whole."""
+        """Play the turn, interrupt it at a suspension of its generator or backend; return whether it completed."""
         self.world.slow_from = self.world.model.ledger.path_length(self.world.state["tito"]["turn"])
         self.world.backend.at, self.world.backend.act = backend_at, self
         self._outer = Steps(collect(self.world.turn(self.signal)), at, self)
@@ -236,11 +235,11 @@ class Loss:
             self._strike(steps)
 
     async def _strike_in_flight(self, steps: Steps[Any]) -> None:
-        await self.world.until(lambda: bool(self.world.running()), "the engine never got the request")
+        await self.world.until(lambda: bool(self.world.running()), "the engine did not get the request")
         self._strike(steps)
 
     def _strike(self, steps: Steps[Any]) -> None:
-        self.world.somebody_else()
+        self.world.other_turn()
         self.before, self.happened = self.world.seen(), True
         self.running = self.world.running()
         steps.at = steps.count if self.again is not None else None

@@ -1,4 +1,4 @@
-"""One life of an agent with a session, in this process or in a new one: `python -m support.session SPEC` prints it."""
+"""Run an agent with a session, in this process or in a new one: `python -m support.session SPEC` prints the result."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def add(a: int, b: int) -> str:
 
 @dataclass
 class Life:
-    """What an agent does.
+    """One run of a session's agents.
 
     Attributes:
-        kind: The wire.
-        questions: What it is asked, one invocation after the other.
-        answers: What the policy says.
+        kind: The backend.
+        questions: The user messages, one for each invocation.
+        answers: The policy's answers.
         sessions: Folder of the session, or None.
         store: The ledger file, or None.
-        snapshot: A snapshot's file to begin from, or None.
-        uuid: Identity of the first ledger, or None for a random one.
-        agents: The session's agents, asked in turn on one model.
+        snapshot: File of a snapshot to start from, or None.
+        uuid: The first ledger's uuid, or None for a random one.
+        agents: The session's agents, invoked in turn on one model.
     """
 
     kind: str
@@ -61,12 +61,12 @@ class Life:
 
 @dataclass
 class Lived:
-    """What came of it.
+    """The result of a life.
 
     Attributes:
-        ledger: Identity of the model's ledger.
-        turns: For each of its turns: parent, branch reason, the turn that it branches from, own prompt and output ids.
-        prompts: The prompts that the engine was asked in this process.
+        ledger: The uuid of the model's ledger.
+        turns: For each turn: parent, branch reason, the turn that it branches from, its own prompt and output ids.
+        prompts: The prompts that the engine got in this life.
         calls: Tool-call ids in the first agent's messages.
         texts: The last message of each invocation.
     """
@@ -79,7 +79,7 @@ class Lived:
 
 
 async def live(life: Life) -> tuple[Lived, TITOModel, list[Agent]]:
-    """Play it in this process."""
+    """Run a life in this process."""
     script = Says(*life.answers)
     engine = engine_of(life.kind, script)
     store = LedgerFile(life.store, "a") if life.store else None
@@ -99,7 +99,7 @@ async def live(life: Life) -> tuple[Lived, TITOModel, list[Agent]]:
 
 
 def live_elsewhere(life: Life) -> Lived:
-    """Play it in a new process."""
+    """Run a life in a new process."""
     done = subprocess.run(
         [sys.executable, "-m", "support.session", json.dumps(asdict(life))],
         cwd=TESTS,
@@ -114,7 +114,7 @@ def live_elsewhere(life: Life) -> Lived:
 
 
 def agent_of(model: TITOModel, life: Life, name: str) -> Agent:
-    """Make one of a life's agents, restored from its session where there is one."""
+    """Return one of a life's agents, restored from its session or snapshot if it has one."""
     sessions = FileSessionManager("s", life.sessions) if life.sessions else None
     agent = Agent(
         model=model,

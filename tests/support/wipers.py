@@ -1,4 +1,4 @@
-"""The same dangerous tool as Strands takes tools: decorated, as a module's file, and from an MCP server over stdio."""
+"""One dangerous tool in each form that Strands accepts: decorated, a module file, and an MCP server over stdio."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wipe(tool, **kwargs):
 
 @contextmanager
 def wiper(kind: str, folder: Path) -> Iterator[tuple[list[Any], Path]]:
-    """Give the tools to hand to an agent, and the file in which each run is a line."""
+    """Yield the tools for an agent, and a file to which each run appends a line."""
     ran = folder / "ran.txt"
     ran.write_text("")
     if kind == "decorated":

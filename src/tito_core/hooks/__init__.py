@@ -1,4 +1,4 @@
-"""Strands hooks for rollouts: limits that leave a whole history behind, and a guard before every tool."""
+"""Strands hooks for rollouts: loop limits that leave a complete history, and argument checks before tool calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GUARD = {"ToolCallGuard", "ToolSchemaError"}
 
 
 def __getattr__(name: str) -> object:
-    """Import a hook when it is first used: a limiter needs no JSON Schema library."""
+    """Import a hook on first use: the limiter does not need the JSON Schema library."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{'tool_call_guard' if name in _GUARD else 'loop_limiter'}"), name)

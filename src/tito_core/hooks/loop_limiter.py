@@ -1,4 +1,4 @@
-"""Bounds an agent's loop."""
+"""Limit an agent's loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from strands.types.exceptions import EventLoopException
 
 
 class LoopLimitReachedError(EventLoopException):
-    """An agent's loop reached a limit and ended at a complete message: every call in its history has its result.
+    """An agent's loop reached a limit. Its history is complete: every tool call has its result.
 
-    Strands lets an `EventLoopException` out of its loop as it is, and wraps any other error in one; so this is one, and
-    whoever unwraps it finds it again as its own `original_exception`.
+    It is an `EventLoopException`, since Strands wraps any other error in one. Its `original_exception` is itself.
 
     Args:
-        allowed: The limit; or a whole sentence, as code that makes such errors itself, and pickle, give it.
-        reached: The count that reached it; as many as are allowed when None.
+        allowed: The limit; or the whole message, as pickle and other code that makes such errors pass it.
+        reached: The count that reached the limit. Default: None, the limit itself.
 
     Attributes:
         allowed: The limit.
@@ -37,59 +36,60 @@ class LoopLimitReachedError(EventLoopException):
 
     def __init__(self, allowed: int | str, reached: int | None = None) -> None:
         reached = reached if isinstance(allowed, str) or reached is not None else allowed
-        sentence = f"The agent's loop has {reached} {self.counted}, and {allowed} are allowed: it ends here."
-        super().__init__(Exception(allowed if isinstance(allowed, str) else sentence))
+        message = f"The agent's loop reached its limit: {reached} {self.counted}, {allowed} allowed."
+        super().__init__(Exception(allowed if isinstance(allowed, str) else message))
         self.original_exception = self
         self.allowed = allowed
         self.reached = reached
 
 
 class MaxToolIterationsReachedError(LoopLimitReachedError):
-    """The results of the last iteration that is allowed are in the history."""
+    """The loop reached `max_tool_iters`. The results of the last allowed iteration are in the history."""
 
     counted = "tool iterations"
 
 
 class MaxToolCallsReachedError(LoopLimitReachedError):
-    """The results of the last call that is allowed are in the history, and those of its siblings."""
+    """The loop reached `max_tool_calls`. The results of all calls of the last answer are in the history."""
 
     counted = "tool calls"
 
 
 class MaxMessagesReachedError(LoopLimitReachedError):
-    """The last message that is allowed is in the history, and the model would be asked next."""
+    """The loop reached `max_messages` before a model call."""
 
     counted = "messages"
 
 
 class MaxSampledTokensReachedError(LoopLimitReachedError):
-    """The policy has sampled all the tokens that are allowed, and would be asked next."""
+    """The loop reached `max_sampled_tokens` before a model call."""
 
     counted = "sampled tokens"
 
 
 class LoopLimiter(HookProvider):
-    """Ends an agent's loop at its limits, always just before the model would be asked again.
+    """End an agent's loop at its limits, always just before a model call.
 
-    There every call has its result, every hook has seen every message, and the next invocation goes on from the history
-    as it is. One limiter may be given to several agents, which then share its limits.
+    At that point every tool call has its result and every hook has seen every message, so the next invocation continues
+    the same history. Several agents may share a limiter, and with it the limits.
 
-    The limits are plain attributes and may be changed at any time; None is no limit. `max_tool_iters` and
-    `max_tool_calls` end the loop after tools, `max_messages` and `max_sampled_tokens` also before the first answer of
-    an invocation. Counters go on over invocations until `reset`.
+    The limits are attributes and may be changed at any time; None means no limit. `max_tool_iters` and
+    `max_tool_calls` end the loop after tools; `max_messages` and `max_sampled_tokens` also before the first answer of
+    an invocation. Counters continue over invocations until `reset`.
 
     Args:
-        max_tool_iters: Answers that call tools, however many each calls.
-        max_tool_calls: Calls. Those of one answer all run, so the count may end above the limit.
-        max_parallel_tool_calls: Calls of one answer that run. The others get an error that says so as their result.
-        max_messages: Messages of all roles that Strands adds, those of a direct `agent.tool.x()` among them.
-        max_sampled_tokens: Tokens of all answers, those that a hook discarded for a retry among them. The answer that
-            reaches the limit is whole, so the count may end above it; `max_new_tokens` bounds each answer.
+        max_tool_iters: Maximum answers with tool calls.
+        max_tool_calls: Maximum tool calls. All calls of one answer run, so the count may end above the limit.
+        max_parallel_tool_calls: Maximum calls of one answer that run. Each other call gets an error as its result.
+        max_messages: Maximum messages of all roles that Strands adds, including those of a direct `agent.tool.x()`.
+        max_sampled_tokens: Maximum tokens of all answers, including answers that a hook discards for a retry. The
+            answer that reaches the limit is not cut off, so the count may end above it; `max_new_tokens` limits each
+            answer.
 
     Attributes:
-        tool_iter_count: Answers so far that call tools.
-        tool_call_count: Calls so far.
-        cancelled_tool_call_count: Calls so far that did not run, since they were too many in one answer.
+        tool_iter_count: Answers with tool calls so far.
+        tool_call_count: Tool calls so far.
+        cancelled_tool_call_count: Calls so far that did not run because of `max_parallel_tool_calls`.
         message_count: Messages so far.
         sampled_token_count: Tokens so far, as the model's usage reports them.
     """
@@ -120,7 +120,7 @@ class LoopLimiter(HookProvider):
             self.sampled_token_count = 0
 
     def register_hooks(self, registry: HookRegistry, **_: Any) -> None:
-        """Listen to an agent."""
+        """Register the callbacks with an agent."""
         registry.add_callback(MessageAddedEvent, self._count_message)
         registry.add_callback(AfterModelCallEvent, self._count_tokens)
         registry.add_callback(BeforeToolCallEvent, self._cancel_excess)
@@ -140,17 +140,17 @@ class LoopLimiter(HookProvider):
                 self.sampled_token_count += usage.get("outputTokens", 0)
 
     def _cancel_excess(self, event: BeforeToolCallEvent) -> None:
-        """Cancel a call by its place in its message: the same one, whatever order calls run in and however often."""
+        """Cancel calls by their position in the message, so that order and repetition of runs do not matter."""
         allowed = self.max_parallel_tool_calls
         if allowed is None or event.cancel_tool:
             return
-        if _place(event.agent.messages, event.tool_use["toolUseId"]) >= allowed:
+        if _position(event.agent.messages, event.tool_use["toolUseId"]) >= allowed:
             with self._lock:
                 self.cancelled_tool_call_count += 1
-            event.cancel_tool = f"Of one message {allowed} tool calls are executed at most; this one was not."
+            event.cancel_tool = f"This tool call was not executed: at most {allowed} tool calls of one message are."
 
     def _end(self, event: BeforeModelCallEvent) -> None:
-        """Raise where a limit is reached."""
+        """Raise when a limit is reached."""
         messages = event.agent.messages
         after_tools = bool(messages) and any("toolResult" in block for block in messages[-1]["content"])
         limits: list[tuple[type[LoopLimitReachedError], int | None, int]] = [
@@ -172,7 +172,7 @@ def _call_ids(message: Message) -> list[str]:
     return [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
 
 
-def _place(messages: Sequence[Message], call_id: str) -> int:
-    """Return the place of a call among those of the last message that has any; -1 where it is none of them."""
+def _position(messages: Sequence[Message], call_id: str) -> int:
+    """Return the position of a call among those of the last message with calls; -1 if it is not in that message."""
     ids = next((ids for message in reversed(messages) if (ids := _call_ids(message))), [])
     return ids.index(call_id) if call_id in ids else -1  # a direct `agent.tool.x()` is in no message

@@ -1,4 +1,4 @@
-"""Refuses tool calls that cannot be meant, with an error that the policy can learn from."""
+"""Refuse tool calls with an unknown tool or invalid arguments, with an error that the policy reads."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class ToolCallGuard(HookProvider):
-    """Lets no call through to a tool that does not exist, or with arguments that its JSON Schema does not allow.
+    """Refuse calls of tools that do not exist, and calls with arguments that the tool's JSON Schema does not allow.
 
-    Each refused call gets an error as its result, word for word what the model reads next: which tools there are, or
-    what is wrong with which argument. A malformed call never gets here to be run; the model says itself why.
+    A refused call gets an error as its result, which the policy reads next: the available tools, or the invalid
+    arguments. Malformed calls are left to `malformed_calls`.
 
     Args:
-        max_listed_tools: How many tools an error names; None for none at all.
+        max_listed_tools: Maximum number of tools that an error lists; None lists none.
 
     Attributes:
-        unknown_calls: Calls of tools that do not exist, by the name called.
-        invalid_calls: Calls with arguments that do not fit, by tool.
+        unknown_calls: Calls of unknown tools, by the name called.
+        invalid_calls: Calls with invalid arguments, by tool.
     """
 
     def __init__(self, max_listed_tools: int | None = 25) -> None:
@@ -51,18 +51,18 @@ class ToolCallGuard(HookProvider):
             self.invalid_calls.clear()
 
     def register_hooks(self, registry: HookRegistry, **_: Any) -> None:
-        """Listen to an agent."""
+        """Register the callbacks with an agent."""
         registry.add_callback(BeforeInvocationEvent, self._check_schemas)
         registry.add_callback(BeforeToolCallEvent, self.check_call)
         registry.add_callback(AfterToolsEvent, self._list_tools)
 
     def _check_schemas(self, event: BeforeInvocationEvent) -> None:
-        """Raise `ToolSchemaError` before anything is said, rather than in the middle of a rollout."""
+        """Raise `ToolSchemaError` before the first model call, not in the middle of a rollout."""
         for spec in event.agent.tool_registry.get_all_tool_specs():
             self._schema(spec)
 
     def check_call(self, event: BeforeToolCallEvent) -> None:
-        """Refuse a call that cannot be meant, by its `cancel_tool`."""
+        """Refuse a call of an unknown tool, or with invalid arguments, by its `cancel_tool`."""
         name = event.tool_use["name"]
         if event.cancel_tool or name == MALFORMED_CALL:
             return
@@ -71,7 +71,7 @@ class ToolCallGuard(HookProvider):
             return
         try:
             faults = self._schema(event.selected_tool.tool_spec).faults(event.tool_use["input"])
-        except ToolSchemaError as error:  # raised from here, it would leave the call without a result
+        except ToolSchemaError as error:  # if it were raised, the call would have no result
             logger.warning("%s", error)
             event.cancel_tool = str(error)
             return
@@ -81,13 +81,13 @@ class ToolCallGuard(HookProvider):
             event.cancel_tool = f"The arguments of {name!r} do not fit its schema: {'; '.join(faults)}."
 
     def _list_tools(self, event: AfterToolsEvent) -> None:
-        """Say of names that Strands allows to no tool, such as `a.b`, what is said of other unknown ones."""
+        """Replace Strands' error for a name that it allows for no tool, such as `a.b`, by that for unknown tools."""
         uses = [block["toolUse"] for block in event.agent.messages[-1]["content"] if "toolUse" in block]
-        refused = {use["toolUseId"]: use["name"] for use in uses if not _may_be_a_tool(use)}
+        refused = {use["toolUseId"]: use["name"] for use in uses if not _is_tool_name(use)}
         for block in event.message["content"]:
             result = block["toolResult"]
-            told = result["content"][0].get("text", "") if result["content"] else ""
-            if result["toolUseId"] in refused and told.startswith("Error: tool_name="):
+            text = result["content"][0].get("text", "") if result["content"] else ""
+            if result["toolUseId"] in refused and text.startswith("Error: tool_name="):
                 name = refused[result["toolUseId"]]
                 result["content"] = [{"text": self._unknown(name, sorted(event.agent.tool_registry.registry))}]
 
@@ -98,7 +98,7 @@ class ToolCallGuard(HookProvider):
 
     def _schema(self, spec: ToolSpec) -> ArgumentSchema:
         kept, schema = self._schemas.get(spec["name"], (None, None))
-        if schema is None or kept != spec:  # a tool may be replaced by another of its name
+        if schema is None or kept != spec:  # a tool may be replaced by another with its name
             schema = ArgumentSchema(spec["name"], spec["inputSchema"].get("json", {}))
             self._schemas[spec["name"]] = spec, schema
         return schema
@@ -113,7 +113,7 @@ class ToolCallGuard(HookProvider):
         return f"The tools are: {shown}{f' and {more} more' if more > 0 else ''}."
 
 
-def _may_be_a_tool(use: ToolUse) -> bool:
+def _is_tool_name(use: ToolUse) -> bool:
     try:
         validate_tool_use_name(use)
     except InvalidToolUseNameException:
@@ -122,24 +122,24 @@ def _may_be_a_tool(use: ToolUse) -> bool:
 
 
 MOST_FAULTS = 5
-"""Faults that are told of one call."""
+"""Maximum faults that the error of one call lists."""
 LONGEST_FAULT = 200
-"""Characters of a fault; it quotes the policy's value, which may be long."""
+"""Maximum characters of a fault; it quotes the policy's value, which may be long."""
 
 
 class ToolSchemaError(ValueError):
-    """A tool's own schema is broken; the tool's author must mend it."""
+    """A tool's input schema is invalid; the tool's author must fix it."""
 
 
 class ArgumentSchema:
-    """One tool's schema, ready to use. Safe to share.
+    """One tool's input schema. Threads may share it.
 
     Args:
-        tool: Its name, for messages.
-        schema: The schema, in the draft that its "$schema" names, else 2020-12. A reference out of it is never fetched.
+        tool: The tool's name, for errors.
+        schema: The schema, in the draft that its "$schema" names, else 2020-12. Remote references are never fetched.
 
     Raises:
-        ToolSchemaError: It is no JSON Schema.
+        ToolSchemaError: It is not a JSON Schema.
     """
 
     def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
@@ -149,27 +149,27 @@ class ArgumentSchema:
             draft.check_schema(given)
         except SchemaError as error:
             raise ToolSchemaError(
-                f"The input schema of tool {tool!r} is broken at {error.json_path}: {error.message}. Mend the tool."
+                f"The input schema of tool {tool!r} is invalid at {error.json_path}: {error.message}. Fix the schema."
             ) from error
         self._tool = tool
         self._validator = draft(given, registry=Registry())
 
     def faults(self, arguments: Any) -> list[str]:
-        """Say what is wrong with arguments, at most `MOST_FAULTS` sentences without a full stop; none when all is well.
+        """Return the faults of arguments, at most `MOST_FAULTS` sentences without a full stop; empty for valid ones.
 
         Raises:
-            ToolSchemaError: The schema refers to what it does not hold, or to itself without end.
+            ToolSchemaError: A reference of the schema cannot be resolved, or never ends.
         """
         try:
-            found = sorted(self._validator.iter_errors(arguments), key=lambda error: [*map(str, error.absolute_path)])
+            errors = sorted(self._validator.iter_errors(arguments), key=lambda error: [*map(str, error.absolute_path)])
         except (Unresolvable, RecursionError) as error:
             raise ToolSchemaError(
-                f"The input schema of tool {self._tool!r} cannot be followed: {error}. Mend the tool."
+                f"The input schema of tool {self._tool!r} cannot be resolved: {error}. Fix the schema."
             ) from error
-        return [_sentence(error) for error in found[:MOST_FAULTS]]
+        return [_sentence(error) for error in errors[:MOST_FAULTS]]
 
 
 def _sentence(error: ValidationError) -> str:
-    told = best_match([error]) or error  # of the branches of an anyOf, the one that nearly fits
-    message = told.message if len(told.message) <= LONGEST_FAULT else f"{told.message[:LONGEST_FAULT]}..."
-    return f"{told.json_path.removeprefix('$.')}: {message}" if told.absolute_path else message
+    best = best_match([error]) or error  # among the branches of an anyOf, the closest one
+    message = best.message if len(best.message) <= LONGEST_FAULT else f"{best.message[:LONGEST_FAULT]}..."
+    return f"{best.json_path.removeprefix('$.')}: {message}" if best.absolute_path else message

@@ -1,1 +1,1 @@
-"""One turn, in the order it runs: `run` is its outline, and each step is a module that it names."""
+"""One turn: `run` is the outline, and each other module is one of its steps."""

@@ -1,9 +1,12 @@
-"""Why a history does not simply go on after the latest turn: what changed, told from its content (law 8).
+"""Why a history branches instead of continuing the latest turn, decided from its content (law 8).
 
-Three questions, in this order. Is the place taken? A turn that is the first after its parent, or the first of all, is
-no branch. Who asks? A call without an agent is a side call, and an agent that brings no key of its own, or whose own
-last turn somebody else went on from, is separate. What did the agent do? Its history is compared with the one that its
-own last turn ended, and where they part tells the reason.
+Three questions, in this order:
+
+1. Is the position new? A turn that is the first after its parent, or the first of all, is not a branch.
+2. Who calls? A call without an agent is a side call. An agent without a key of its own, or whose own last turn another
+   agent continued, is separate.
+3. What did the agent do? Its history is compared with the one that its own last turn ended. The first difference gives
+   the reason.
 """
 
 from __future__ import annotations
@@ -19,22 +22,22 @@ from tito_core.ledger.history_index import Match, Node
 from tito_core.ledger.ledger import Ledger
 
 _BLANK = [{"text": "[blank text]"}]
-"""What Strands shows of an answer without content (strands/event_loop/streaming.py)."""
+"""What Strands shows for an answer without content (strands/event_loop/streaming.py)."""
 _SHOWN = 60
-"""Characters of a message that an error shows."""
+"""Maximum characters of a message in an error."""
 
 
 class HistoryChangedError(ValueError):
-    """An agent's history changed, and `history="error"` asked to be told instead of branching (law 8)."""
+    """An agent's history changed, and `history="error"` forbids branches (law 8)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryContext:
-    """What a call brings.
+    """The history of a call and its caller.
 
     Attributes:
         ledger: The ledger.
-        walk: How far it knows the history.
+        history: How much of the history the ledger knows.
         opening: What comes before all messages.
         messages: The history.
         own: The agent's own last turn, as its key names it, or None.
@@ -42,7 +45,7 @@ class HistoryContext:
     """
 
     ledger: Ledger
-    walk: Match
+    history: Match
     opening: dict[str, Any]
     messages: Messages
     own: int | None
@@ -51,12 +54,12 @@ class HistoryContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
-    """How an agent's history differs from what it was: equal up to item `at` (item 0 is the opening).
+    """How an agent's history differs from its earlier one. Both are equal up to item `at` (item 0 is the opening).
 
     Attributes:
         entries: The history that the agent's own last turn ended, its answer last.
         before: The messages of `entries`.
-        now: The history that comes.
+        now: The new history.
         at: First item that differs, or the length of the shorter one.
     """
 
@@ -66,94 +69,96 @@ class _Change:
     at: int
 
 
-def branch_of(situation: HistoryContext, parent: int | None) -> Branch | None:
-    """Return why the coming turn branches, or None when it is the first or simply goes on.
+def branch_of(context: HistoryContext, parent: int | None) -> Branch | None:
+    """Return why the next turn branches, or None when it is the first or continues its parent.
 
     Args:
-        situation: What the call brings.
+        context: The history and its caller.
         parent: The turn that it extends, or None for a new root.
     """
-    ledger = situation.ledger
+    ledger = context.ledger
     is_taken = len(ledger) > 0 if parent is None else ledger.extended(parent)
     if not is_taken:
         return None
-    if situation.own is None:
-        return _outsider(situation, parent)
-    if situation.own == parent:  # this agent did not move: another one went on from its turn
+    if context.own is None:
+        return _outsider(context, parent)
+    if context.own == parent:  # this agent did not change its history: another one continued from its turn
         return Branch(Reason.SEPARATE, parent)
-    return _departure(situation, situation.own, parent)
+    return _departure(context, context.own, parent)
 
 
-def rewritten_branch(situation: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
-    """Return why a history begins anew whose reasoning the template writes in another way: mostly for that alone.
+def rewritten_branch(context: HistoryContext, parent: int, written: Branch, *, may_branch: bool) -> Branch:
+    """Return why a history starts a new root when the template renders its reasoning differently.
+
+    The reason is `written`, unless the agent changed its history too.
 
     Args:
-        situation: What the call brings.
+        context: The history and its caller.
         parent: The turn that it fits, and would extend if the reasoning stayed.
         written: The branch that the template makes.
-        may_branch: Whether the agent's own history may have changed.
+        may_branch: Whether the agent may change its own history.
 
     Raises:
-        HistoryChangedError: It did and may not; what the template changes is no change of the agent's.
+        HistoryChangedError: The agent changed its history and may not. A change by the template does not count.
     """
-    ledger, own = situation.ledger, situation.own
+    ledger, own = context.ledger, context.own
     if own is not None and own != parent:
-        branch = _departure(situation, own, None)
+        branch = _departure(context, own, None)
         if not may_branch:
-            refuse(situation, branch)
+            refuse(context, branch)
         return branch
     if not ledger.extended(parent) and all(turn.draft.branch != written for turn in ledger):
         return written
-    return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(situation, parent)
+    return Branch(Reason.SEPARATE, parent) if own == parent else _outsider(context, parent)
 
 
 def lineage(ledger: Ledger, turn: int | None) -> Iterator[int]:
-    """Yield a turn and those it came from, nearest first: its path, and past each root the turn that this one left."""
+    """Yield a turn and its ancestors, nearest first: its path, and past each root the turn that the root left."""
     while turn is not None:
         yield turn
         draft = ledger[turn].draft
         turn = draft.parent if draft.parent is not None or draft.branch is None else draft.branch.turn
 
 
-def _outsider(situation: HistoryContext, parent: int | None) -> Branch:
-    """Link a call of nobody known: to the turn that it forks, or to the last one that its history begins with."""
-    reason = Reason.SEPARATE if situation.is_agents else Reason.SIDE_CALL
+def _outsider(context: HistoryContext, parent: int | None) -> Branch:
+    """Link a call without a known agent: to the turn that it forks, or to the last one in its known history."""
+    reason = Reason.SEPARATE if context.is_agents else Reason.SIDE_CALL
     if parent is not None:
         return Branch(reason, parent)
-    for entry in situation.walk.entry.upward():
+    for entry in context.history.entry.upward():
         if entry.turns:
-            return Branch(reason, max(entry.turns), situation.walk.known - 1)
+            return Branch(reason, max(entry.turns), context.history.known - 1)
     return Branch(reason)
 
 
-def _departure(situation: HistoryContext, own: int, parent: int | None) -> Branch:
+def _departure(context: HistoryContext, own: int, parent: int | None) -> Branch:
     """Return where and why an agent's history left that of its own last turn."""
-    change = _change(situation)
-    if change is None:  # a loaded ledger knows the digest only
-        reason = Reason.EDIT if parent is None else _asked(situation, parent)
+    change = _change(context)
+    if change is None:  # a loaded ledger has only the digest
+        reason = Reason.EDIT if parent is None else _retry_or_rewind(context, parent)
         return Branch(reason, own if parent is None else parent)
     if change.at == 0:
-        detail = _changed_parts(change.before[0], situation.opening)
+        detail = _changed_parts(change.before[0], context.opening)
         return Branch(Reason.OPENING, own if parent is None else parent, detail=detail)
     message = change.at - 1
     if parent is not None:
-        return Branch(_asked(situation, parent), parent, message)
-    return Branch(_reason(situation, change), _left(situation.ledger, own, change), message)
+        return Branch(_retry_or_rewind(context, parent), parent, message)
+    return Branch(_reason(context, change), _last_unchanged_turn(context.ledger, own, change), message)
 
 
-def _change(situation: HistoryContext) -> _Change | None:
+def _change(context: HistoryContext) -> _Change | None:
     """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
-    last = None if situation.own is None else situation.ledger.entry_of(situation.own)
+    last = None if context.own is None else context.ledger.entry_of(context.own)
     if last is None:
         return None
     entries = list(last.upward())[::-1]
-    before, now = [entry.message for entry in entries], [situation.opening, *situation.messages]
+    before, now = [entry.message for entry in entries], [context.opening, *context.messages]
     differ = (i for i, (old, new) in enumerate(zip(before, now, strict=False)) if old != new)
     return _Change(entries, before, now, next(differ, min(len(before), len(now))))
 
 
-def _left(ledger: Ledger, own: int, change: _Change) -> int:
-    """Return the last turn that ends in what did not change, else the agent's last; of several its own."""
+def _last_unchanged_turn(ledger: Ledger, own: int, change: _Change) -> int:
+    """Return the last turn in the unchanged part, else the agent's last turn; among several, the agent's own."""
     ancestors = set(lineage(ledger, own))
     for entry in reversed(change.entries[: change.at]):
         if entry.turns:
@@ -161,33 +166,33 @@ def _left(ledger: Ledger, own: int, change: _Change) -> int:
     return own
 
 
-def _reason(situation: HistoryContext, change: _Change) -> Reason:
-    """Name a change after which no turn of the ledger can be extended."""
+def _reason(context: HistoryContext, change: _Change) -> Reason:
+    """Classify a change after which no turn of the ledger can be extended."""
     before, now, at = change.before, change.now, change.at
-    asked = _asked(situation, None)
-    if asked == Reason.RETRY:
-        return asked
+    asked_again = _retry_or_rewind(context, None)
+    if asked_again == Reason.RETRY:
+        return asked_again
     if _resumed(before, now[at:], at + 1) is not None:
         return Reason.TRIM
     if all(message["role"] != "assistant" for message in now[at:]):
-        return asked
+        return asked_again
     if at < len(before) and _without_reasoning(before[at]) == now[at]:
         return Reason.THINKING
     kept_from = _resumed(before, now[at + 1 :], at + 1)
     return Reason.SUMMARY if kept_from is not None and kept_from > at + 1 else Reason.EDIT
 
 
-def _asked(situation: HistoryContext, parent: int | None) -> Reason:
-    """Distinguish a retry, the same messages asked again after the same turn, from a rewind."""
-    walk, ledger = situation.walk, situation.ledger
-    answers = () if walk.new else (turn for answer in walk.entry.children for turn in answer.turns)
+def _retry_or_rewind(context: HistoryContext, parent: int | None) -> Reason:
+    """Return RETRY when the same messages were answered after the same turn before, else REWIND."""
+    history, ledger = context.history, context.ledger
+    answers = () if history.new else (turn for answer in history.entry.children for turn in answer.turns)
     return Reason.RETRY if any(ledger[turn].parent == parent for turn in answers) else Reason.REWIND
 
 
 def _resumed(before: Sequence[Any], now: Sequence[Any], start: int) -> int | None:
-    """Find the first item of `before`, from `start` on, from which `now` takes up all that follows.
+    """Return the first index in `before`, from `start`, whose items `now` starts with; None where there is none.
 
-    The last item is an answer that a hook may have lost: it counts only where nothing else is left.
+    The last item of `before` is an answer that a hook may have lost, so it counts only where nothing else is left.
     """
     for first in range(start, len(before)):
         kept = before[first:-1] or before[first:]
@@ -197,7 +202,7 @@ def _resumed(before: Sequence[Any], now: Sequence[Any], start: int) -> int | Non
 
 
 def _without_reasoning(message: Any) -> Any:
-    """Return a known assistant's message without its reasoning, or None for one that has none."""
+    """Return an assistant's message without its reasoning, or None for another role or a message without any."""
     if message.get("role") != "assistant":
         return None
     kept = [block for block in message["content"] if "reasoningContent" not in block]
@@ -209,41 +214,41 @@ def _changed_parts(old: Any, new: dict[str, Any]) -> str:
     return " and ".join(name for key, name in names.items() if old[key] != new[key])
 
 
-def refuse(situation: HistoryContext, branch: Branch | None) -> None:
-    """Raise for a branch that lies in one agent's own history, with the message that changed.
+def refuse(context: HistoryContext, branch: Branch | None) -> None:
+    """Refuse a branch in one agent's own history; branches of separate agents and side calls are allowed.
 
     Raises:
-        HistoryChangedError: Always, but for branches of separate agents and side calls.
+        HistoryChangedError: The agent's history changed; the error shows the first message that differs.
     """
     if branch is None or branch.reason not in OF_ONE_AGENT:
         return
     raise HistoryChangedError(
-        f"Law 8: history='error', and {_what_changed(situation, branch)} ({branch}). Make the change in a new rollout "
-        "(model.reset()), or let it branch with history='fork'."
+        f"Law 8: {_what_changed(context, branch)} ({branch}), and history='error' allows no change. Start a new "
+        "rollout with model.reset(), or allow branches with history='fork'."
     )
 
 
-def _what_changed(situation: HistoryContext, branch: Branch) -> str:
-    change = _change(situation)
+def _what_changed(context: HistoryContext, branch: Branch) -> str:
+    change = _change(context)
     if branch.message is None or change is None:
         return f"the {branch.detail or 'history'} changed"
     old, new = change.before[change.at :], change.now[change.at :]
     if not new:
-        what = "is asked for again" if branch.reason == Reason.RETRY else "is gone"
-        return f"{_named(branch.message, old[0])} {what}: {_excerpt(old[0])}"
+        what = "would be sampled again" if branch.reason == Reason.RETRY else "is missing"
+        return f"{_described(branch.message, old[0])} {what}: {_excerpt(old[0])}"
     if not old:
-        at, stranger = next((i, message) for i, message in enumerate(new) if message["role"] == "assistant")
-        return f"{_named(branch.message + at, stranger)} was not sampled here: {_excerpt(stranger)}"
-    return f"{_named(branch.message, new[0])} changed: {_excerpt(old[0])} became {_excerpt(new[0])}"
+        at, added = next((i, message) for i, message in enumerate(new) if message["role"] == "assistant")
+        return f"{_described(branch.message + at, added)} was not sampled here: {_excerpt(added)}"
+    return f"{_described(branch.message, new[0])} changed from {_excerpt(old[0])} to {_excerpt(new[0])}"
 
 
-def _named(index: int, message: Any) -> str:
+def _described(index: int, message: Any) -> str:
     return f"message {index} ({message['role']})"
 
 
 def _excerpt(message: Any) -> str:
-    words = " ".join(_strings(message["content"]))
-    return repr(words if len(words) <= _SHOWN else words[:_SHOWN] + "...")
+    text = " ".join(_strings(message["content"]))
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
 def _strings(value: Any) -> list[str]:

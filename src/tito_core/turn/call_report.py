@@ -1,4 +1,4 @@
-"""How well a policy forms its tool calls over a rollout, by tool."""
+"""Counts of well-formed and malformed tool calls of a rollout, by tool."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _VALUES = re.compile(r"""(?<!\w)'(?:[^'\\]|\\.)*'|"[^"]*'[^"]*"|\d+""")
 
 
 def kind_of(reason: str) -> str:
-    """Return what kind of fault a reason tells of: its sentence without the values, cut at the first colon."""
+    """Return the kind of fault of a call's reason: the sentence without its values, up to the first colon."""
     return _VALUES.sub("…", reason).split(":")[0].rstrip(". ")
 
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
-    """Calls of one tool.
+    """Call counts of one tool.
 
     Attributes:
-        ok: Sound ones, whether or not there is such a tool.
-        truncated: Those that the token limit cut off.
-        malformed: Those that are damaged, or loose where `tool_calls` is "strict", by the kind of fault, the commonest
-            first.
-        lenient: Loose ones that ran, since `tool_calls` is "lenient", by how they were loose, the commonest first.
-        suspect: Texts that look like calls; they are none, and do not count among them.
+        ok: Well-formed calls, whether or not the tool exists.
+        truncated: Calls that the token limit cut off.
+        malformed: Malformed calls by kind of fault, most common first. Loose calls are malformed with
+            `tool_calls="strict"`.
+        lenient: Loose calls that ran with `tool_calls="lenient"`, by kind of fault, most common first.
+        suspect: Texts that look like calls but are not; not in `total`.
     """
 
     ok: int = 0
@@ -39,14 +39,14 @@ class CallCounts:
 
     @classmethod
     def of(cls, calls: Iterable[CallRecord]) -> CallCounts:
-        """Count."""
+        """Count calls by status."""
         statuses: Counter[str] = Counter()
         kinds: dict[str, Counter[str]] = {CallStatus.MALFORMED: Counter(), CallStatus.LENIENT: Counter()}
         for call in calls:
             statuses[call.status] += 1
             if call.status in kinds:
                 kinds[call.status][kind_of(call.reason)] += 1
-        malformed, lenient = (dict(found.most_common()) for found in kinds.values())
+        malformed, lenient = (dict(counter.most_common()) for counter in kinds.values())
         return cls(
             statuses[CallStatus.OK],
             statuses[CallStatus.TRUNCATED],
@@ -57,22 +57,22 @@ class CallCounts:
 
     @property
     def total(self) -> int:
-        """All of them, without the suspect."""
+        """All calls, without `suspect`."""
         return self.ran + self.truncated + sum(self.malformed.values())
 
     @property
     def ran(self) -> int:
-        """Those that ran."""
+        """Calls that ran."""
         return self.ok + sum(self.lenient.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ParseReport:
-    """The calls of a rollout. It does not change when the rollout goes on; ask the model again.
+    """Call counts of a rollout. A snapshot: read `model.parse_report` again after later turns.
 
     Attributes:
-        tools: Counts by the tool's name; under None those whose name the tokens do not say for certain.
-        all: Counts of all calls together.
+        tools: Counts by tool name; None for calls whose name the tokens do not give.
+        all: Counts of all calls.
     """
 
     tools: Mapping[str | None, CallCounts]
@@ -85,11 +85,11 @@ class ParseReport:
         for turn in turns:
             for call in turn.draft.calls:
                 by_name.setdefault(call.name, []).append(call)
-        every = CallCounts.of(call for calls in by_name.values() for call in calls)
-        return cls({name: CallCounts.of(calls) for name, calls in by_name.items()}, every)
+        total = CallCounts.of(call for calls in by_name.values() for call in calls)
+        return cls({name: CallCounts.of(calls) for name, calls in by_name.items()}, total)
 
     def __str__(self) -> str:
-        lines = [f"{self.all.ran} of {self.all.total} calls are sound"]
+        lines = [f"{self.all.ran} of {self.all.total} calls are well-formed"]
         for name, counts in self.tools.items():
             faults = [f"{number} lenient ({kind})" for kind, number in counts.lenient.items()]
             faults += [f"{number} malformed ({kind})" for kind, number in counts.malformed.items()]

@@ -1,4 +1,4 @@
-"""Which ledger a model writes to: a new one, one that a restored session names, and after a reset the next."""
+"""The ledger that a model writes to: a new one, or a restored session's; after a reset the next one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tito_core.turn.policy_parts import PolicyParts
 
 
 class TurnNotStoredError(OSError):
-    """The store could not take a turn, so that neither the file nor the ledger has it (law 5)."""
+    """The store could not write a turn. Neither the file nor the ledger holds it (law 5)."""
 
 
 class Recording:
-    """The ledger of one rollout after the other. Threads may share it.
+    """The ledgers of one rollout after another. Threads may share it.
 
     Args:
-        policy: Makes new ledgers, and has the store that they stream to.
-        ledger: The first one; a new one when None, which a restored session may replace by its own.
+        policy: Makes new ledgers, and holds the store that they write to.
+        ledger: The first ledger. When None, a restored session's or a new one.
     """
 
     def __init__(self, policy: PolicyParts, ledger: Ledger | None) -> None:
@@ -36,14 +36,14 @@ class Recording:
 
     @property
     def ledger(self) -> Ledger:
-        """The one that turns now go to."""
+        """The current ledger."""
         return self._ledger
 
     def begin(self, state: Mapping[str, Any] | None) -> Ledger:
-        """Return the ledger that a turn belongs to, whatever is reset before it ends.
+        """Return the ledger that a turn belongs to, even if the model is reset before the turn ends.
 
-        The first turn decides: when it is a restored agent's, the ledger that its key names comes back from the store.
-        Later it could not, since others may be at work on the one there is.
+        Only the first turn can load a restored agent's ledger, which its key names, from the store: later, other turns
+        may be using the current one.
         """
         with self._lock:
             if self._untouched:
@@ -51,7 +51,7 @@ class Recording:
             self._untouched = False
             return self._ledger
 
-    def commit(self, ledger: Ledger, draft: Draft, walk: Match, answer: Message) -> Turn:
+    def commit(self, ledger: Ledger, draft: Draft, history: Match, answer: Message) -> Turn:
         """Append a turn to its ledger and to the store, or to neither.
 
         Raises:
@@ -59,23 +59,23 @@ class Recording:
             LawViolationError: The draft breaks a law.
         """
         try:
-            return ledger.commit(draft, walk, answer)
+            return ledger.commit(draft, history, answer)
         except OSError as error:
             where = "the store" if self._policy.store is None else self._policy.store.path
             raise TurnNotStoredError(
                 error.errno,
-                f"Law 5: {where} could not take turn {len(ledger)} of ledger {ledger.uuid} ({error}), so the ledger "
-                "does not have it either, and nothing before it is lost. Make room, or mend the file's place, and ask "
+                f"Law 5: {where} could not write turn {len(ledger)} of ledger {ledger.uuid} ({error}). The turn was "
+                "not committed; earlier turns are kept. Free disk space or fix the file's folder, and call the agent "
                 "again.",
             ) from error
 
     def next(self) -> Ledger:
-        """Begin the next ledger and give the one before it, sealed."""
+        """Start the next ledger and return the previous one, sealed."""
         if self._policy.store is not None:
-            self._policy.store.sync()  # first: when the disk fails, the ledger is still to be had
+            self._policy.store.sync()  # first: when the disk fails, the ledger stays current
         with self._lock:
             sealed, self._ledger, self._untouched = self._ledger, self._policy.ledger(), True
-            self._sealed.add(sealed.uuid)  # an agent that goes on must not bring it back
+            self._sealed.add(sealed.uuid)  # an agent that continues must not restore it
         return sealed.seal()
 
     def _restored(self, uuid: str | None) -> Ledger | None:

@@ -1,4 +1,4 @@
-"""Strands' events of a turn: those of what is certain while it is sampled, and the rest once it has been read."""
+"""Strands' stream events of a turn: certain text while it is sampled, and the rest once the answer is parsed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tito_core.parsing.registry import ToolParser
 
 
 class Previewing(Protocol):
-    """What shows a completion while it comes; see `Preview`."""
+    """Shows a completion while it is sampled; see `Preview`."""
 
     def feed(self, ids: Sequence[int]) -> list[Piece]:
-        """Take the next sampled ids; give what they make certain."""
+        """Take the next sampled ids; return the pieces that they make certain."""
 
 
 class StreamedEvents:
-    """The events of one answer while it comes: reasoning and text as they are sampled, calls once it is whole.
+    """The events of one answer while it is sampled: its reasoning and text. Calls follow once it is complete.
 
     Args:
-        parser: The policy's. One without a `preview(prompt_tail)` shows nothing before the end.
+        parser: The policy's parser. One without `preview(prompt_tail)` shows nothing before the end.
         prompt_tail: The last ids of the prompt.
 
     Attributes:
-        blocks: What was shown, block by block; the last one is still open.
+        blocks: The blocks shown so far; the last one is still open.
     """
 
     def __init__(self, parser: ToolParser, prompt_tail: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class StreamedEvents:
         return None if begin is None else cast(Previewing, begin(self._prompt_tail))
 
     def of(self, chunk: TokenChunk) -> Iterator[StreamEvent]:
-        """Yield the events of what a chunk makes certain."""
+        """Yield the events of the pieces that a chunk makes certain."""
         for piece in [] if self._preview is None else self._preview.feed(chunk.output_ids.tolist()):
             if not self.blocks:
                 yield {"messageStart": {"role": "assistant"}}
@@ -59,7 +59,7 @@ class StreamedEvents:
 
 
 def stop_reason(message: Message, response: TokenResponse) -> StopReason:
-    """Return Strands' stop reason; a stop string beside a call is still `tool_use`, or the call would dangle."""
+    """Return Strands' stop reason; with a call it is `tool_use` even after a stop string, so that the call runs."""
     if response.finish.cut_off:
         return "max_tokens"
     if any("toolUse" in block for block in message["content"]):
@@ -74,20 +74,20 @@ def events(
     arguments: Mapping[str, str],
     shown: Sequence[Piece] = (),
 ) -> Iterator[StreamEvent]:
-    """Yield the well-formed events of one answer, ending in usage and latency.
+    """Yield the events of one answer, the last one with usage and latency.
 
     Args:
         message: The answer.
         reason: Why it stopped.
-        response: What the engine said.
-        arguments: What `sampled_arguments` gives.
-        shown: The beginning of its blocks that has been shown, the last of which is still open; see `StreamedEvents`.
+        response: The engine's response.
+        arguments: The calls' arguments by `toolUseId`, from `sampled_arguments`.
+        shown: The blocks that were streamed before, the last one still open; see `StreamedEvents.blocks`.
 
     Raises:
-        PreviewError: That is not how the answer begins.
+        PreviewError: The answer does not start with `shown`.
     """
     content = message["content"]
-    _expect_begun(content, shown)
+    _check_preview(content, shown)
     if not shown:
         yield {"messageStart": {"role": "assistant"}}
     for number, block in enumerate(content[max(0, len(shown) - 1) :], max(0, len(shown) - 1)):
@@ -114,7 +114,7 @@ def events(
 
 
 def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) -> StreamEvent:
-    """Return an event, and where it ends the message, with the turn's ids and logprobs as lists for callbacks."""
+    """Return an event; the one that ends the message gets the turn's ids and logprobs as lists, for callbacks."""
     if "messageStop" not in event:
         return event
     fields: dict[str, Any] = {
@@ -126,19 +126,19 @@ def with_ids(event: StreamEvent, prompt_ids: TokenIds, response: TokenResponse) 
 
 
 def delta_of(piece: Piece) -> ContentBlockDelta:
-    """Return the delta that goes on with a block of text or reasoning."""
+    """Return the delta that appends to a block of text or reasoning."""
     return {"text": piece.text} if piece.kind == "text" else {"reasoningContent": {"text": piece.text}}
 
 
-def _expect_begun(content: Sequence[ContentBlock], shown: Sequence[Piece]) -> None:
+def _check_preview(content: Sequence[ContentBlock], shown: Sequence[Piece]) -> None:
     for number, piece in enumerate(shown):
         whole = _text_of(content[number]) if number < len(content) else ""
         kind = "text" if number < len(content) and "text" in content[number] else "reasoning"
         ended = number < len(shown) - 1
         if piece.kind != kind or not whole.startswith(piece.text) or (ended and whole != piece.text):
             raise PreviewError(
-                f"The parser's preview showed the {piece.kind} {piece.text[-80:]!r}, and the whole answer says "
-                f"{whole[:80]!r} there. Nothing of the turn is kept: set stream=False, and mend the parser's preview."
+                f"The parser's preview streamed the {piece.kind} {piece.text[-80:]!r}, but the complete answer has "
+                f"{whole[:80]!r} there. The turn was not committed. Set stream=False, and fix the parser's preview."
             )
 
 

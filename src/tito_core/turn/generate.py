@@ -1,4 +1,4 @@
-"""Generating a turn's answer, while the agent's cancel signal and the user's deadline are watched."""
+"""Generate a turn's answer, and stop on the agent's cancel signal or the turn's timeout."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tito_core.backend.resume import generate_whole
 from tito_core.settings import Settings
 
 CANCEL_POLL_S = 0.05
-"""How often agents' cancel signals, `threading.Event`s that nobody can await, are looked at."""
+"""Seconds between polls of the agents' cancel signals, `threading.Event`s that cannot be awaited."""
 
-_Waiting = dict["Watched", threading.Event]
-_waiting: dict[asyncio.AbstractEventLoop, _Waiting] = {}
+_Watches = dict["CancelWatch", threading.Event]
+_watches: dict[asyncio.AbstractEventLoop, _Watches] = {}
 
 
 class CancelledBySignal(Exception):
-    """The agent's cancel signal was set while the engine was working."""
+    """The agent's cancel signal was set before the answer was complete."""
 
 
 async def whole(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
 ) -> TokenResponse:
-    """Generate a turn's answer; whatever way it is lost, the engine is told to stop.
+    """Generate a turn's answer. When it raises or is cancelled, the engine's request is aborted.
 
     Args:
-        backend: The engine's.
-        request: What is asked.
+        backend: The engine's backend.
+        request: The request.
         cancel: The agent's cancel signal, or None.
-        settings: How long it may take with everything, and what becomes of aborts.
+        settings: The turn's timeout, and how to continue after an abort.
 
     Raises:
         CancelledBySignal: The signal was set first.
-        EngineTimeoutError: The time was up first.
+        EngineTimeoutError: `turn_timeout_s` passed first.
         BackendError: The engine failed.
     """
     if cancel is not None and cancel.is_set():
@@ -49,19 +49,19 @@ async def whole(
 async def streamed(
     backend: Backend, request: TokenRequest, cancel: threading.Event | None, settings: Settings
 ) -> AsyncGenerator[TokenChunk | TokenResponse]:
-    """Generate a turn's answer, as `whole` does, and yield its chunks as they come, and last the whole response."""
+    """Generate a turn's answer as `whole` does. Yield its chunks as they arrive, then the whole response."""
     if cancel is not None and cancel.is_set():
         raise CancelledBySignal
-    came: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
-    task = asyncio.ensure_future(_within(backend, request, cancel, settings, came.put_nowait))
-    task.add_done_callback(lambda _: came.put_nowait(None))
+    chunks: asyncio.Queue[TokenChunk | None] = asyncio.Queue()
+    task = asyncio.ensure_future(_within(backend, request, cancel, settings, chunks.put_nowait))
+    task.add_done_callback(lambda _: chunks.put_nowait(None))
     try:
-        async with _Owned(task):
-            while (chunk := await came.get()) is not None:
+        async with _CancelOnExit(task):
+            while (chunk := await chunks.get()) is not None:
                 yield chunk
             yield task.result()
     finally:
-        del task  # whose error knows this frame: what a lost turn held is let go of at once
+        del task  # its error refers to this frame: break the cycle, so that a failed turn is freed at once
 
 
 async def _within(
@@ -71,99 +71,99 @@ async def _within(
     settings: Settings,
     on_chunk: OnChunk | None,
 ) -> TokenResponse:
-    """Generate until the signal is set or the time is up, which both cancel what is under way and wait for its end."""
+    """Generate until the signal is set or the time is up. Both cancel the request and wait until it has ended."""
     timeout_s = settings.turn_timeout_s
     if cancel is None and timeout_s is None:
         return await generate_whole(backend, request, settings.aborts, on_chunk)
     if cancelling():
-        await asyncio.sleep(0)  # a cancellation that has yet to arrive would be taken for the limit's own
+        await asyncio.sleep(0)  # deliver a pending cancellation first, or the limit would take it for its own
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            with Watched(limit, cancel):
+            with CancelWatch(limit, cancel):
                 return await generate_whole(backend, request, settings.aborts, on_chunk)
     except Exception as error:
         if not limit.expired():
             raise
-        # Whatever a backend makes of being cancelled, this is why it was.
+        # The backend may raise anything when it is cancelled; the reason is the signal or the timeout.
         if timeout_s is None or (cancel is not None and cancel.is_set()):
-            raise CancelledBySignal from _unless_time(error)
+            raise CancelledBySignal from _cause(error)
         raise EngineTimeoutError(
-            f"{backend.name} did not answer the turn within turn_timeout_s={timeout_s:g}, whatever took the time "
-            "(an answer, a pause, retries, resumed parts). The turn was given up, and the server told to abort it.",
+            f"{backend.name} did not complete the turn within turn_timeout_s={timeout_s:g}, which includes pauses, "
+            "retries and resumed parts. The request was aborted. Raise turn_timeout_s or lower max_new_tokens.",
             backend=backend.name,
             request_id=request.request_id,
-        ) from _unless_time(error)
+        ) from _cause(error)
     finally:
-        del limit  # which knows the task, whose error knows this frame
+        del limit  # it refers to the task, whose error refers to this frame
 
 
-def _unless_time(error: Exception) -> Exception | None:
-    """Return the cause of a turn's end that says more than that it did."""
+def _cause(error: Exception) -> Exception | None:
+    """Return the error as a cause, or None for a TimeoutError, which adds nothing."""
     if not isinstance(error, TimeoutError):
         return error
-    error.with_traceback(None)  # where the limit is, too
+    error.with_traceback(None)  # its frames refer to the limit
     return None
 
 
-class _Owned:
-    """A task that is not left behind by who waits for it."""
+class _CancelOnExit:
+    """Cancel a task when the block that waits for it is left early."""
 
     def __init__(self, task: asyncio.Future[Any]) -> None:
         self._task = task
 
     async def __aenter__(self) -> None:
-        """Begin to wait."""
+        """Do nothing."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cancel it if it is not done, and wait until it has seen to its abort."""
+        """Cancel the task unless it is done, and wait until it has sent its abort."""
         if self._task.done():
             return
-        if isinstance(error, GeneratorExit):  # who is closed cannot wait: it aborts by itself, if its loop still runs
+        if isinstance(error, GeneratorExit):  # a closed generator cannot wait: the task aborts alone, if its loop runs
             with contextlib.suppress(RuntimeError):
                 self._task.cancel()
             return
         self._task.cancel()
-        await asyncio.wait({self._task})  # unlike `await task`, lets a second cancellation of ours through
+        await asyncio.wait({self._task})  # unlike `await task`, a second cancellation of this task ends the wait
 
 
-class Watched:
-    """Lets a signal end the block of an `asyncio.timeout`, as its time would. Enter it inside that block.
+class CancelWatch:
+    """Let a signal end the block of an `asyncio.timeout`, as its time would. Enter it inside that block.
 
-    It takes a loop of thousands of rollouts one timer, not one each, and no task beside the caller's. A task that
-    somebody else has cancelled meanwhile, or its time, is left alone: it is seeing to its abort.
+    All rollouts of a loop share one timer, and there is no task besides the caller's. A task that was cancelled by
+    other code, or by the timeout, is left alone: it is sending its abort.
 
     Args:
-        limit: The block's.
-        signal: An agent's, or None.
+        limit: The block's timeout.
+        signal: The agent's cancel signal, or None.
     """
 
-    __slots__ = ("_before", "_limit", "_signal", "_task", "_waiting")
+    __slots__ = ("_before", "_limit", "_signal", "_task", "_watches")
 
     def __init__(self, limit: asyncio.Timeout, signal: threading.Event | None) -> None:
         self._limit = limit
         self._signal = signal
         self._task: asyncio.Task[Any] | None = None
         self._before = 0
-        self._waiting: _Waiting = {}
+        self._watches: _Watches = {}
 
     def __enter__(self) -> None:
         if self._signal is not None:
             self._task = asyncio.current_task()
             self._before = cancelling(self._task)
-            self._waiting = _of(asyncio.get_running_loop())
-            self._waiting[self] = self._signal
+            self._watches = _watches_of(asyncio.get_running_loop())
+            self._watches[self] = self._signal
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._waiting.pop(self, None)
+        self._watches.pop(self, None)
         self._task = None
 
     def end(self, now: float) -> bool:
-        """Let the block's time be up; tell whether it is."""
+        """End the block, as if its time were up. Return False when its task was cancelled by other code."""
         if cancelling(self._task) != self._before:
             return False
         self._limit.reschedule(now)
@@ -171,27 +171,27 @@ class Watched:
 
 
 def cancelling(task: asyncio.Task[Any] | None = None) -> int:
-    """Count the cancellations of a task, the running one by default, that nobody has taken back."""
+    """Return a task's pending cancellations (`Task.cancelling`); of the running task by default."""
     task = asyncio.current_task() if task is None else task
     return 0 if task is None else task.cancelling()
 
 
-def _of(loop: asyncio.AbstractEventLoop) -> _Waiting:
-    waiting = _waiting.get(loop)
-    if waiting is None:
-        for ended in [other for other in list(_waiting) if other.is_closed()]:
-            _waiting.pop(ended, None)
-        waiting = _waiting[loop] = {}
-        loop.call_later(CANCEL_POLL_S, _look, loop)
-    return waiting
+def _watches_of(loop: asyncio.AbstractEventLoop) -> _Watches:
+    watches = _watches.get(loop)
+    if watches is None:
+        for closed in [other for other in list(_watches) if other.is_closed()]:
+            _watches.pop(closed, None)
+        watches = _watches[loop] = {}
+        loop.call_later(CANCEL_POLL_S, _poll, loop)
+    return watches
 
 
-def _look(loop: asyncio.AbstractEventLoop) -> None:
-    waiting = _waiting[loop]
-    for watched, signal in list(waiting.items()):
-        if signal.is_set() and watched.end(loop.time()):
-            del waiting[watched]
-    if waiting:
-        loop.call_later(CANCEL_POLL_S, _look, loop)
+def _poll(loop: asyncio.AbstractEventLoop) -> None:
+    watches = _watches[loop]
+    for watch, signal in list(watches.items()):
+        if signal.is_set() and watch.end(loop.time()):
+            del watches[watch]
+    if watches:
+        loop.call_later(CANCEL_POLL_S, _poll, loop)
     else:
-        del _waiting[loop]
+        del _watches[loop]

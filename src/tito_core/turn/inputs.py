@@ -1,4 +1,4 @@
-"""What Strands asks of one turn, checked: its history, and a tool call that is forced or an answer of a shape."""
+"""The checked input of one turn: the history, and a forced tool call or a structured-output schema."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class UnsupportedToolChoiceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OutputConstraint:
-    """What is asked of a turn.
+    """A forced tool call or a structured-output schema.
 
     Attributes:
-        tool_choice: {"auto": {}}, {"any": {}} or {"tool": {"name": ...}}; None as "auto".
-        output_model: The shape of the answer, or None. Strands gives one together with the choice of a tool of the
-            same shape; then the tool is called, and the bare answer is for formats in which no call can be forced.
+        tool_choice: {"auto": {}}, {"any": {}} or {"tool": {"name": ...}}; None means "auto".
+        output_model: The answer's schema, or None. Strands passes it together with the choice of a tool with the same
+            schema. Then the tool call is forced; where the format has no grammar for calls, the answer's text is.
     """
 
     tool_choice: ToolChoice | None = None
     output_model: type[BaseModel] | None = None
 
     def __post_init__(self) -> None:
-        """Check what a caller gave.
+        """Check both values.
 
         Raises:
             UnsupportedToolChoiceError: `tool_choice` does not have Strands' form.
@@ -61,13 +61,13 @@ class OutputConstraint:
     def sampling(
         self, base: SamplingParams, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]
     ) -> SamplingParams:
-        """Return the sampling parameters of the turn, with the grammar that is asked for.
+        """Return the sampling parameters of the turn, with the grammar of the constraint.
 
         Args:
-            base: The rollout's own.
-            parser: Supplies the grammar of a call.
+            base: The rollout's parameters.
+            parser: Builds the grammar of a call.
             tools: The JSON Schema of each tool's arguments, by name.
-            prompt_tail: The end of the prompt, which may have opened reasoning.
+            prompt_tail: The last prompt ids, which may open reasoning.
 
         Raises:
             UnsupportedToolChoiceError: The call cannot be forced.
@@ -75,24 +75,24 @@ class OutputConstraint:
         grammar = self._grammar(parser, tools, prompt_tail)
         if grammar is None:
             return base
-        # An engine holds to no least length beside a grammar, and a complete one must be able to end.
+        # Engines do not apply a minimum length with a grammar, and a complete answer must be able to end.
         return base.model_copy(update={"grammar": grammar, "min_new_tokens": 0, "ignore_eos": False})
 
     def _grammar(self, parser: ToolParser, tools: Tools, prompt_tail: Sequence[int]) -> Grammar | None:
         choice = self.tool_choice
         if not self.forces_call:
-            return self._shape(parser, prompt_tail)
+            return self._answer_grammar(parser, prompt_tail)
         try:
             tool: Mapping[str, Any] | None = cast(Mapping[str, Any], choice).get("tool")
             name = None if tool is None else tool["name"]
             forced = parser.call_grammar(tools, name, prompt_tail)
         except NoCallGrammarError as error:
-            if (shape := self._shape(parser, prompt_tail)) is not None:
-                return shape
+            if (answer := self._answer_grammar(parser, prompt_tail)) is not None:
+                return answer
             raise UnsupportedToolChoiceError(f"tool_choice: {str(error)[:500]}") from error
         return _grammar_of(forced)
 
-    def _shape(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
+    def _answer_grammar(self, parser: ToolParser, prompt_tail: Sequence[int]) -> Grammar | None:
         if self.output_model is None:
             return None
         schema = self.output_model.model_json_schema()
@@ -102,15 +102,15 @@ class OutputConstraint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnInput:
-    """What Strands asks of one turn. Build it with `TurnInput.of`, which checks it.
+    """The input of one turn. Build it with `TurnInput.of`, which checks it.
 
     Attributes:
         messages: The agent's whole history.
         system_prompt: The system prompt as text, or None.
         tool_specs: The agent's tools.
-        constraint: A tool call that is forced, or the schema of the answer.
-        model_state: The agent's own channel, in which we keep its last turn; None for a call outside any agent.
-        cancel_signal: Is set when the agent is cancelled, or None.
+        constraint: A forced tool call, or the schema of the answer.
+        model_state: The agent's own state, in which we keep its last turn; None for a call outside any agent.
+        cancel_signal: Set when the agent is cancelled; or None.
     """
 
     messages: Messages
@@ -131,11 +131,11 @@ class TurnInput:
         model_state: dict[str, Any] | None,
         cancel_signal: threading.Event | None,
     ) -> TurnInput:
-        """Check what can be checked before a parent is found.
+        """Check everything that can be checked before the parent is known.
 
         Raises:
             InvalidMessageError: The messages, tools or system prompt do not have Strands' form.
-            UnsupportedToolChoiceError, InvalidValueError: Something else does not.
+            UnsupportedToolChoiceError, InvalidValueError: Another argument does not.
         """
         check_opening(messages, system_prompt, tool_specs)
         if model_state is not None and not isinstance(model_state, dict):
@@ -150,7 +150,7 @@ class TurnInput:
 
 
 def system_text(system_prompt: str | None, content: list[SystemContentBlock] | None) -> str | None:
-    """Return the system prompt as text; its blocks are joined by newlines, as Strands joins them.
+    """Return the system prompt as text; blocks are joined by newlines, as Strands does.
 
     Raises:
         InvalidMessageError: The blocks do not have Strands' form.
@@ -162,11 +162,11 @@ def system_text(system_prompt: str | None, content: list[SystemContentBlock] | N
 
 
 def refuse_reserved_name(tool_specs: list[ToolSpec] | None) -> None:
-    """Refuse a tool under the name by which malformed calls are reported, which must stay unknown to Strands."""
+    """Raise ValueError for a tool with the reserved name of malformed calls, which Strands must not know."""
     for spec in tool_specs or ():
         if spec["name"] == MALFORMED_CALL:
             raise ValueError(
-                f"A tool is named {MALFORMED_CALL!r}, the name under which malformed calls are reported: rename it."
+                f"The tool name {MALFORMED_CALL!r} is reserved: it reports malformed calls. Rename the tool."
             )
 
 
@@ -175,20 +175,19 @@ def _check_choice(choice: Any) -> None:
     tool = choice.get("tool", {"name": ""}) if is_choice else None
     if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
         raise UnsupportedToolChoiceError(
-            f"tool_choice is {shown(choice)}: give {{'auto': {{}}}}, {{'any': {{}}}} or {{'tool': {{'name': ...}}}}."
+            f"Invalid tool_choice {shown(choice)}. "
+            "Use {'auto': {}}, {'any': {}} or {'tool': {'name': ...}}."
         )
 
 
 def check_output_model(output_model: Any) -> None:
-    """Check the shape that an answer is to have.
+    """Check the schema of a structured output.
 
     Raises:
         InvalidValueError: It is not a subclass of pydantic's BaseModel.
     """
     if not (isinstance(output_model, type) and issubclass(output_model, BaseModel)):
-        raise InvalidValueError(
-            f"The output model must be a subclass of pydantic.BaseModel, not {shown(output_model)}."
-        )
+        raise InvalidValueError(f"output_model must be a subclass of pydantic.BaseModel, not {shown(output_model)}.")
 
 
 def _grammar_of(forced: CallGrammar) -> Grammar:

@@ -1,4 +1,4 @@
-"""What the rollouts of one policy share: its heavy parts, and what is worked out once for many turns."""
+"""The parts of a policy that its rollouts share, and caches of values that many turns use."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 KEPT_SAMPLINGS = 64
-"""Parameters that are remembered at once."""
+"""Maximum entries of each dictionary of a `SamplingCache`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
-    """Parameters as a turn holds them, and the server with what its logprobs mean under them."""
+class RecordedSampling:
+    """Sampling parameters as a turn records them, and the server with the semantics of its logprobs under them."""
 
     sampling: Sampling
     server: Server
 
 
 class SamplingCache:
-    """Parameters by identity, which are frozen. Threads may share it."""
+    """Values derived from sampling parameters, by the identity of the frozen parameters. Threads may share it."""
 
     def __init__(self) -> None:
         self._stopped: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, Recorded]] = {}
+        self._recorded: dict[int, tuple[SamplingParams, EngineInfo, RecordedSampling]] = {}
 
     def stopped(self, given: SamplingParams, stops: tuple[int, ...]) -> SamplingParams:
-        """Return parameters with the policy's own stops, unless these ignore the end of a turn."""
+        """Return parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
         if given.ignore_eos:
             return given
         known = self._stopped.get(id(given))
@@ -59,14 +59,14 @@ class SamplingCache:
         _keep(self._stopped, id(given), (given, complete))
         return complete
 
-    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> Recorded:
-        """Return what a turn with these parameters holds."""
+    def recorded(self, sampling: SamplingParams, backend: str, info: EngineInfo) -> RecordedSampling:
+        """Return what a turn with these parameters records."""
         known = self._recorded.get(id(sampling))
         if known is not None and known[0] is sampling and known[1] is info:
             return known[2]
         parameters = sampling.model_dump(mode="json")
         del parameters["max_new_tokens"]
-        made = Recorded(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
+        made = RecordedSampling(Sampling(parameters), Server(backend, info.model, semantics_of(info, sampling)))
         _keep(self._recorded, id(sampling), (sampling, info, made))
         return made
 
@@ -78,28 +78,28 @@ def _keep(known: dict[int, Any], key: int, value: Any) -> None:
 
 
 KEPT_TEXTS = 64
-"""Paths of one ledger whose text is kept, those of the latest turns; another one's is written anew."""
+"""Maximum paths of one ledger whose text is kept: those of the latest turns. Others are rendered again."""
 
 
 class PromptCache:
-    """Texts of paths, by ledger and last turn. Ledgers are referred to weakly; threads may share it.
+    """Texts of paths' ids, by ledger and last turn. References to ledgers are weak. Threads may share it.
 
-    A text takes up to seven bytes a token, as long as its ledger is live and no later turn takes it over.
+    A text takes up to seven bytes a token, until its ledger is freed or a later turn replaces the text.
     """
 
     def __init__(self) -> None:
         self._kept: WeakKeyDictionary[Ledger, dict[int, IdText]] = WeakKeyDictionary()
 
     def text(self, ledger: Ledger, parent: int | None, delta: TokenIds) -> IdText:
-        """Return the text of a path and the delta after it."""
+        """Return the text of a path followed by a delta."""
         kept = self._of(ledger, parent)
         return (IdText.of(ledger.path_ids(parent)) if kept is None else kept).then(delta)
 
     def answered(self, ledger: Ledger, draft: Draft, prompt: IdText, output: TokenIds) -> IdText:
-        """Return the text of a draft's path, its prompt's and its output's, before it is committed.
+        """Return the text of a draft's path, with its prompt and its output, before the draft is committed.
 
         Raises:
-            LawViolationError: The draft holds other tokens than were sent and came back (law 4).
+            LawViolationError: The draft holds other tokens than the request and the response (law 4).
         """
         text, before = prompt.then(output), self._of(ledger, draft.parent)
         ids = draft.columns.ids
@@ -107,19 +107,19 @@ class PromptCache:
         if not same:
             raise LawViolationError(
                 4,
-                f"the answer to turn {len(ledger)} does not hold the tokens that were sent and came back, so the turn "
-                "was not committed. Report the template or backend that changed them.",
+                f"turn {len(ledger)} does not hold the tokens of its request and response, so it was not committed. "
+                "Report the template or backend that changed them.",
             )
         return text
 
     def keep(self, ledger: Ledger, turn: int, parent: int | None, text: IdText) -> None:
-        """Keep the text of a committed turn's path, in place of its parent's. Raise nothing: the turn is there."""
+        """Keep the text of a committed turn's path in place of its parent's. Never raise: the turn is committed."""
         kept = self._kept.setdefault(ledger, {})
         if parent is not None:
             kept.pop(parent, None)
         kept[turn] = text
         if len(kept) > KEPT_TEXTS:
-            kept.pop(list(kept)[0], None)  # noqa: RUF015  # at once: other threads change it under an iterator
+            kept.pop(list(kept)[0], None)  # noqa: RUF015  # atomic: other threads may change the dict during an iteration
 
     def _of(self, ledger: Ledger, turn: int | None) -> IdText | None:
         return None if turn is None else self._kept.get(ledger, {}).get(turn)
@@ -127,19 +127,19 @@ class PromptCache:
 
 @dataclass(frozen=True, slots=True)
 class PolicyParts:
-    """The heavy, shared parts of a policy; a `Policy` is one.
+    """The shared parts of a policy. `Policy` extends it.
 
     Attributes:
         backend: The connected backend.
-        info: What the server said of itself, and what was measured.
+        info: What the server reported, and what was measured.
         tokenizer: The policy's tokenizer.
         template: Its certified chat template.
         parser: Reads reasoning and calls out of completions.
-        detected: Which format that is, and why: what the chat template shows, or what the user named.
-        stop_token_ids: Ends of a turn: the template's and the tokenizer's end of sequence.
-        store: The file that every rollout's turns are appended to as they are committed, or None.
-        prompts: The text of what is sent, by ledger and turn.
-        recorded: What is recorded of sampling parameters, worked out once.
+        detected: The parser's format, and why it was chosen: by the chat template or by the user.
+        stop_token_ids: Tokens that end a turn: the template's, and the tokenizer's end of sequence.
+        store: The file to which every rollout's turns are appended at commit, or None.
+        prompts: Cache of the prompts' text, by ledger and turn.
+        samplings: Cache of sampling parameters as turns record them.
         vocabulary: How the tokenizer was compared with the server's (law 15).
     """
 
@@ -152,13 +152,13 @@ class PolicyParts:
     stop_token_ids: tuple[int, ...]
     store: LedgerFile | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
-    recorded: SamplingCache = field(default_factory=SamplingCache)
+    samplings: SamplingCache = field(default_factory=SamplingCache)
     vocabulary: VocabularyCheck = VocabularyCheck.NOT_CHECKED
 
     def ledger(
         self, *, group_id: str | None = None, task_id: str | None = None, user: Mapping[str, Any] | None = None
     ) -> Ledger:
-        """Make a new ledger that names this policy's tokenizer and certified template, and streams to the store."""
+        """Make a new ledger with this policy's tokenizer and certificate in its header, attached to the store."""
         ledger = Ledger(
             group_id=group_id,
             task_id=task_id,
@@ -170,12 +170,12 @@ class PolicyParts:
         return ledger if self.store is None else self.store.attach(ledger)
 
     def sampling(self, given: SamplingParams) -> SamplingParams:
-        """Add the policy's own stops to a user's sampling parameters, unless these ignore the end of a turn."""
-        return self.recorded.stopped(given, self.stop_token_ids)
+        """Return sampling parameters with the policy's stop token ids added, unless `ignore_eos` is set."""
+        return self.samplings.stopped(given, self.stop_token_ids)
 
 
 @lru_cache(maxsize=16)
 def summary(certificate: Certificate) -> Mapping[str, Any]:
-    """Return a certificate as every ledger's header keeps it: the probes that passed are counted, not named."""
+    """Return a certificate as ledgers' headers hold it, with the number of passed probes instead of their names."""
     fields: dict[str, Any] = json.loads(certificate.to_json())
     return {**fields, "passed": len(certificate.passed)}

@@ -1,4 +1,4 @@
-"""Reading an answer: the sampled ids become the message that Strands stores and the draft that is committed."""
+"""Parse an answer: sampled ids become the message that Strands stores and the draft of the turn."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ if TYPE_CHECKING:
     from tito_core.turn.request import Prepared
 
 _SHOWN = 120
-"""Characters of a call's raw text that an error shows."""
+"""Maximum characters of a call's raw text in an error."""
 
 
 class MalformedCallError(ValueError):
-    """The policy made a malformed call, and `malformed_calls="raise"` asked to be told. No call of the turn ran.
+    """The policy made a malformed call, and `malformed_calls="raise"`. No call of the turn was executed.
 
-    The turn is in the ledger: the policy sampled its tokens, so they count, and a turn that Strands does not store is
-    still whole there (law 5).
+    The turn is committed, since the policy sampled its tokens (law 5). Strands does not store its message.
 
     Attributes:
         calls: The malformed calls of the turn.
         turn: The turn's index in the ledger.
-        message: The turn as a message without calls, their raw text kept. Appended to the agent's messages, the
-            conversation goes on from the turn.
+        message: The turn as a message, with its calls as raw text. Append it to the agent's messages to continue the
+            conversation from the turn.
     """
 
     def __init__(self, calls: tuple[ParsedCall, ...], turn: int, message: Message) -> None:
         first = calls[0]
-        more = f" So were {len(calls) - 1} more of its calls." if len(calls) > 1 else ""
+        more = f" {len(calls) - 1} more of its calls are malformed." if len(calls) > 1 else ""
         super().__init__(
             f"Law 9: the policy's call of {first.name or 'an unknown tool'} in turn {turn} is malformed and was not "
-            f"executed: {first.reason} It says {shortened(first.raw, _SHOWN)}.{more} The turn is committed, since its "
-            "tokens were sampled; malformed_calls='feedback' would let the policy read the reason."
+            f"executed: {first.reason} Its text is {shortened(first.raw, _SHOWN)}.{more} The turn is committed. Use "
+            "malformed_calls='feedback' to show the policy the reason."
         )
         self.calls = calls
         self.turn = turn
@@ -66,10 +65,10 @@ logger = logging.getLogger(__name__)
 
 
 class Read(msgspec.Struct, frozen=True, eq=False):
-    """An answer, read.
+    """A parsed answer.
 
     Attributes:
-        message: What Strands will store.
+        message: The message that Strands will store.
         draft: The turn, ready to commit.
         malformed: Its malformed calls.
         arguments: The arguments of its calls as the policy wrote them, by `toolUseId`.
@@ -88,7 +87,7 @@ def read(
     next_call_id: Callable[[], str],
     settings: Settings = Settings(),  # noqa: B008  # frozen
 ) -> Read:
-    """Turn an answer into the message that Strands will store and the draft of the turn."""
+    """Return the message that Strands will store and the draft of the turn."""
     parsed = parse(policy, prepared, response)
     runs_calls = settings.runs_calls or prepared.forces_call
     message = assistant_message(parsed, response.finish, next_call_id, settings.malformed_calls, runs_calls)
@@ -97,14 +96,14 @@ def read(
 
 
 async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> None:
-    """Check that the server takes back the ids that it sampled, before a turn with them is committed.
+    """Check that the server accepts the sampled ids in a prompt, before their turn is committed.
 
     Ids past the client's tokenizer are legal: embeddings are padded, and their rows can be sampled. Where the server
-    does not say how many rows it has, it is asked whether it takes the largest such id in a prompt.
+    does not report its number of rows, it scores a prompt that holds the largest such id.
 
     Raises:
         ProtocolViolationError: An id is outside the server's vocabulary (law 4).
-        BackendError: The server could not be asked.
+        BackendError: The server could not be reached.
     """
     largest, backend, rows = int(response.output_ids.max(initial=0)), policy.backend, policy.info.vocab_size
     if largest < policy.template.encoder.vocab_size:
@@ -116,7 +115,9 @@ async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response
         await score(backend, [int(request.input_ids[0]), largest])
     except UnsupportedByServerError:
         logger.warning(
-            "output_id=<%d>, backend=<%s> | past the tokenizer, and cannot be checked", largest, backend.name
+            "output_id=<%d>, backend=<%s> | past the tokenizer's vocabulary, and the server cannot check it",
+            largest,
+            backend.name,
         )
     except BadRequestError as error:
         raise outside_vocabulary(
@@ -124,10 +125,11 @@ async def check_sampled_ids(policy: PolicyParts, request: TokenRequest, response
         ) from error
 
 
-def named(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> TokenResponse:
-    """Name the stop string that ended an answer, where the server does not: the first that its text completes.
+def with_stop(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -> TokenResponse:
+    """Return a response with the stop that ended it, where the server did not report one (vLLM up to 0.31).
 
-    vLLM up to 0.31 does not. An answer that holds none was ended by its last token, of which the model alone knew.
+    It is the stop string that the text completes first. Without any, it is the last token id, a stop that only the
+    server's model configuration names.
     """
     if response.finish != Finish.STOP or response.stop is not None:
         return response
@@ -137,28 +139,28 @@ def named(policy: PolicyParts, request: TokenRequest, response: TokenResponse) -
 
 
 def parse(policy: PolicyParts, prepared: Prepared, response: TokenResponse) -> ParsedTurn:
-    """Read reasoning, text and calls out of the sampled ids; a call of the reserved name is malformed."""
+    """Parse reasoning, text and calls from the sampled ids. A call with the reserved name is malformed."""
     session = policy.parser.start(prepared.tail, prepared.tools)
     session.feed(response.output_ids.tolist())
     parsed = session.finish(truncated=response.finish.cut_off)
     if all(call.name != MALFORMED_CALL for call in parsed.calls):
         return parsed
-    return replace(parsed, calls=tuple(map(_not_reserved, parsed.calls)))
+    return replace(parsed, calls=tuple(map(_refuse_reserved, parsed.calls)))
 
 
-def _not_reserved(call: ParsedCall) -> ParsedCall:
+def _refuse_reserved(call: ParsedCall) -> ParsedCall:
     if not call.status.runs or call.name != MALFORMED_CALL:
         return call
-    reason = f"{MALFORMED_CALL} is no tool."
+    reason = f"{MALFORMED_CALL} is not a tool."
     return replace(call, status=CallStatus.MALFORMED, arguments=None, arguments_text=None, reason=reason)
 
 
 def draft(
     policy: PolicyParts, prepared: Prepared, response: TokenResponse, message: Message, parsed: ParsedTurn
 ) -> Draft:
-    """Put one answered turn together, ready to commit."""
+    """Return the draft of an answered turn, ready to commit."""
     request, match = prepared.request, prepared.match
-    recorded = policy.recorded.recorded(request.sampling, policy.backend.name, policy.info)
+    recorded = policy.samplings.recorded(request.sampling, policy.backend.name, policy.info)
     return Draft(
         parent=match.parent,
         columns=Columns.pack(prepared.delta.ids, prepared.delta.provenance, response.output_ids, response.logprobs),
@@ -166,7 +168,7 @@ def draft(
         prompt_length=response.prompt_length,
         finish=response.finish,
         stop=response.stop,
-        fingerprint=extended(match.walk.digest, as_shown(message)),
+        fingerprint=extended(match.history.digest, as_shown(message)),
         max_new_tokens=request.sampling.max_new_tokens,
         sampling=recorded.sampling,
         reasoning_closed=parsed.reasoning_closed,
@@ -191,11 +193,11 @@ def assistant_message(
     malformed: MalformedCalls = "feedback",
     runs_calls: bool = True,
 ) -> Message:
-    """Build the message that Strands will store. No raw text of a call is lost in it.
+    """Return the message that Strands will store. It keeps the raw text of every call.
 
-    Blank text is left out: Strands drops or rewrites it. Of an answer that was cut off all calls stay text, since
-    Strands would rewrite them, and none of them may run; and so they do beside a malformed one unless the policy gets
-    feedback, and where none is to run at all.
+    Blank text is left out, since Strands drops or rewrites it. All calls stay text, and none runs, in three cases: the
+    answer was cut off (Strands would rewrite them), one is malformed and `malformed` is not "feedback", or `runs_calls`
+    is False.
     """
     content: list[ContentBlock] = []
     if parsed.early_reasoning.strip():
@@ -218,9 +220,9 @@ def _reasoning(text: str) -> ContentBlock:
 
 
 def sampled_arguments(message: Message, parsed: ParsedTurn) -> dict[str, str]:
-    """Return the arguments of each call in a message as the policy wrote them, where that is JSON, by `toolUseId`."""
+    """Return each call's arguments by `toolUseId`, as the policy wrote them, where they are JSON."""
     uses = (block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block)
-    written = zip(uses, parsed.calls, strict=False)  # a message whose calls stay text has none
+    written = zip(uses, parsed.calls, strict=False)  # no uses when the calls stay text
     return {use: call.arguments_text for use, call in written if call.arguments_text is not None}
 
 
@@ -228,9 +230,9 @@ def _tool_use(call: ParsedCall, call_id: str) -> ContentBlock:
     if call.status.runs and call.name is not None:
         arguments = dict(call.arguments or {})
         return {"toolUse": {"toolUseId": with_sampled_id(call_id, call.id), "name": call.name, "input": arguments}}
-    # Strands would run a tool with {} for broken arguments. Under a name that no tool has, nothing runs. The input must
-    # be a mapping: module tools run on lists and strings.
-    said = {"reason": call.reason, "raw": call.raw}
+    # Strands would run a tool with {} for broken arguments; under a name that no tool has, nothing runs. The input must
+    # be a mapping, since Strands' module tools accept lists and strings.
+    report = {"reason": call.reason, "raw": call.raw}
     if call.name is not None:
-        said["name"] = call.name
-    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": said}}
+        report["name"] = call.name
+    return {"toolUse": {"toolUseId": call_id, "name": MALFORMED_CALL, "input": report}}

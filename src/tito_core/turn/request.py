@@ -1,4 +1,4 @@
-"""Building a turn's request: what is new is rendered, encoded and checked before it is sent, and kept within bounds."""
+"""Build a turn's request: render, encode and check the new messages, and limit the tokens to sample."""
 
 from __future__ import annotations
 
@@ -30,55 +30,57 @@ from tito_core.turn.policy_parts import PolicyParts
 
 
 class TotalTokensReachedError(MaxTokensReachedException):
-    """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is as before.
+    """`max_total_tokens` leaves no token to sample. Nothing was sent, and the ledger is unchanged.
 
-    Strands lets it out as it is, like the `MaxTokensReachedException` that ends a turn which the bound has cut short.
-    It is no context overflow: a conversation manager that shortened the history would begin another trajectory.
+    Strands does not wrap it, like the `MaxTokensReachedException` of a turn that the bound has cut off. It is not a
+    context overflow: a conversation manager that shortened the history would start another trajectory.
     """
 
 
-def left_of(max_total_tokens: int | None, prompt_length: int, wanted: int, *, at_least: bool = False) -> int:
-    """Return the tokens that may be sampled: at most `wanted`, at most what the bound leaves beside the prompt.
+def remaining_tokens(
+    max_total_tokens: int | None, prompt_length: int, max_new_tokens: int, *, at_least: bool = False
+) -> int:
+    """Return the number of tokens to sample: at most `max_new_tokens`, at most what `max_total_tokens` leaves.
 
     With `at_least` the prompt may have more tokens than `prompt_length`.
 
     Raises:
-        TotalTokensReachedError: It leaves none.
+        TotalTokensReachedError: None are left.
     """
     if max_total_tokens is None:
-        return wanted
+        return max_new_tokens
     if prompt_length >= max_total_tokens:
         has = f"at least {prompt_length}" if at_least else prompt_length
         raise TotalTokensReachedError(
-            f"The trajectory has {has} tokens with what came since its last answer, and "
-            f"max_total_tokens={max_total_tokens}, which leaves none to sample: end the rollout, or raise the bound."
+            f"The trajectory has {has} tokens, including the new messages, and max_total_tokens={max_total_tokens} "
+            "leaves none to sample. End the rollout, or raise max_total_tokens."
         )
-    return min(wanted, max_total_tokens - prompt_length)
+    return min(max_new_tokens, max_total_tokens - prompt_length)
 
 
 class _Part(NamedTuple):
-    """A piece of a prompt: its characters, what it is, and what makes it shorter."""
+    """A part of a prompt: its number of characters, its name, and how to shorten it."""
 
     characters: int
     what: str
     remedy: str
 
 
-def least_length(policy: PolicyParts, match: ParentMatch, asked: TurnInput) -> int:
-    """Return a number of tokens that a turn is certain to add to its parent's; 0 where nothing is certain."""
+def least_length(policy: PolicyParts, match: ParentMatch, turn_input: TurnInput) -> int:
+    """Return a lower bound of the tokens that a turn's prompt adds to its parent's; 0 where none is known."""
     bound, template, at = LeastTokens.of(policy.tokenizer.backend_tokenizer), policy.template, match.answered
     if bound is None:
         return 0
-    messages, tools = asked.messages, asked.tool_specs
+    messages, tools = turn_input.messages, turn_input.tool_specs
     if match.parent is None:
-        text = template.rendering.of_messages(messages, asked.system_prompt, tools)
+        text = template.rendering.of_messages(messages, turn_input.system_prompt, tools)
     else:
         text = template.tail(messages[at - 1], messages[at:], tool_specs=tools or (), history=messages[: at - 1])
-    return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta may lack the opener that was sampled
+    return max(0, bound.of_text(str.__str__(text)) - 1)  # a delta lacks an opener that was sampled
 
 
 def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Sequence[Any] | None) -> str:
-    """Say which part of a history that does not fit is to be shortened, and how to go on."""
+    """Return the sentence that names the longest part of a history that does not fit, and how to shorten it."""
     parts = [
         _Part(len(system_prompt or ""), "the system prompt", "shorten agent.system_prompt"),
         _Part(len(str(list(tool_specs or ()))), "the tool specifications", "give the agent fewer tools"),
@@ -88,10 +90,13 @@ def how_to_shorten(messages: Messages, system_prompt: str | None, tool_specs: Se
     total = sum(part.characters for part in parts)
     share = f"{longest.what} ({longest.characters:,} of the prompt's {total:,} characters)"
     if longest.characters * 2 >= total:
-        return f"Its longest part, {share}, stays in the agent's history: {longest.remedy}, and call agent() to go on."
+        return (
+            f"Its longest part is {share}, and it stays in the agent's history. To continue, {longest.remedy}, and "
+            "call agent()."
+        )
     return (
-        f"Its longest part is {share}: use a conversation manager, or remove the oldest of the {len(messages)} "
-        "messages, up to a question (del agent.messages[:n]), and call agent() to go on."
+        f"Its longest part is {share}. Use a conversation manager; or remove the oldest of the {len(messages)} "
+        "messages up to a user message (del agent.messages[:n]), and call agent() to continue."
     )
 
 
@@ -100,21 +105,23 @@ def _parts(message: Mapping[str, Any], index: int) -> Iterator[_Part]:
         kind = next(iter(block), "empty")
         what = f"the block of kind {kind!r} in message {index} ({message['role']})"
         if len(message["content"]) > 1:
-            what = f"{what}, number {number} in its content"
+            what = f"{what}, content index {number}"
         where = f"agent.messages[{index}]['content'][{number}]"
         match block:
             case {"text": str(text)}:
-                yield _Part(len(text), what, f"put a shorter text in its place, {where} = {{'text': '...'}}")
+                yield _Part(len(text), what, f"replace it by a shorter text ({where} = {{'text': '...'}})")
             case {"toolResult": {"content": shown}}:
                 size = sum(len(item["text"]) if "text" in item else len(str(item)) for item in shown)
                 place = f"{where}['toolResult']['content'] = [{{'text': '...'}}]"
-                yield _Part(size, what, f"put a shorter result in its place, {place}")
+                yield _Part(size, what, f"replace it by a shorter result ({place})")
             case _:
-                yield _Part(len(str(block)), what, f"remove the messages from there on, del agent.messages[{index}:]")
+                yield _Part(
+                    len(str(block)), what, f"remove that message and the later ones (del agent.messages[{index}:])"
+                )
 
 
 PROMPT_TAIL = 32
-"""Prompt ids in which a parser looks for a reasoning block that the template opened."""
+"""Number of last prompt ids in which a parser looks for a reasoning block that the template opened."""
 
 
 class Prepared(msgspec.Struct, frozen=True, eq=False):
@@ -122,11 +129,11 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         match: Where it continues the ledger.
-        delta: Its own prompt tokens.
+        delta: The prompt tokens that it adds to its parent's.
         request: The whole prompt and its parameters.
-        text: The prompt as it travels.
+        text: The prompt ids as text, as the request sends them.
         tools: The JSON Schema of each tool's arguments, by name.
-        tail: The end of the prompt, in which a parser looks for reasoning that the template opened.
+        tail: The last prompt ids, in which a parser looks for reasoning that the template opened.
         forces_call: Whether a tool has to be called.
     """
 
@@ -140,49 +147,54 @@ class Prepared(msgspec.Struct, frozen=True, eq=False):
 
 
 async def prepare_turn(
-    policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Settings, match: ParentMatch
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
 ) -> Prepared:
-    """Build a request, and let the referee see a delta of a new shape (law 7); arguments and errors as `prepare`.
+    """Build a request, and compare a delta of a new shape with the full rendering (law 7).
 
-    A long text is encoded in a thread, since it would hold up the event loop for seconds.
+    Arguments and errors are those of `prepare`. A long text is encoded in a thread, since it would block the event
+    loop for seconds.
     """
     if match.is_long:
-        # The thread gets a copy of what it renders: the agent's own list may change meanwhile.
-        messages = [*asked.messages[: match.answered], *deepcopy(asked.messages[match.answered :])]
-        build = partial(prepare, policy, ledger, replace(asked, messages=messages), settings, match)
+        # The thread renders a copy: the agent's own list may change meanwhile.
+        messages = [*turn_input.messages[: match.answered], *deepcopy(turn_input.messages[match.answered :])]
+        build = partial(prepare, policy, ledger, replace(turn_input, messages=messages), settings, match)
         prepared = await asyncio.to_thread(build)
     else:
-        prepared = prepare(policy, ledger, asked, settings, match)
+        prepared = prepare(policy, ledger, turn_input, settings, match)
     answered, length = (0 if match.parent is None else match.answered), len(prepared.request.input_ids)
-    compare = policy.template.comparison(asked.messages, answered, asked.system_prompt, asked.tool_specs, length)
+    compare = policy.template.comparison(
+        turn_input.messages, answered, turn_input.system_prompt, turn_input.tool_specs, length
+    )
     if compare is not None:
         await asyncio.to_thread(compare)
     return prepared
 
 
-def prepare(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Settings, match: ParentMatch) -> Prepared:
-    """Render what is new after a turn's parent, and check it all before it leaves; any thread may do it.
+def prepare(
+    policy: PolicyParts, ledger: Ledger, turn_input: TurnInput, settings: Settings, match: ParentMatch
+) -> Prepared:
+    """Render the messages after a turn's parent, and check the request before it is sent. Any thread may call it.
 
     Raises:
         InvalidMessageError, TemplateError, UnsupportedContentError: The messages cannot become tokens.
-        TotalTokensReachedError: They leave nothing of `max_total_tokens`.
-        ContextLengthError: They leave no room to answer.
-        UnsupportedToolChoiceError: A tool call is asked for that cannot be forced.
+        TotalTokensReachedError: They leave no token of `max_total_tokens`.
+        ContextLengthError: They leave no room for an answer.
+        UnsupportedToolChoiceError: The requested tool call cannot be forced.
     """
-    backend, wanted = policy.backend.name, settings.sampling.max_new_tokens
+    backend, max_new_tokens = policy.backend.name, settings.sampling.max_new_tokens
     total, context = settings.max_total_tokens, settings.context_window_limit
     if match.is_long:
-        least = ledger.path_length(match.parent) + least_length(policy, match, asked)
-        left = left_of(total, least, wanted, at_least=True)
+        least = ledger.path_length(match.parent) + least_length(policy, match, turn_input)
+        left = remaining_tokens(total, least, max_new_tokens, at_least=True)
         clamp_new_tokens(left, least, context, backend=backend, at_least=True)
-    delta = _delta(policy, ledger, match, asked)
+    delta = _delta(policy, ledger, match, turn_input)
     check_input_ids(delta.ids, policy.template.encoder.vocab_size, backend=backend)
     input_ids = ledger.path_ids(match.parent, delta.ids)
-    left = left_of(total, len(input_ids), wanted)
+    left = remaining_tokens(total, len(input_ids), max_new_tokens)
     room = clamp_new_tokens(left, len(input_ids), context, backend=backend)
-    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in asked.tool_specs or ()}
+    tools = {spec["name"]: spec["inputSchema"]["json"] for spec in turn_input.tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
-    sampling = asked.constraint.sampling(settings.sampling, policy.parser, tools, tail)
+    sampling = turn_input.constraint.sampling(settings.sampling, policy.parser, tools, tail)
     text = policy.prompts.text(ledger, match.parent, delta.ids).standing_for(input_ids)
     request = TokenRequest(
         input_ids,
@@ -194,14 +206,14 @@ def prepare(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Set
         delta_start=len(input_ids) - len(delta.ids),
         echo=settings.verify_echo == "always" or match.parent is None,
     )
-    return Prepared(match, delta, request, text, tools, tail, asked.constraint.forces_call)
+    return Prepared(match, delta, request, text, tools, tail, turn_input.constraint.forces_call)
 
 
-def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, asked: TurnInput) -> EncodedText:
+def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, turn_input: TurnInput) -> EncodedText:
     """Render and encode what a turn adds to its parent's tokens."""
-    messages, tools = asked.messages, asked.tool_specs
+    messages, tools = turn_input.messages, turn_input.tool_specs
     if match.parent is None:
-        return policy.template.first_prompt(messages, asked.system_prompt, tools)
+        return policy.template.first_prompt(messages, turn_input.system_prompt, tools)
     before = ledger[match.parent].draft
     return policy.template.delta(
         messages[match.answered - 1],
@@ -214,7 +226,7 @@ def _delta(policy: PolicyParts, ledger: Ledger, match: ParentMatch, asked: TurnI
 
 
 def opened(before: Draft) -> Opened:
-    """Return what an answer left open when it was cut off, so that the template's own closers come first."""
+    """Return what a cut-off answer left open, so that the template's closers for it come first in the delta."""
     if not before.finish.cut_off and not isinstance(before.stop, str):
         return Opened.MESSAGE
     if not before.reasoning_closed:

@@ -1,8 +1,8 @@
-"""One turn, from its parent to its commit, once all of its events have been taken (law 5).
+"""Run one turn: find its parent, send its request, yield its events, and commit it (law 5).
 
-Preparing a turn and reading its answer take a millisecond or two of CPU. When many are due at once, an event loop would
-do all of them before it looks at anything else, such as a timer, a health check or a new connection. So a turn does its
-work in rounds of the loop, a few turns a round: with thousands of rollouts the loop stays responsive.
+Preparing a turn and reading its answer take a millisecond or two of CPU each. When many turns are due at once, the
+event loop would run all of them before any timer, health check or new connection. So each round of the loop runs the
+work of only a few turns, and the loop stays responsive with thousands of rollouts.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ from tito_core.turn.events import StreamedEvents, events, stop_reason, with_ids
 from tito_core.turn.inputs import TurnInput
 from tito_core.turn.parent import as_shown, match_parent, remember
 from tito_core.turn.policy_parts import PolicyParts
-from tito_core.turn.read import MalformedCallError, check_sampled_ids, named, read
+from tito_core.turn.read import MalformedCallError, check_sampled_ids, read, with_stop
 from tito_core.turn.request import how_to_shorten, prepare_turn
 
 
 async def run_turn(
-    policy: PolicyParts, recording: Recording, settings: Settings, asked: TurnInput
+    policy: PolicyParts, recording: Recording, settings: Settings, turn_input: TurnInput
 ) -> AsyncGenerator[StreamEvent]:
     """Run one turn and yield its events; `TITOModel.stream` lists what it raises.
 
-    All that can refuse comes before the commit, which is the last step that can fail.
+    Every check runs before the commit, which is the last step that can fail.
     """
     await yield_to_loop()
-    ledger = recording.begin(asked.model_state)
+    ledger = recording.begin(turn_input.model_state)
     try:
-        match = match_parent(policy, ledger, asked, settings)
-        prepared = await prepare_turn(policy, ledger, asked, settings, match)
+        match = match_parent(policy, ledger, turn_input, settings)
+        prepared = await prepare_turn(policy, ledger, turn_input, settings, match)
         request = prepared.request
         streamed = StreamedEvents(policy.parser, prepared.tail)
-        came: TokenChunk | TokenResponse
+        part: TokenChunk | TokenResponse
         if settings.stream:
-            generating = generate.streamed(policy.backend, request, asked.cancel_signal, settings)
-            async with aclosing(generating) as chunks:
-                async for came in chunks:
-                    for event in streamed.of(came) if isinstance(came, TokenChunk) else ():
+            generating = generate.streamed(policy.backend, request, turn_input.cancel_signal, settings)
+            async with aclosing(generating) as parts:
+                async for part in parts:
+                    for event in streamed.of(part) if isinstance(part, TokenChunk) else ():
                         yield event
-            assert isinstance(came, TokenResponse)  # which comes last
+            assert isinstance(part, TokenResponse)  # the last part is the whole response
         else:
-            came = await generate.whole(policy.backend, request, asked.cancel_signal, settings)
-        await check_sampled_ids(policy, request, came)
-        response = named(policy, request, came)
+            part = await generate.whole(policy.backend, request, turn_input.cancel_signal, settings)
+        await check_sampled_ids(policy, request, part)
+        response = with_stop(policy, request, part)
         await yield_to_loop()
     except generate.CancelledBySignal:
-        return  # without messageStop, which is how Strands recognises a provider that was cancelled
+        return  # without messageStop: so Strands recognises a cancelled provider
     except ContextLengthError as error:
-        error.args = (f"{error} {how_to_shorten(asked.messages, asked.system_prompt, asked.tool_specs)}",)
+        error.args = (
+            f"{error} {how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs)}",
+        )
         raise
     with ledger.call_ids.of_a_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)
@@ -68,68 +70,76 @@ async def run_turn(
         reason = stop_reason(answer.message, response)
         for event in () if refused else events(answer.message, reason, response, answer.arguments, streamed.blocks):
             yield with_ids(event, request.input_ids, response) if settings.reports_ids else event
-        # Only a consumer that took every event gets here: one that stopped early keeps no message, and we no turn.
-        turn = recording.commit(ledger, answer.draft, match.walk, as_shown(answer.message))
+        # Reached only when the consumer took every event. One that stops early stores no message, and we no turn.
+        turn = recording.commit(ledger, answer.draft, match.history, as_shown(answer.message))
     policy.prompts.keep(ledger, turn.index, turn.parent, text)
-    remember(asked.model_state, ledger, turn.index)
+    remember(turn_input.model_state, ledger, turn.index)
     if refused:
         raise MalformedCallError(refused, turn.index, answer.message)
 
 
 ROUND = 8
-"""Most pieces of work in one round of an event loop: more would hold others up, fewer would cost a round's own work
-each."""
+"""Maximum pieces of work in one round of an event loop. More would delay other tasks; fewer would cost more rounds."""
 LONGEST_S = 0.005
-"""How long a round may take before later ones do fewer pieces: with each goes what its agent does before and after it,
-such as to write a long history for a trace. Whoever sleeps is up after two or three rounds."""
+"""Time of a round, in seconds, above which later rounds run fewer pieces. It includes the agent's own work around each
+piece, such as writing a long history to a trace. A task that sleeps wakes after two or three rounds."""
 
 
 @dataclass(slots=True)
 class _Round:
+    """A round of one event loop.
+
+    Attributes:
+        began: The loop's time at its start.
+        limit: Maximum pieces of work.
+        done: Pieces of work so far.
+        waiting: Later pieces, first come first served.
+    """
+
     began: float
-    most: int = ROUND
-    gone: int = 0
+    limit: int = ROUND
+    done: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
 
     def end(self, now: float) -> None:
-        """Let the next one do as many pieces as would have fitted into this one's time, or one more."""
+        """Set the next round's limit: the pieces that would have fitted into `LONGEST_S`, or one more than before."""
         took = now - self.began
         if took > LONGEST_S:
-            self.most = max(1, int(self.gone * LONGEST_S / took))
-        elif self.most < ROUND:
-            self.most += 1
-        self.began, self.gone = now, 0
+            self.limit = max(1, int(self.done * LONGEST_S / took))
+        elif self.limit < ROUND:
+            self.limit += 1
+        self.began, self.done = now, 0
 
 
 _rounds: dict[asyncio.AbstractEventLoop, _Round] = {}
 
 
 async def yield_to_loop() -> None:
-    """Wait for a round of the event loop in which few others work: this one, or a later one in the order of coming."""
+    """Return in this round of the event loop, or when its limit is reached, in a later one, in order of arrival."""
     loop = asyncio.get_running_loop()
-    present = _rounds.get(loop)
-    if present is None:
-        for ended in [other for other in list(_rounds) if other.is_closed()]:
-            _rounds.pop(ended, None)
-        present = _rounds[loop] = _Round(loop.time())
-        loop.call_soon(_next, loop)
-    if present.gone < present.most:
-        present.gone += 1
+    current = _rounds.get(loop)
+    if current is None:
+        for closed in [other for other in list(_rounds) if other.is_closed()]:
+            _rounds.pop(closed, None)
+        current = _rounds[loop] = _Round(loop.time())
+        loop.call_soon(_next_round, loop)
+    if current.done < current.limit:
+        current.done += 1
         return
     future: asyncio.Future[None] = loop.create_future()
-    present.waiting.append(future)
+    current.waiting.append(future)
     await future
 
 
-def _next(loop: asyncio.AbstractEventLoop) -> None:
-    present = _rounds[loop]
-    present.end(loop.time())
-    while present.waiting and present.gone < present.most:
-        future = present.waiting.popleft()
-        if not future.done():  # else who waited was cancelled
+def _next_round(loop: asyncio.AbstractEventLoop) -> None:
+    current = _rounds[loop]
+    current.end(loop.time())
+    while current.waiting and current.done < current.limit:
+        future = current.waiting.popleft()
+        if not future.done():  # else its turn was cancelled
             future.set_result(None)
-            present.gone += 1
-    if present.gone:
-        loop.call_soon(_next, loop)
+            current.done += 1
+    if current.done:
+        loop.call_soon(_next_round, loop)
     else:
         del _rounds[loop]
