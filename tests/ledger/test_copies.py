@@ -129,9 +129,9 @@ def test_a_copy_finds_the_parents_of_turns_to_come_and_gives_out_later_call_ids(
     ledger, history = Ledger(), [OPENING, ASKED, SAID, ASKED]
     ledger.call_ids.next()
     fingerprint = digest_of(history[:3])
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.walk(history[:2]), SAID)
+    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.match(history[:2]), SAID)
     again = copied(ledger)
-    assert [entry.turns for entry in again.walk(history).entry.upward() if entry.turns] == [[0]]
+    assert [node.turns for node in again.match(history).node.upward() if node.turns] == [[0]]
     assert again.call_ids.next().endswith("_2")
 
 

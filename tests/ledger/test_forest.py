@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from support.equal import expect_equal, expect_walk
+from support.equal import expect_equal, expect_match
 from support.forests import Dice, broken, digest_of, draft_of, said_of
 from support.oracle import Oracle
 from tito_core import store
@@ -77,7 +77,12 @@ class Forests(RuleBasedStateMachine):
 
     def _commit(self, dice: Dice, ledger: Ledger, oracle: Oracle) -> None:
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
-        asked, walk, answer, before = self._history(dice, oracle, parent), None, None, dice.pick(["", "seal", "commit"])
+        asked, match, answer, before = (
+            self._history(dice, oracle, parent),
+            None,
+            None,
+            dice.pick(["", "seal", "commit"]),
+        )
         said = said_of(dice, oracle, parent)
         if asked is None:
             said.fingerprint = bytes([dice.number(256)] * dice.pick([16, 0, 1]))
@@ -85,16 +90,16 @@ class Forests(RuleBasedStateMachine):
             answer = {"role": "assistant", "content": [{"text": dice.pick(["yes", "no"])}]}
             said.history = [*asked, answer]
             said.fingerprint = digest_of(said.history)
-            walk = ledger.walk(asked) if dice.pick([True, True, False]) else None
-            if walk is not None:
-                assert walk.digest == digest_of(asked)
+            match = ledger.match(asked) if dice.pick([True, True, False]) else None
+            if match is not None:
+                assert match.digest == digest_of(asked)
         draft = self._draft(said, oracle)
         if before == "seal":
             assert ledger.seal().retained() == []
         elif before == "commit" and dice.seldom():  # the same again, by another agent that was quicker
             ledger.commit(draft)
             oracle.commit(replace(said, branch=said.branch))
-        turn = ledger.commit(draft, walk, answer)
+        turn = ledger.commit(draft, match, answer)
         oracle.commit(said)
         assert turn is ledger[len(oracle.turns) - 1]
 
@@ -119,14 +124,14 @@ class Forests(RuleBasedStateMachine):
         ledger, oracle = self.ledgers[which], self.oracles[which]
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
         good = self._draft(said_of(dice, oracle, parent), oracle)
-        walk = ledger.walk([{"system": None, "tools": []}])
+        match = ledger.match([{"system": None, "tools": []}])
         bad, error = broken(dice, good, oracle)
         before = store.encode(ledger)
-        self._refused(ledger, error, lambda: ledger.commit(bad, walk, {"role": "assistant", "content": []}))
+        self._refused(ledger, error, lambda: ledger.commit(bad, match, {"role": "assistant", "content": []}))
         self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=len(oracle.turns)))
         self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=-1))
         ledger.sink = Refusing()
-        self._refused(ledger, OSError, lambda: ledger.commit(good, walk, {"role": "assistant", "content": []}))
+        self._refused(ledger, OSError, lambda: ledger.commit(good, match, {"role": "assistant", "content": []}))
         self._refused(ledger, OSError, lambda: ledger.annotate("reward", 1.0))
         ledger.sink = self.file
         assert store.encode(ledger) == before
@@ -147,7 +152,7 @@ class Forests(RuleBasedStateMachine):
         dice = Dice(roll)
         for _ in range(dice.pick([1, 2, 3])):
             which = dice.number(2)
-            happens = dice.pick([self._annotate, self._name_a_call, self._walk, self._seal, self._come_back])
+            happens = dice.pick([self._annotate, self._name_a_call, self._match, self._seal, self._come_back])
             happens(dice, which, self.ledgers[which], self.oracles[which])
 
     def _annotate(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
@@ -159,10 +164,10 @@ class Forests(RuleBasedStateMachine):
         oracle.call_ids += 1
         assert ledger.call_ids.next() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
 
-    def _walk(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _match(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
         asked = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
         if asked is not None:
-            expect_walk(ledger, oracle, asked)
+            expect_match(ledger, oracle, asked)
 
     def _seal(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
         assert ledger.seal().retained() == []
@@ -204,7 +209,7 @@ class Forests(RuleBasedStateMachine):
             for each in (ledger, again):
                 for said in oracle.turns[-2:]:
                     if said.history is not None:
-                        expect_walk(each, oracle, said.history)
+                        expect_match(each, oracle, said.history)
 
 
 def expect_plain(value: Any) -> None:

@@ -28,11 +28,11 @@ def said(number: float) -> dict[str, Any]:
 
 def answered(ledger: Ledger, history: list[Any], answer: Any, after: int | None = None) -> int:
     """Commit an answer to a history, after the turn that ends its longest known beginning."""
-    walk = ledger.walk(history, after)
-    parent = next((max(entry.turns) for entry in walk.entry.upward() if entry.turns), None)
+    match = ledger.match(history, after)
+    parent = next((max(node.turns) for node in match.node.upward() if node.turns), None)
     start = ledger.path_length(parent)
-    draft = make_draft(parent, start, [100], [200], fingerprint=extended(walk.digest, answer))
-    return ledger.commit(draft, walk, answer).index
+    draft = make_draft(parent, start, [100], [200], fingerprint=extended(match.digest, answer))
+    return ledger.commit(draft, match, answer).index
 
 
 MESSAGES = st.sampled_from([asked(0), asked(1), asked(1.0), asked(True), said(0), said(1)])
@@ -57,17 +57,17 @@ def test_a_walk_ends_where_the_longest_known_beginning_does(data: st.DataObject)
         answer = data.draw(st.sampled_from([said(0), said(1)]))
         turn = answered(ledger, history, answer, data.draw(st.none() | st.integers(0, 6)))
         known.append([*history, answer])
-        assert turn in ledger.walk(known[-1]).entry.turns
+        assert turn in ledger.match(known[-1]).node.turns
     check_ledger(ledger)
     spelt = beginnings(known)
     sought = data.draw(st.one_of(HISTORIES, st.sampled_from(known).map(lambda history: [*history, said(1), asked(1)])))
-    plain = ledger.walk(sought)
+    plain = ledger.match(sought)
     assert plain.known == max(stop for stop in range(len(sought) + 1) if repr(sought[:stop]) in spelt)
     assert list(plain.new) == sought[plain.known :]
-    assert plain.entry.turns == [i for i, history in enumerate(known) if repr(history) == repr(sought[: plain.known])]
+    assert plain.node.turns == [i for i, history in enumerate(known) if repr(history) == repr(sought[: plain.known])]
     for after in range(-1, len(ledger) + 1):
-        hinted = ledger.walk(sought, after)
-        assert (hinted.entry, hinted.known, hinted.digest) == (plain.entry, plain.known, plain.digest)
+        hinted = ledger.match(sought, after)
+        assert (hinted.node, hinted.known, hinted.digest) == (plain.node, plain.known, plain.digest)
         assert hinted.digests == plain.digests
 
 
@@ -83,14 +83,14 @@ def test_what_only_digests_tell_leads_to_the_same_turns(data: st.DataObject) -> 
         known.append([*history, answer])
     again = data.draw(st.sampled_from([lambda: from_record(to_record(ledger)), ledger.seal]))()
     assert again.retained() == []
-    assert all(again.entry_of(turn) is None for turn in range(len(again)))
+    assert all(again.node_of(turn) is None for turn in range(len(again)))
     for history in data.draw(st.permutations(known)):
-        walk = again.walk([*history, asked(7)])
-        assert walk.known == len(history)
-        assert sorted(walk.entry.turns) == [i for i, other in enumerate(known) if repr(other) == repr(history)]
-        assert all(again.entry_of(turn) is walk.entry for turn in walk.entry.turns)
-    unknown = again.walk([OPENINGS[0], asked(8), said(8)])
-    assert unknown.entry.turns == []
+        match = again.match([*history, asked(7)])
+        assert match.known == len(history)
+        assert sorted(match.node.turns) == [i for i, other in enumerate(known) if repr(other) == repr(history)]
+        assert all(again.node_of(turn) is match.node for turn in match.node.turns)
+    unknown = again.match([OPENINGS[0], asked(8), said(8)])
+    assert unknown.node.turns == []
 
 
 class Counted(str):
@@ -111,16 +111,16 @@ def test_the_callers_own_strings_are_adopted_and_compared_by_identity() -> None:
     stored = Counted("Because.")
     answer = {"role": "assistant", "content": [{"text": stored}]}
     ledger.adopt(turn, answer)
-    entry = ledger.entry_of(turn)
-    assert entry is not None
-    assert entry.message["content"][0]["text"] is stored
+    node = ledger.node_of(turn)
+    assert node is not None
+    assert node.message["content"][0]["text"] is stored
     Counted.compared = 0
     for after in (None, turn):
-        assert ledger.walk([OPENINGS[0], question, answer], after).entry is entry
+        assert ledger.match([OPENINGS[0], question, answer], after).node is node
     assert Counted.compared == 0
     answered(ledger, [OPENINGS[0], question, answer, asked(1)], said(1))
     ledger.adopt(turn, {"role": "assistant", "content": [{"text": "Because."}]})
-    assert entry.message["content"][0]["text"] is stored, "what others were compared with already stays"
+    assert node.message["content"][0]["text"] is stored, "what others were compared with already stays"
     ledger.adopt(99, answer)
 
 
@@ -132,7 +132,7 @@ def test_with_a_hint_other_paths_are_not_looked_at() -> None:
     answered(ledger, [OPENINGS[0], other], said(0))
     for hint, is_compared in ((None, True), (turn, False)):
         Counted.compared = 0
-        assert ledger.walk([OPENINGS[0], mine, said(0)], hint).entry is ledger.entry_of(turn)
+        assert ledger.match([OPENINGS[0], mine, said(0)], hint).node is ledger.node_of(turn)
         assert (Counted.compared > 0) is is_compared
 
 
@@ -143,7 +143,7 @@ def test_what_is_kept_by_reference_can_be_listed() -> None:
     kept = ledger.retained()
     assert len(kept) == 5
     for message in (OPENINGS[0], asked(0), said(0), asked(1), said(1)):
-        assert any(entry == message for entry in kept)
+        assert any(item == message for item in kept)
 
 
 def test_a_tuple_is_found_again_and_has_the_digest_of_a_list() -> None:
@@ -151,10 +151,10 @@ def test_a_tuple_is_found_again_and_has_the_digest_of_a_list() -> None:
     question = {"role": "user", "content": [{"json": {"a": (1, (2, "b"))}}]}
     turn = answered(ledger, [{"enum": ("a", 1)}, question], said(0))
     for hint in (None, turn):
-        walk = ledger.walk([{"enum": ("a", 1)}, question, said(0)], hint)
-        assert walk.entry is ledger.entry_of(turn)
+        match = ledger.match([{"enum": ("a", 1)}, question, said(0)], hint)
+        assert match.node is ledger.node_of(turn)
     assert extended(b"", {"a": (1, 2)}) == extended(b"", {"a": [1, 2]})
-    assert ledger.walk([{"enum": ("a", True)}, question]).known == 0
+    assert ledger.match([{"enum": ("a", True)}, question]).known == 0
 
 
 def test_keys_of_several_kinds_have_a_digest() -> None:
@@ -166,8 +166,8 @@ def test_keys_of_several_kinds_have_a_digest() -> None:
 def test_the_newest_of_several_answers_is_looked_at_first() -> None:
     ledger = Ledger()
     first, second, third = (answered(ledger, [OPENINGS[0], asked(0)], said(number)) for number in range(3))
-    question = ledger.walk([OPENINGS[0], asked(0)]).entry
-    assert question.children == [ledger.entry_of(turn) for turn in (third, second, first)]
+    question = ledger.match([OPENINGS[0], asked(0)]).node
+    assert question.children == [ledger.node_of(turn) for turn in (third, second, first)]
 
 
 def test_bytes_and_other_values_have_a_digest() -> None:
@@ -186,9 +186,9 @@ def test_bytes_and_other_values_have_a_digest() -> None:
 
 def test_a_turn_that_is_refused_leaves_no_history() -> None:
     ledger = Ledger()
-    walk = ledger.walk([OPENINGS[0], asked(0)])
+    match = ledger.match([OPENINGS[0], asked(0)])
     with pytest.raises(LawViolationError):
-        ledger.commit(make_draft(None, 7, [100], [200]), walk, said(0))
+        ledger.commit(make_draft(None, 7, [100], [200]), match, said(0))
     assert ledger.retained() == []
 
 
@@ -202,9 +202,9 @@ def test_a_long_history_is_told_from_an_edited_one(at: int) -> None:
         last = answered(ledger, history, said(number), last)
         history.append(said(number))
     shown = deepcopy(history)
-    assert ledger.walk(shown, last).known == ledger.walk(shown).known == len(history)
-    assert last in ledger.walk(shown, last).entry.turns
+    assert ledger.match(shown, last).known == ledger.match(shown).known == len(history)
+    assert last in ledger.match(shown, last).node.turns
     if at:
         shown[at] = asked(-1)
-        assert ledger.walk(shown, last).known == ledger.walk(shown).known == at
+        assert ledger.match(shown, last).known == ledger.match(shown).known == at
     check_ledger(ledger)

@@ -162,30 +162,30 @@ def test_an_equal_answer_after_loading_does_not_hide_the_loaded_turns() -> None:
     history = [{"system": None}, QUESTION]
     fingerprint = digest_of([*history, ANSWER])
     ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.walk(history), ANSWER)
+    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.match(history), ANSWER)
     ledger = from_record(to_record(ledger))
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.walk(history), ANSWER)
-    assert sorted(ledger.walk([*history, ANSWER, QUESTION]).entry.turns) == [0, 1]
+    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), ledger.match(history), ANSWER)
+    assert sorted(ledger.match([*history, ANSWER, QUESTION]).node.turns) == [0, 1]
 
 
 def test_histories_that_differ_only_in_a_numbers_kind_stay_apart_when_they_are_prepared_at_once() -> None:
     ledger = Ledger()
     histories = [[{"system": None}, {"role": "user", "n": number}] for number in (1, 1.0, True)]
-    walks = [ledger.walk(history) for history in histories]
-    for history, walk in zip(histories, walks, strict=True):
+    matches = [ledger.match(history) for history in histories]
+    for history, match in zip(histories, matches, strict=True):
         fingerprint = digest_of([*history, ANSWER])
-        ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), walk, ANSWER)
-    found = [ledger.walk([*history, ANSWER]).entry.turns for history in histories]
+        ledger.commit(make_draft(None, 0, [100], [200], fingerprint=fingerprint), match, ANSWER)
+    found = [ledger.match([*history, ANSWER]).node.turns for history in histories]
     assert found == [[0], [1], [2]]
 
 
 def test_a_turn_prepared_before_the_messages_were_let_go_of_is_found_by_its_digest() -> None:
     history = [{"system": None}, QUESTION]
     ledger = Ledger()
-    walk = ledger.walk(history)
+    match = ledger.match(history)
     ledger.seal()
-    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=digest_of([*history, ANSWER])), walk, ANSWER)
-    assert ledger.walk([*history, ANSWER]).entry.turns == [0]
+    ledger.commit(make_draft(None, 0, [100], [200], fingerprint=digest_of([*history, ANSWER])), match, ANSWER)
+    assert ledger.match([*history, ANSWER]).node.turns == [0]
 
 
 def _record(**turn: object) -> dict[str, Any]:

@@ -63,11 +63,11 @@ def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_turn_is_commi
     history = [{"system": None}, asked("Well?")]
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         ledger = file.attach(Ledger())
-        walk = ledger.walk(history)
+        match = ledger.match(history)
         with pytest.raises(RecursionError):
-            ledger.commit(make_draft(None, 0, [100], [200]), walk, {"role": "assistant", "content": deep})
+            ledger.commit(make_draft(None, 0, [100], [200]), match, {"role": "assistant", "content": deep})
         assert (len(ledger), ledger.retained(), ledger.uuid in file) == (0, [], False)
-        assert ledger.commit(make_draft(None, 0, [100], [200]), walk, asked("Yes.")).index == 0
+        assert ledger.commit(make_draft(None, 0, [100], [200]), match, asked("Yes.")).index == 0
 
 
 class Failing:

@@ -75,19 +75,19 @@ def _branch(branch: Branch | None) -> tuple[str, int | None, int | None, str] | 
 
 def _expect_history(ledger: Ledger, turn: int, said: ParsedCallText) -> None:
     """Whatever the ledger remembers of a turn's messages is what they were; what it never saw it does not make up."""
-    entry = ledger.entry_of(turn)
-    if entry is not None:
-        remembered = [above.message for above in entry.upward()][::-1]
+    node = ledger.node_of(turn)
+    if node is not None:
+        remembered = [each.message for each in node.upward()][::-1]
         assert said.history is not None
         assert remembered == said.history  # strict copies: 1 is not 1.0
 
 
-def expect_walk(ledger: Ledger, oracle: Oracle, history: Sequence[Any]) -> None:
+def expect_match(ledger: Ledger, oracle: Oracle, history: Sequence[Any]) -> None:
     """Walking a history finds each turn that ends in a beginning of it, whichever way the ledger knows them."""
-    walk = ledger.walk(history)
-    assert walk.known + len(walk.new) == len(history)
-    assert list(walk.new) == list(history[walk.known :])
-    found = {walk.known - i: sorted(entry.turns) for i, entry in enumerate(walk.entry.upward()) if entry.turns}
+    match = ledger.match(history)
+    assert match.known + len(match.new) == len(history)
+    assert list(match.new) == list(history[match.known :])
+    found = {match.known - i: sorted(node.turns) for i, node in enumerate(match.node.upward()) if node.turns}
     expected = {length: oracle.ending_in(list(history[:length])) for length in range(1, len(history) + 1)}
     assert found == {length: turns for length, turns in expected.items() if turns}
 

@@ -136,12 +136,12 @@ class Ledger:
         """
         invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
 
-    def commit(self, draft: Draft, walk: Match | None = None, answer: Any = None) -> Turn:
+    def commit(self, draft: Draft, match: Match | None = None, answer: Any = None) -> Turn:
         """Append a turn, whole or not at all.
 
         Args:
             draft: The turn's content; its laws are checked before anything changes.
-            walk: The history that it answers, so that the next one finds it; without, only its digest is known.
+            match: The history that it answers. Without it, the turn is found by its fingerprint only.
             answer: The message that follows that history.
 
         Raises:
@@ -158,35 +158,35 @@ class Ledger:
                 self.sink.turn(self.header, turn)
             self._append(turn)
             self._sharing.keep(turn)
-            if walk is None:
+            if match is None:
                 self._histories.load([turn])
             else:
-                self._histories.add(walk, kept, turn)
+                self._histories.add(match, kept, turn)
             return turn
 
-    def walk(self, history: Sequence[Any], after: int | None = None) -> Match:
-        """Follow a history, its opening first, as far as this ledger knows it.
+    def match(self, history: Sequence[Any], after: int | None = None) -> Match:
+        """Find the longest beginning of a history that this ledger knows.
 
         Args:
             history: The opening and the messages.
-            after: The turn that it probably continues; only speed depends on it.
+            after: The turn that it probably continues. It changes the speed, not the result.
         """
         with self._lock:
-            return self._histories.walk(history, after)
+            return self._histories.match(history, after)
 
     def adopt(self, turn: int, answer: Any) -> None:
-        """Refer to the caller's own strings for the answer of a turn."""
+        """Replace the stored answer of a turn by an equal one: the caller's own strings."""
         with self._lock:
             self._histories.adopt(turn, answer)
 
-    def entry_of(self, turn: int) -> Node | None:
-        """Return what is known of a turn's history, or None where only its digest is."""
-        return self._histories.entry_of(turn)
+    def node_of(self, turn: int) -> Node | None:
+        """Return the node of a turn's answer, or None where only the digest of its history is known."""
+        return self._histories.node_of(turn)
 
     def retained(self) -> list[Any]:
         """List the messages that are kept by reference, to find the parents of turns to come."""
         with self._lock:
-            return [entry.message for entry in self._histories.entries()]
+            return [node.message for node in self._histories.nodes()]
 
     def seal(self) -> Ledger:
         """Let go of the messages that are kept by reference. Turns may still come; digests find their parents."""

@@ -120,7 +120,7 @@ def _outsider(situation: HistoryContext, parent: int | None) -> Branch:
     reason = Reason.SEPARATE if situation.is_agents else Reason.SIDE_CALL
     if parent is not None:
         return Branch(reason, parent)
-    for entry in situation.walk.entry.upward():
+    for entry in situation.walk.node.upward():
         if entry.turns:
             return Branch(reason, max(entry.turns), situation.walk.known - 1)
     return Branch(reason)
@@ -143,7 +143,7 @@ def _departure(situation: HistoryContext, own: int, parent: int | None) -> Branc
 
 def _change(situation: HistoryContext) -> _Change | None:
     """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
-    last = None if situation.own is None else situation.ledger.entry_of(situation.own)
+    last = None if situation.own is None else situation.ledger.node_of(situation.own)
     if last is None:
         return None
     entries = list(last.upward())[::-1]
@@ -180,7 +180,7 @@ def _reason(situation: HistoryContext, change: _Change) -> Reason:
 def _asked(situation: HistoryContext, parent: int | None) -> Reason:
     """Distinguish a retry, the same messages asked again after the same turn, from a rewind."""
     walk, ledger = situation.walk, situation.ledger
-    answers = () if walk.new else (turn for answer in walk.entry.children for turn in answer.turns)
+    answers = () if walk.new else (turn for answer in walk.node.children for turn in answer.turns)
     return Reason.RETRY if any(ledger[turn].parent == parent for turn in answers) else Reason.REWIND
 
 

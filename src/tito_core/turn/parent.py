@@ -134,7 +134,7 @@ def find_parent(
     """
     messages = [message if len(message) == 2 else _told(message) for message in messages]
     own = _own(ledger, state)
-    walk = ledger.walk([opening, *messages], own)
+    walk = ledger.match([opening, *messages], own)
     fit = _fit(walk, messages)
     parent, answered = None, 0
     if fit is not None:
@@ -177,7 +177,7 @@ def _fit(walk: Match, messages: Messages) -> tuple[Node, int] | None:
     if any(message["role"] == "assistant" for message in walk.new if "role" in message):
         return None
     answered = walk.known - 1
-    for entry in walk.entry.upward():
+    for entry in walk.node.upward():
         if entry.turns:
             return entry, answered
         if answered < 1 or messages[answered - 1]["role"] == "assistant":
@@ -212,7 +212,7 @@ def _asked_first(ledger: Ledger, walk: Match, turn: int) -> int:
     """Count the messages that the root of a turn's path was asked with: what the template itself wrote there."""
     root = ledger.path(turn)[0].index
     depth = walk.known - 1  # without the opening
-    for entry in walk.entry.upward():
+    for entry in walk.node.upward():
         if root in entry.turns:
             break
         depth -= 1
