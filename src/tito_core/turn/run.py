@@ -60,7 +60,7 @@ async def run_turn(
     except ContextLengthError as error:
         error.args = (f"{error} {how_to_shorten(asked.messages, asked.system_prompt, asked.tool_specs)}",)
         raise
-    with ledger.call_ids.of_a_turn() as next_call_id:
+    with ledger.call_ids.for_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)
         ledger.check(answer.draft)
         text = policy.prompts.answered(ledger, answer.draft, prepared.text, response.output_ids)
