@@ -152,14 +152,19 @@ def load(
             raise ValueError(f"It refers to turn {value}, but only {len(drafts)} turns come before it.")
         return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
 
+    part = "The header"
     try:
         own_header = _read(decode(header), Header, base64=base64)
+        part = "A turn"
         for record in turns:
             drafts.append(_read(decode(record), Draft, shared, base64=base64))  # noqa: PERF401  # `shared` reads the list
+        part = "An annotation"
         notes = [_read(decode(record), Annotation, base64=base64) for record in annotations]
+        part = "The forest"
         return Ledger.load(own_header, drafts, notes)
     except UNREADABLE as error:
-        raise SchemaError(f"Record {len(drafts)} of a ledger cannot be read: {error}") from error
+        number = f" (turn {len(drafts)})" if part == "A turn" else ""
+        raise SchemaError(f"{part}{number} of a ledger cannot be read: {error}") from error
 
 
 def expect_readable(turn: Turn, payload: bytes) -> None:
