@@ -152,19 +152,19 @@ def load(
             raise ValueError(f"It refers to turn {value}, but only {len(drafts)} turns come before it.")
         return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
 
-    part = "The header"
+    part = "header"
     try:
         own_header = _read(decode(header), Header, base64=base64)
-        part = "A turn"
+        part = "turn"
         for record in turns:
             drafts.append(_read(decode(record), Draft, shared, base64=base64))  # noqa: PERF401  # `shared` reads the list
-        part = "An annotation"
+        part = "annotation"
         notes = [_read(decode(record), Annotation, base64=base64) for record in annotations]
-        part = "The forest"
+        part = "forest"
         return Ledger.load(own_header, drafts, notes)
     except UNREADABLE as error:
-        number = f" (turn {len(drafts)})" if part == "A turn" else ""
-        raise SchemaError(f"{part}{number} of a ledger cannot be read: {error}") from error
+        name = f"Turn {len(drafts)}" if part == "turn" else f"The {part}"
+        raise SchemaError(f"{name} of a ledger cannot be read: {error}") from error
 
 
 def expect_readable(turn: Turn, payload: bytes) -> None:
