@@ -57,14 +57,6 @@ def test_turns_without_sampling_parameters_share_one_object() -> None:
     assert ledger[1].draft.sampling is ledger[0].draft.sampling
 
 
-def test_constrained_tokens_are_trained_only_with_train_constrained() -> None:
-    ledger = Ledger()
-    ledger.commit(make_draft(None, 0, [100], [200, 201], constrained=True))
-    assert ledger.trajectories()[0].loss_mask.sum() == 0
-    assert ledger.trajectories(train_constrained=True)[0].loss_mask.tolist() == [0, 1, 1]
-    assert np.isfinite(ledger.trajectories()[0].logprobs[1:]).all()
-
-
 def test_segments_tile_a_trajectory() -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [100, 101], [200]))
