@@ -187,11 +187,11 @@ class LedgerFile:
         with self._exclusive():
             written = self._index.count(header.uuid, kind)
             if written != index:
+                record = f"{kind.name.lower()} record"
                 raise SchemaError(
-                    f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, so it cannot "
-                    f"append record number {index}: another copy of the ledger was continued, in this process or "
-                    "elsewhere. A ledger has one writer. Share the ledger that streams (LedgerFile.resume), or give "
-                    "the other agent its own session."
+                    f"{self.path} has {written} {record}s of ledger {header.uuid}, so it cannot append {record} {index}: "
+                    "another copy of the ledger was continued, in this process or elsewhere. A ledger has one writer. "
+                    "Share the ledger that streams (LedgerFile.resume), or give the other agent its own session."
                 )
             self._write(header, framed(kind, uuid_bytes(header.uuid), payload))
 
