@@ -189,9 +189,10 @@ class LedgerFile:
             if written != index:
                 record = f"{kind.name.lower()} record"
                 raise SchemaError(
-                    f"{self.path} has {written} {record}s of ledger {header.uuid}, so it cannot append {record} {index}: "
-                    "another copy of the ledger was continued, in this process or elsewhere. A ledger has one writer. "
-                    "Share the ledger that streams (LedgerFile.resume), or give the other agent its own session."
+                    f"{self.path} has {written} {record}s of ledger {header.uuid}, so it cannot append {record} "
+                    f"{index}: another copy of the ledger was continued, in this process or elsewhere. A ledger has "
+                    "one writer. Share the ledger that streams (LedgerFile.resume), or give the other agent its own "
+                    "session."
                 )
             self._write(header, framed(kind, uuid_bytes(header.uuid), payload))
 
