@@ -146,7 +146,7 @@ class Ledger:
             answer: The message that follows that history.
 
         Raises:
-            LawViolationError: The draft breaks law 1, 2, 3, 4, 8 or 10.
+            LawViolationError: The draft breaks law 1, 2, 3, 4, 8, 9 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
             RecursionError: The answer is nested too deeply.
         """
