@@ -132,17 +132,17 @@ class Interrupts:
 
     Args:
         statuses: The signals, each with its exit status.
-        sentence: Printed if the first signal ends the process at once.
-        known: Returns the results to print if the work does not stop in time.
+        message: Printed if the first signal ends the process at once.
+        results: Returns the results to print if the work does not stop in time.
     """
 
-    def __init__(self, statuses: Mapping[int, int], sentence: str, known: Callable[[], str] = str) -> None:
+    def __init__(self, statuses: Mapping[int, int], message: str, results: Callable[[], str] = str) -> None:
         self._statuses = statuses
-        self._sentence = sentence
-        self._known = known
+        self._message = message
+        self._results = results
         self._before: dict[int, Any] = {}
-        self._call: Callable[[], None] | None = None
-        self._called: SimpleQueue[int | None] = SimpleQueue()
+        self._on_first: Callable[[], None] | None = None
+        self._received: SimpleQueue[int | None] = SimpleQueue()
         self.received: int | None = None
 
     @property
@@ -168,37 +168,37 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._called.put(None)
+        self._received.put(None)
 
     @contextlib.contextmanager
     def calling(self, call: Callable[[], None]) -> Iterator[None]:
         """Call `call` on the first signal, from now on until the command ends."""
         threading.Thread(target=self._watch, name="tito-interrupts", daemon=True).start()
-        self._call = call
+        self._on_first = call
         yield
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._call is None:
-            leave(self._statuses[number], self._sentence)
+        if self._on_first is None:
+            leave(self._statuses[number], self._message)
         if self.received is not None:
-            leave(self._statuses[number], self._known())
+            leave(self._statuses[number], self._results())
         self.received = number
-        self._called.put(number)
-        self._call()
+        self._received.put(number)
+        self._on_first()
 
     def _watch(self) -> None:
-        number = self._called.get()
+        number = self._received.get()
         if number is None:
             return
         try:
-            self._called.get(timeout=GRACE_S + LAST_S)
+            self._received.get(timeout=GRACE_S + LAST_S)
         except Empty:
-            leave(self._statuses[number], self._known())
+            leave(self._statuses[number], self._results())
 
 
-def leave(status: int, sentence: str = "") -> NoReturn:
+def leave(status: int, message: str = "") -> NoReturn:
     """End the process at once, without Python's cleanup, which could hang or print errors."""
-    shown = _SHOW_CURSOR if os.isatty(2) else b""
+    prefix = _SHOW_CURSOR if os.isatty(2) else b""
     with contextlib.suppress(OSError):
-        os.write(2, shown + (sentence + "\n" if sentence else "").encode())
+        os.write(2, prefix + (message + "\n" if message else "").encode())
     os._exit(status)

@@ -226,37 +226,38 @@ async def _run_turn(model: TITOModel, messages: Any) -> None:
 def expect_answer(model: TITOModel, exchanged: list[Exchanged], kind: str) -> None:
     """Compare a committed turn with the answer, as the suite's reader parses it."""
     turn = model.ledger[1]
-    heard = _read(exchanged[-1], kind)
+    parsed = _read(exchanged[-1], kind)
     ids, prompt = (
         turn.draft.output_ids.tolist(),
         [*model.ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()],
     )
-    require(heard.output == ids, f"the ledger has {ids}, the answer has {heard.output}")
-    require(heard.logprob_ids == ids, f"the logprobs are of {heard.logprob_ids}, the output is {ids}")
-    logprobs = np.array(heard.logprobs, np.float32)
+    require(parsed.output == ids, f"the ledger has {ids}, the answer has {parsed.output}")
+    require(parsed.logprob_ids == ids, f"the logprobs are of {parsed.logprob_ids}, the output is {ids}")
+    logprobs = np.array(parsed.logprobs, np.float32)
     require(
         np.array_equal(logprobs, turn.draft.logprobs),
         f"the ledger has {turn.draft.logprobs}, the answer {logprobs}",
     )
-    require(heard.prompt == prompt, "the ledger has another prompt than was sent")
-    require(heard.echoed in (None, prompt), "the answer echoes another prompt")
+    require(parsed.prompt == prompt, "the ledger has another prompt than was sent")
+    require(parsed.echoed in (None, prompt), "the answer echoes another prompt")
     require(
-        heard.prompt_tokens in (None, len(prompt)),
-        f"the answer counts {heard.prompt_tokens} prompt tokens of {len(prompt)}",
+        parsed.prompt_tokens in (None, len(prompt)),
+        f"the answer counts {parsed.prompt_tokens} prompt tokens of {len(prompt)}",
     )
     require(
-        heard.completion_tokens in (None, len(ids)), f"the answer counts {heard.completion_tokens} tokens of {len(ids)}"
+        parsed.completion_tokens in (None, len(ids)),
+        f"the answer counts {parsed.completion_tokens} tokens of {len(ids)}",
     )
     require(
-        heard.finish == turn.draft.finish, f"the ledger has finish {turn.draft.finish}, the answer has {heard.finish}"
+        parsed.finish == turn.draft.finish, f"the ledger has finish {turn.draft.finish}, the answer has {parsed.finish}"
     )
     require(
-        heard.cached_tokens == turn.draft.engine.cached_tokens,
-        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {heard.cached_tokens}",
+        parsed.cached_tokens == turn.draft.engine.cached_tokens,
+        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {parsed.cached_tokens}",
     )
-    if heard.versions:  # an empty list means unknown, too (law 10)
+    if parsed.versions:  # an empty list means unknown, too (law 10)
         versions = [(span.start, span.stop, span.version) for span in turn.draft.engine.versions]
-        require(versions == heard.versions, f"the ledger has versions {versions}, the answer has {heard.versions}")
+        require(versions == parsed.versions, f"the ledger has versions {versions}, the answer has {parsed.versions}")
 
 
 def _read(exchanged: Exchanged, kind: str) -> Heard:
@@ -275,10 +276,10 @@ def _read(exchanged: Exchanged, kind: str) -> Heard:
             body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         else:
             body = json.dumps(_without_extras(text))
-        [heard] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
+        [parsed] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
     except Exception as error:
         raise Finding(f"a turn is committed whose answer cannot be read: {type(error).__name__}") from error
-    return heard
+    return parsed
 
 
 NOT_REQUESTED = ("top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask", "text", "input_token_logprobs")

@@ -70,9 +70,9 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
         form, kind = _SIZES[tag]
         size, at = struct.unpack_from(form, data, at)[0], at + struct.calcsize(form)
     if kind in (bytes, str):
-        found = data[at : at + size]
-        assert len(found) == size
-        return (found.decode(errors="replace") if kind is str else found), at + size
+        text = data[at : at + size]
+        assert len(text) == size
+        return (text.decode(errors="replace") if kind is str else text), at + size
     items = []
     for _ in range(size * (2 if kind is dict else 1)):
         item, at = _value(data, at)

@@ -72,8 +72,8 @@ class Forests(RuleBasedStateMachine):
     def commit(self, roll: bytes) -> None:
         dice = Dice(roll)
         for _ in range(dice.pick([1, 2, 3, 4])):
-            which = dice.pick([0, 0, 1])
-            self._commit(dice, self.ledgers[which], self.oracles[which])
+            number = dice.pick([0, 0, 1])
+            self._commit(dice, self.ledgers[number], self.oracles[number])
 
     def _commit(self, dice: Dice, ledger: Ledger, oracle: Oracle) -> None:
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
@@ -116,8 +116,8 @@ class Forests(RuleBasedStateMachine):
     def fail(self, roll: bytes) -> None:
         """A broken draft, and a good one that the sink cannot write, leave no trace."""
         dice = Dice(roll)
-        which = dice.number(2)
-        ledger, oracle = self.ledgers[which], self.oracles[which]
+        number = dice.number(2)
+        ledger, oracle = self.ledgers[number], self.oracles[number]
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
         good = self._draft(random_turn(dice, oracle, parent), oracle)
         match = ledger.match([{"system": None, "tools": []}])
@@ -147,28 +147,28 @@ class Forests(RuleBasedStateMachine):
         """Run one to three other operations."""
         dice = Dice(roll)
         for _ in range(dice.pick([1, 2, 3])):
-            which = dice.number(2)
+            number = dice.number(2)
             operation = dice.pick([self._annotate, self._take_call_id, self._match, self._seal, self._reload])
-            operation(dice, which, self.ledgers[which], self.oracles[which])
+            operation(dice, number, self.ledgers[number], self.oracles[number])
 
-    def _annotate(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _annotate(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         name, value, turn = dice.pick(["reward", "", "ü"]), dice.pick(VALUES), dice.pick([None, *range(len(ledger))])
         ledger.annotate(name, value, turn=turn)
         oracle.annotations.append((name, value, turn))
 
-    def _take_call_id(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _take_call_id(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         oracle.call_ids += 1
         assert ledger.call_ids.next() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
 
-    def _match(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _match(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         history = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
         if history is not None:
             expect_match(ledger, oracle, history)
 
-    def _seal(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _seal(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         assert ledger.seal().retained() == []
 
-    def _reload(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _reload(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         """Replace the ledger by a copy, as another process would load it."""
         way = dice.pick(["file", "record", "bytes", "pickle", "deepcopy"])
         if way == "file" and not oracle.turns and not oracle.annotations:
@@ -186,7 +186,7 @@ class Forests(RuleBasedStateMachine):
             ledger = copy.deepcopy(ledger)
         else:
             ledger = store.from_record(msgspec.msgpack.decode(store.encode(ledger)))
-        self.ledgers[which] = self.file.attach(ledger)
+        self.ledgers[number] = self.file.attach(ledger)
         oracle.reload()
         assert ledger.call_ids.given == oracle.call_ids
 

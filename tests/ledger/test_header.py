@@ -109,6 +109,7 @@ def test_an_annotation_has_a_string_for_a_name_and_json_for_a_value() -> None:
         "0" * 32,
         "urn:uuid:0",
         7,
+        None,
     ],
 )
 def test_a_uuid_is_canonical(uuid: Any) -> None:

@@ -37,7 +37,7 @@ def test_appended_ledgers_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.tito"
     store.append(path, [ledger(1), ledger(2)])
     store.append(path, [ledger(3)])
-    assert [store.encode(found) for found in store.read(path)] == [store.encode(ledger(n)) for n in (1, 2, 3)]
+    assert [store.encode(each) for each in store.read(path)] == [store.encode(ledger(n)) for n in (1, 2, 3)]
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -56,9 +56,9 @@ def test_a_file_cut_at_any_byte_keeps_whole_records_and_can_be_appended_to(tmp_p
     path.write_bytes(path.read_bytes()[:cut])
     expected = {uuid: turns for end, uuid, turns in whole_at if end <= cut}
     if cut >= len(PREAMBLE):
-        found = {made.uuid: len(made) for made in store.read(path)}
-        assert {uuid: turns for uuid, turns in found.items() if turns} == expected
-        assert set(found) >= set(expected)
+        loaded = {made.uuid: len(made) for made in store.read(path)}
+        assert {uuid: turns for uuid, turns in loaded.items() if turns} == expected
+        assert set(loaded) >= set(expected)
     store.append(path, [ledger(0), ledger(9)])
     assert {made.uuid: len(made) for made in store.read(path) if len(made)} == {
         **expected,
@@ -109,7 +109,7 @@ with LedgerFile({str(path)!r}, "a") as file:
 """
     python_path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": python_path})
-    assert [len(found) for found in store.read(path)] == [40] * 4
+    assert [len(each) for each in store.read(path)] == [40] * 4
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_record_whose_end_was_never_written_is_a_torn_tail(tmp_path: Path) -> 
     store.append(path, [ledger(1), ledger(2)])
     whole = path.read_bytes()
     path.write_bytes(whole[:-40] + bytes(40))
-    assert [(found.uuid, len(found)) for found in store.read(path)] == [(ledger(1).uuid, 2), (ledger(2).uuid, 1)]
+    assert [(each.uuid, len(each)) for each in store.read(path)] == [(ledger(1).uuid, 2), (ledger(2).uuid, 1)]
 
 
 def test_another_copy_of_a_ledger_cannot_be_appended(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_another_copy_of_a_ledger_cannot_be_appended(tmp_path: Path) -> None:
     stranger = Ledger(ledger(1).uuid, task_id="another")
     with pytest.raises(SchemaError, match=f"another ledger.*{stranger.uuid}"):
         store.append(path, [stranger])
-    assert [store.encode(found) for found in store.read(path)] == [store.encode(one)]
+    assert [store.encode(each) for each in store.read(path)] == [store.encode(one)]
     store.append(path, [one])
 
 
@@ -282,7 +282,7 @@ def test_zeros_at_the_end_as_after_a_power_cut_are_a_torn_tail(tmp_path: Path) -
         file.write(bytes(64))
     assert len(store.read(path)) == 1
     store.append(path, [ledger(2)])
-    assert [found.uuid for found in store.read(path)] == [ledger(1).uuid, ledger(2).uuid]
+    assert [each.uuid for each in store.read(path)] == [ledger(1).uuid, ledger(2).uuid]
 
 
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    assert Counter({found.uuid: len(found) for found in store.read(path)}) == {ledger(n).uuid: 2 for n in range(4)}
+    assert Counter({each.uuid: len(each) for each in store.read(path)}) == {ledger(n).uuid: 2 for n in range(4)}
 
 
 def test_tool_call_ids_continue_after_loading() -> None:
@@ -366,7 +366,7 @@ def test_after_a_failed_read_file_and_ledger_have_the_same_turns(tmp_path: Path)
         file._file = real
         for turn in range(len(made), 3):
             made.commit(make_draft(turn - 1, 2 * turn, [100 + turn], [200 + turn]))
-        assert [store.encode(found) for found in store.read(file.path)] == [store.encode(made)]
+        assert [store.encode(each) for each in store.read(file.path)] == [store.encode(made)]
 
 
 def test_an_unwritable_annotation_names_the_file(tmp_path: Path) -> None:
