@@ -77,10 +77,10 @@ def _commit(ledger: Ledger, history: list[Any], answer: Any, coming: Draft, inde
     """Find the parent, and commit after it; give the CPU milliseconds of both."""
     coming = replace(coming, prompt_length=ledger.path_length(coming.parent) + coming.columns.prompt)
     started = time.process_time_ns()
-    walk = ledger.walk(history, coming.parent)
-    parent = next((max(entry.turns) for entry in walk.entry.upward() if entry.turns), None)
-    object.__setattr__(coming, "fingerprint", extended(walk.digest, answer))  # a real draft is made only now
-    ledger.commit(coming, walk, answer)
+    match = ledger.match(history, coming.parent)
+    parent = next((max(node.turns) for node in match.node.upward() if node.turns), None)
+    object.__setattr__(coming, "fingerprint", extended(match.digest, answer))  # a real draft is made only now
+    ledger.commit(coming, match, answer)
     taken = (time.process_time_ns() - started) / 1e6
     assert (parent, len(ledger)) == (coming.parent, index + 1)
     return taken

@@ -77,9 +77,9 @@ def rollout(seed: int, tokens: int, turns: int, *, messages: bool = False) -> Le
             ledger.commit(draft(rng, parent, ledger.path_length(parent), size, rng.bytes(16)))
             continue
         history.append(asked(rng, turn, size))
-        walk, answer = ledger.walk(history), answered(rng, turn, size)
-        fingerprint = extended(walk.digest, answer)
-        ledger.commit(draft(rng, parent, ledger.path_length(parent), size, fingerprint), walk, answer)
+        match, answer = ledger.match(history), answered(rng, turn, size)
+        fingerprint = extended(match.digest, answer)
+        ledger.commit(draft(rng, parent, ledger.path_length(parent), size, fingerprint), match, answer)
         history.append(answer)
     return ledger
 

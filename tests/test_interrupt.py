@@ -1,4 +1,4 @@
-"""Work that Ctrl-C stops: wherever it is, whatever it makes of being cancelled, and even if it never ends."""
+"""Ctrl-C stops work at any point, however the work reacts to its cancellation, and even if it never ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tito_core.interrupt import StoppableRunner, in_thread
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(0, 8), st.booleans(), st.booleans())
-def test_a_stop_at_any_step_is_an_interrupt_and_nothing_runs_afterwards(
+def test_stop_at_any_step_raises_keyboardinterrupt_and_nothing_runs_afterwards(
     steps: int, at: int, swallows: bool, fails: bool
 ) -> None:
-    done: list[str] = []
+    events: list[str] = []
 
     async def work(runner: StoppableRunner) -> str:
         try:
@@ -31,18 +32,18 @@ def test_a_stop_at_any_step_is_an_interrupt_and_nothing_runs_afterwards(
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
             if fails:
-                raise ValueError("of being cancelled") from None
+                raise ValueError("cancelled") from None
             if not swallows:
                 raise
         finally:
-            done.append("ended")
+            events.append("ended")
         return "result"
 
     async def next_one() -> None:
-        done.append("next")
+        events.append("next")
 
-    async def given_back() -> None:
-        done.append("given back")
+    async def release() -> None:
+        events.append("released")
 
     with StoppableRunner() as runner:
         if at < steps:
@@ -52,25 +53,25 @@ def test_a_stop_at_any_step_is_an_interrupt_and_nothing_runs_afterwards(
                 runner.run(next_one())
         else:
             assert runner.run(work(runner)) == "result"
-        runner.close(given_back())
-    assert done == ["ended", "given back"]
+        runner.close(release())
+    assert events == ["ended", "released"]
 
 
-def test_a_stop_before_it_begins_lets_nothing_begin() -> None:
-    begun: list[int] = []
+def test_after_stop_no_work_begins() -> None:
+    started: list[int] = []
 
     async def work() -> None:
-        begun.append(1)
+        started.append(1)
 
     runner = StoppableRunner()
     runner.stop()
     with runner, pytest.raises(KeyboardInterrupt):
         runner.run(work())
-    runner.stop()  # nor does one after its end do anything
-    assert not begun
+    runner.stop()  # after the end, it has no effect
+    assert not started
 
 
-def test_work_in_a_thread_gives_what_it_gives() -> None:
+def test_in_thread_returns_the_result_or_raises_the_error() -> None:
     assert in_thread(lambda: threading.current_thread() is threading.main_thread(), pytest.fail) is False
     with pytest.raises(ZeroDivisionError):
         in_thread(lambda: 1 / 0, pytest.fail)
@@ -86,7 +87,7 @@ begin = lambda: print("begun", flush=True)
 STUBBORN = """
 with Interrupts({signal.SIGINT: 9, signal.SIGTERM: 8}, "Nothing.", lambda: "This is known.") as interrupts:
     try:
-        in_thread(lambda: (begin(), time.sleep(600)), lambda: print("asked", flush=True), interrupts)
+        in_thread(lambda: (begin(), time.sleep(600)), lambda: print("stopping", flush=True), interrupts)
     except KeyboardInterrupt:
         print("gave up", flush=True)
         %s
@@ -95,12 +96,12 @@ OUTCOMES = {
     "nothing to lose": (
         "with Interrupts({signal.SIGINT: 9}, 'Nothing.'):\n    begin(); time.sleep(600)", 9, "", "Nothing.\n"
     ),
-    "work that goes on": (STUBBORN % "leave(7)", 7, "asked\ngave up\n", ""),
-    "work and command that go on": (STUBBORN % "time.sleep(600)", 9, "asked\ngave up\n", "This is known.\n"),
+    "work that does not stop": (STUBBORN % "leave(7)", 7, "stopping\ngave up\n", ""),
+    "work and command that do not stop": (STUBBORN % "time.sleep(600)", 9, "stopping\ngave up\n", "This is known.\n"),
     "a library's caller": (
-        "try:\n    in_thread(lambda: (begin(), time.sleep(600)), lambda: print('asked', flush=True))\n"
+        "try:\n    in_thread(lambda: (begin(), time.sleep(600)), lambda: print('stopping', flush=True))\n"
         "except KeyboardInterrupt:\n    sys.exit(6)",
-        6, "asked\n", "",
+        6, "stopping\n", "",
     ),
 }  # fmt: skip
 
@@ -112,7 +113,7 @@ def interrupted(program: str, *signals: int) -> tuple[int, str, str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may ignore the signal
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -124,12 +125,12 @@ def interrupted(program: str, *signals: int) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("case", OUTCOMES)
-def test_a_process_ends_whatever_its_work_does(case: str) -> None:
+def test_a_process_ends_after_a_signal(case: str) -> None:
     program, status, out, errors = OUTCOMES[case]
     assert interrupted(program, signal.SIGINT) == (status, out, errors)
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_a_second_signal_ends_the_process_at_once() -> None:
     program = "interrupt.GRACE_S = interrupt.LAST_S = 600\n" + STUBBORN % "leave(7)"
     status, out, errors = interrupted(program, signal.SIGINT, signal.SIGTERM)
-    assert (status, out, errors) == (8, "asked\n", "This is known.\n")
+    assert (status, out, errors) == (8, "stopping\n", "This is known.\n")

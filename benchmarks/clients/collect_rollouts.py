@@ -38,7 +38,7 @@ class Seeded:
     async def __call__(self, model: TITOModel, task: Mapping[str, Any]) -> float:
         """Take the turns."""
         seeds, ledger = self.seeds, model.ledger
-        ledger.commit(seeds.draft, ledger.walk(seeds.history), as_shown(seeds.messages[1]))
+        ledger.commit(seeds.draft, ledger.match(seeds.history), as_shown(seeds.messages[1]))
         prompt = model.policy.prompts.text(ledger, None, seeds.draft.prompt_ids)
         model.policy.prompts.keep(ledger, 0, None, prompt.then(seeds.draft.output_ids))
         agent = self.ready.pop() if self.ready else agent_of((model, seeds.messages), self.turns)

@@ -59,7 +59,7 @@ class Seeds:
     def __call__(self) -> Seeded:
         """Make a rollout."""
         ledger = self.policy.ledger()
-        ledger.commit(self.draft, ledger.walk(self.history), as_shown(self.messages[1]))
+        ledger.commit(self.draft, ledger.match(self.history), as_shown(self.messages[1]))
         model = self.policy.model(ledger=ledger, sampling={"max_new_tokens": 300}, verify_echo="first")
         prompt = self.policy.prompts.text(ledger, None, self.draft.prompt_ids)
         self.policy.prompts.keep(ledger, 0, None, prompt.then(self.draft.output_ids))

@@ -1,4 +1,4 @@
-"""Ctrl-C: it never raises in the middle of work, which is asked to end instead, and gets a few seconds to do so."""
+"""Ctrl-C handling. A signal does not raise in the middle of work; it asks the work to stop within a few seconds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, NoReturn, Self, TypeVar
 
 T = TypeVar("T")
 GRACE_S = 2.0
-"""How long work may take to end once it was asked to, in seconds; aborting its requests takes a fraction of one."""
+"""Seconds that work may take to stop after a signal. Aborting its requests takes a fraction of a second."""
 LAST_S = 3.0
-"""How long a command may then take to say what is known, in seconds: its output may go to a pipe that nobody reads."""
+"""Seconds that a command may then take to print its results. Its output may go to a pipe that nobody reads."""
 _SHOW_CURSOR = b"\x1b[?25h"
-"""Undoes what a progress bar does to a terminal."""
+"""Shows the cursor again, which a progress bar hides."""
 
 
 class StoppableRunner:
-    """An `asyncio.Runner` whose work a signal handler or another thread can stop."""
+    """An `asyncio.Runner` that a signal handler or another thread can stop."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
@@ -43,8 +43,8 @@ class StoppableRunner:
         """Run a coroutine to its end.
 
         Raises:
-            KeyboardInterrupt: `stop` was called, before or meanwhile. Nothing else is raised then: what a cancelled
-                coroutine returns or raises says nothing.
+            KeyboardInterrupt: `stop` was called, before or meanwhile. The result or error of the cancelled coroutine
+                is dropped.
         """
         if self.stopped:
             work.close()
@@ -60,11 +60,11 @@ class StoppableRunner:
         return result
 
     def close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that gives back what others held; stopped or not, it is left to end."""
+        """Run a coroutine that releases resources, to its end, even after `stop`."""
         self._runner.run(work)
 
     def stop(self) -> None:
-        """Cancel what runs, and refuse whatever is to run next. Any thread or signal handler may call it: no lock."""
+        """Cancel the running coroutine and refuse later ones. Takes no lock: a signal handler may call it."""
         self.stopped = True
         task, loop = self._task, self._loop
         if task is not None and loop is not None:
@@ -83,34 +83,34 @@ class StoppableRunner:
 
 
 def in_thread(work: Callable[[], T], stop: Callable[[], None], interrupts: Interrupts | None = None) -> T:
-    """Do work in a thread of its own, so that Ctrl-C finds a caller that only waits.
+    """Run work in its own thread, so that Ctrl-C only interrupts a caller that waits.
 
     Args:
-        work: What to do.
-        stop: Asks it to end.
-        interrupts: The command's; without them Ctrl-C is the KeyboardInterrupt that Python raises in the main thread.
+        work: The work.
+        stop: Asks the work to stop.
+        interrupts: The command's signals. Without them, Python raises KeyboardInterrupt in the main thread.
 
     Raises:
-        KeyboardInterrupt: The wait was interrupted. The work has ended, or did not within `GRACE_S` and goes on.
+        KeyboardInterrupt: The wait was interrupted. The work has stopped, or it still runs after `GRACE_S`.
     """
-    ended: SimpleQueue[Callable[[], T]] = SimpleQueue()  # whose put a signal handler may call at any moment
+    outcomes: SimpleQueue[Callable[[], T]] = SimpleQueue()  # its `put` is safe in a signal handler
 
     def attempt() -> None:
         try:
             result = work()
         except BaseException as error:
-            ended.put(_raising(error))
+            outcomes.put(_raising(error))
         else:
-            ended.put(lambda: result)
+            outcomes.put(lambda: result)
 
     def interrupt() -> None:
-        ended.put(_raising(KeyboardInterrupt()))
+        outcomes.put(_raising(KeyboardInterrupt()))
 
     thread = threading.Thread(target=attempt, name="tito", daemon=True)
     with contextlib.nullcontext() if interrupts is None else interrupts.calling(interrupt):
         try:
             thread.start()
-            return ended.get()()
+            return outcomes.get()()
         except KeyboardInterrupt:
             stop()
             thread.join(GRACE_S)
@@ -125,29 +125,29 @@ def _raising(error: BaseException) -> Callable[[], Any]:
 
 
 class Interrupts:
-    """Takes a command's signals, so that they end it without an exception in the middle of anything.
+    """Handles a command's signals without raising an exception in the middle of work.
 
-    While there is nothing to lose, the first one ends the process at once. Within `calling` it is passed on; the
-    process then ends as its work does, at the second signal, or `LAST_S` after the time for that is over.
+    Outside `calling`, the first signal ends the process at once. Within `calling`, it is passed on; the process then
+    ends with its work, at the second signal, or `GRACE_S + LAST_S` seconds after the first.
 
     Args:
-        statuses: The signals, each with the exit status after it.
-        sentence: What is printed where the first one ends the process at once.
-        known: Gives what is to be printed where the work does not end in time.
+        statuses: The signals, each with its exit status.
+        message: Printed if the first signal ends the process at once.
+        results: Returns the results to print if the work does not stop in time.
     """
 
-    def __init__(self, statuses: Mapping[int, int], sentence: str, known: Callable[[], str] = str) -> None:
+    def __init__(self, statuses: Mapping[int, int], message: str, results: Callable[[], str] = str) -> None:
         self._statuses = statuses
-        self._sentence = sentence
-        self._known = known
+        self._message = message
+        self._results = results
         self._before: dict[int, Any] = {}
-        self._call: Callable[[], None] | None = None
-        self._called: SimpleQueue[int | None] = SimpleQueue()
+        self._on_first: Callable[[], None] | None = None
+        self._received: SimpleQueue[int | None] = SimpleQueue()
         self.received: int | None = None
 
     @property
     def status(self) -> int:
-        """The exit status after the signal that was received."""
+        """Exit status of the signal that was received; 0 without one."""
         return 0 if self.received is None else self._statuses[self.received]
 
     def __enter__(self) -> Self:
@@ -155,11 +155,11 @@ class Interrupts:
         return self
 
     def take(self) -> None:
-        """Take the signals, again where other code took them meanwhile."""
-        if threading.current_thread() is not threading.main_thread():  # only that one gets any
+        """Install the signal handlers, again if other code replaced them."""
+        if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
             return
         for number in self._statuses:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores a signal
                 before = signal.signal(number, self._on_signal)
                 self._before.setdefault(number, before)
 
@@ -168,37 +168,37 @@ class Interrupts:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._called.put(None)
+        self._received.put(None)
 
     @contextlib.contextmanager
     def calling(self, call: Callable[[], None]) -> Iterator[None]:
-        """Pass the first signal on to what is running, from now on until the command ends."""
+        """Call `call` on the first signal, from now on until the command ends."""
         threading.Thread(target=self._watch, name="tito-interrupts", daemon=True).start()
-        self._call = call
+        self._on_first = call
         yield
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._call is None:
-            leave(self._statuses[number], self._sentence)
+        if self._on_first is None:
+            leave(self._statuses[number], self._message)
         if self.received is not None:
-            leave(self._statuses[number], self._known())
+            leave(self._statuses[number], self._results())
         self.received = number
-        self._called.put(number)
-        self._call()
+        self._received.put(number)
+        self._on_first()
 
     def _watch(self) -> None:
-        number = self._called.get()
+        number = self._received.get()
         if number is None:
             return
         try:
-            self._called.get(timeout=GRACE_S + LAST_S)
+            self._received.get(timeout=GRACE_S + LAST_S)
         except Empty:
-            leave(self._statuses[number], self._known())
+            leave(self._statuses[number], self._results())
 
 
-def leave(status: int, sentence: str = "") -> NoReturn:
-    """End the process now, without what Python does at its end: nothing can hang any more, and nothing complains."""
-    shown = _SHOW_CURSOR if os.isatty(2) else b""
+def leave(status: int, message: str = "") -> NoReturn:
+    """End the process at once, without Python's cleanup, which could hang or print errors."""
+    prefix = _SHOW_CURSOR if os.isatty(2) else b""
     with contextlib.suppress(OSError):
-        os.write(2, shown + (sentence + "\n" if sentence else "").encode())
+        os.write(2, prefix + (message + "\n" if message else "").encode())
     os._exit(status)

@@ -55,8 +55,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"logprob_ids": [21, 22]}, "Law 4: 3 output ids, but logprobs of 2 ids."),
     ({"logprob_ids": [21, "x", EOS]}, "Law 4: output id 22 at offset 1 has the logprob of x."),
     ({"logprobs": [-1.0, -2.0, None]}, "Law 4: output token 2 has no logprob (id 2)."),
-    ({"logprobs": [-1.0, 0.5, -3.0]}, "Law 4: the answer: logprob 0.5 at output offset 1 is no log-probability."),
-    ({"logprobs": [-1e300, -1, -1]}, "Law 4: the answer: logprob -inf at output offset 0 is no log-probability."),
+    ({"logprobs": [-1.0, 0.5, -3.0]}, "Law 4: the answer: logprob 0.5 at output offset 1 is not a log-probability."),
+    ({"logprobs": [-1e300, -1, -1]}, "Law 4: the answer: logprob -inf at output offset 0 is not a log-probability."),
     ({"stop": 77}, "Law 4: stop token 77 ended the output, whose last id is 2."),
     ({"finish": "length"}, "Law 4: the output ended for length after 3 of 8 tokens."),
     ({"versions": [(0, 2, "a")]}, "Law 10: the answer: weight-version spans end at 2, the output has 3 tokens."),
@@ -163,7 +163,7 @@ SCORES: list[tuple[list[Any], str]] = [
     ),
     (
         [(7, None), (8, -1.0), (9, 1.0)],
-        "Law 4: the answer: logprob 1.0 at output offset 2 is no log-probability.",
+        "Law 4: the answer: logprob 1.0 at output offset 2 is not a log-probability.",
     ),
 ]
 

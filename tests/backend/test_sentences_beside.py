@@ -115,7 +115,7 @@ BESIDE: list[tuple[str, dict[str, Any], str]] = [
     (
         "prompt_logprobs",
         {"prompt": [(12, -1.0), (13, 0.5), (14, -1.0), (15, -1.0)]},
-        "Law 4: the answer: logprob 0.5 at output offset 1 is no log-probability.",
+        "Law 4: the answer: logprob 0.5 at output offset 1 is not a log-probability.",
     ),
     (
         "routed_experts",
@@ -187,7 +187,9 @@ def test_rows_that_were_asked_for_from_the_delta_on() -> None:
     refused("Law 2: routed_experts have shape (1, 6), expected (5, 2, 2).", experts(packed(range(6))))
     refused("Law 2: routed_experts have 6 rows, expected 7, or 5 from 2 on.", experts(packed(range(24))))
     large = npy(np.full((5, 2, 2), 2**40))
-    refused("Law 2: an optional column holds 1099511627776 to 1099511627776, more than int32 takes.", experts(large))
+    refused(
+        "Law 2: an optional column holds 1099511627776 to 1099511627776, outside the range of int32.", experts(large)
+    )
 
 
 def test_bare_rows_of_a_shape_that_was_not_said_are_as_many_as_there_can_be() -> None:

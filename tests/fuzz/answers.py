@@ -1,9 +1,9 @@
 """Hostile answers of an engine, on each wire, whole and streamed, while connecting and while generating.
 
-The oracle is the conformance suite's own reader of the wire, which shares nothing with the client: a turn that is
-committed holds the ids, logprobs, prompt and counts that this reader finds in the bytes of the changed answer. A turn
-that is refused is refused with an error of the package, and leaves the ledger as it was and nothing running on the
-engine; the next, sound turn is committed.
+The oracle is the conformance suite's own wire reader, which shares nothing with the client. A committed turn holds the
+ids, logprobs, prompt and counts that this reader finds in the bytes of the changed answer. A refused turn raises an
+error of the package, leaves the ledger unchanged and nothing running on the engine, and the next sound turn is
+committed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tito_core.ledger.forest_invariants import check_ledger
 
 REFUSED = (BackendError, LawViolationError, ContextWindowOverflowException, ModelThrottledException)
 WIRES = (("vllm", True), ("vllm", False), ("sglang", True))
-"""Each wire: its engine, and whether vLLM answers at `/inference/v1/generate`."""
+"""The wires: engine, and whether vLLM uses `/inference/v1/generate`."""
 TURN_S = 10.0
 LONGEST_WAIT_S = 3600.0
 TYPES = ("application/json", "text/event-stream", "text/html", "", "application/json; charset=utf-16", "text/plain")
@@ -44,7 +44,7 @@ HEADERS = ({"retry-after": "nan"}, {"retry-after": "1e999"}, {"retry-after": "-5
 
 @dataclass
 class Exchanged:
-    """One request and the answer that the client got, as the suite's reader takes them."""
+    """A request and the answer that the client received, in the form that the suite's reader takes."""
 
     path: str
     headers: dict[str, str]
@@ -55,11 +55,11 @@ class Exchanged:
 
 
 class Changing:
-    """Carries requests to an engine, and changes the answers that `change` is armed for.
+    """A transport to an engine that changes answers while it is armed.
 
     Attributes:
-        armed: Whether the next answers are changed.
-        changed: The answers that were changed, as they were handed out.
+        armed: Whether answers are changed.
+        changed: The changed answers.
     """
 
     def __init__(self, engine: ScriptedEngine, random: Random) -> None:
@@ -69,59 +69,59 @@ class Changing:
         self.changed: list[Exchanged] = []
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
-        """See `Carrier`."""
+        """See the transport protocol."""
         reply = await self._inner.send(method, url, headers, body)
         path = urlsplit(url).path
         if not self.armed or "abort" in path:
             return reply
         sent = body if isinstance(body, bytes) else b"".join(body)
-        asked = {name.lower(): value for name, value in headers.items()}
-        got, status, told = await reply.whole(1 << 30), reply.status, dict(reply.headers)
-        got = changed_answer(got, self._random)
+        request_headers = {name.lower(): value for name, value in headers.items()}
+        answer, status, reply_headers = await reply.whole(1 << 30), reply.status, dict(reply.headers)
+        answer = changed_answer(answer, self._random)
         if self._random.random() < 0.05:
-            told["content-type"] = self._random.choice(TYPES)
+            reply_headers["content-type"] = self._random.choice(TYPES)
         if self._random.random() < 0.05:
             status = self._random.choice((201, 204, 302, 400, 401, 404, 413, 429, 500, 503))
-            told |= self._random.choice(HEADERS)
-        told.pop("content-length", None)
-        self.changed.append(Exchanged(path, asked, sent, status, bytearray(got)))
-        return Reply(status, told, _whole(got), reply.aclose)
+            reply_headers |= self._random.choice(HEADERS)
+        reply_headers.pop("content-length", None)
+        self.changed.append(Exchanged(path, request_headers, sent, status, bytearray(answer)))
+        return Reply(status, reply_headers, _one_chunk(answer), reply.aclose)
 
     async def aclose(self) -> None:
-        """See `Carrier`."""
+        """See the transport protocol."""
 
 
-async def _whole(body: bytes) -> AsyncIterator[bytes]:
+async def _one_chunk(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
 def changed_answer(body: bytes, random: Random) -> bytes:
-    """Return an answer with hostile changes: of its JSON, its events or its bytes."""
+    """Return an answer with hostile changes of its JSON, its events or its bytes."""
     if random.random() < 0.1:
         return changed_bytes(body, random)
     events = body.startswith(b"data:")
     parts = [part.removeprefix(b"data: ") for part in body.split(b"\n\n") if part] if events else [body]
-    which = random.randrange(len(parts))
+    index = random.randrange(len(parts))
     try:
-        value = json.loads(parts[which])
-    except ValueError:  # such as [DONE], or nothing
+        value = json.loads(parts[index])
+    except ValueError:  # [DONE], or an empty event
         return changed_bytes(body, random)
     kind = random.randrange(12)
     if events and kind < 3:
-        parts[which : which + 1] = [parts[which]] * random.choice((0, 2))
+        parts[index : index + 1] = [parts[index]] * random.choice((0, 2))
     elif events and kind == 3:
         random.shuffle(parts)
-    elif kind == 4 and isinstance(value, dict):  # a field twice
+    elif kind == 4 and isinstance(value, dict):  # a duplicate field
         key = random.choice(list(value) or ["a"])
         again = dumped({key: changed_value(value.get(key), random, raw=True)})[1:-1]
         text = json.dumps(value)
         both = f"{{{again},{text[1:]}" if random.random() < 0.5 else f"{text[:-1]},{again}}}"
-        parts[which] = both.encode(errors="replace")
+        parts[index] = both.encode(errors="replace")
     elif kind == 5 and isinstance(value, dict) and value.get("choices"):
         value["choices"].append(changed_value(value["choices"][0], random))
-        parts[which] = dumped(value).encode(errors="replace")
+        parts[index] = dumped(value).encode(errors="replace")
     else:
-        parts[which] = dumped(changed_value(value, random, raw=True)).encode(errors="replace")
+        parts[index] = dumped(changed_value(value, random, raw=True)).encode(errors="replace")
     if not events:
         return parts[0]
     lead, end = (
@@ -132,18 +132,18 @@ def changed_answer(body: bytes, random: Random) -> bytes:
 
 
 @dataclass
-class Waits:
-    """A sleep that takes no time."""
+class RecordedSleep:
+    """A sleep that takes no time and records its durations."""
 
     seconds: list[float] = field(default_factory=list)
 
     async def __call__(self, seconds: float) -> None:
-        """Write down how long it would have been."""
+        """Record a duration."""
         self.seconds.append(seconds)
 
 
 class Answers:
-    """The class `answers`."""
+    """The target `answers`."""
 
     def __init__(self, seed: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -151,7 +151,7 @@ class Answers:
             policy_of(kind)
 
     def case(self, random: Random) -> Outcome:
-        """Change what a server answers, and let a model take a turn."""
+        """Change a server's answers while a model runs a turn."""
         try:
             return self._loop.run_until_complete(asyncio.wait_for(self._case(random), TURN_S))
         except TimeoutError as error:
@@ -160,8 +160,8 @@ class Answers:
     async def _case(self, random: Random) -> Outcome:
         kind, scale_out = random.choice(WIRES)
         engine = engine_of(kind, Says("One, then.", "Two.", "Three of them."), scale_out=scale_out)
-        transport, waits = Changing(engine, random), Waits()
-        backend = BACKENDS[kind]("http://scripted", max_attempts=2, sleep=waits, http_transport=lambda: transport)
+        transport, sleep = Changing(engine, random), RecordedSleep()
+        backend = BACKENDS[kind]("http://scripted", max_attempts=2, sleep=sleep, http_transport=lambda: transport)
         try:
             if random.random() < 0.15:
                 return await self._connect(backend, transport)
@@ -171,7 +171,9 @@ class Answers:
             )
             return await self._turn(model, transport, engine, kind)
         finally:
-            require(all(0 <= wait <= LONGEST_WAIT_S for wait in waits.seconds), f"it would wait {waits.seconds} s")
+            require(
+                all(0 <= wait <= LONGEST_WAIT_S for wait in sleep.seconds), f"the client would sleep {sleep.seconds} s"
+            )
             await backend.aclose()
 
     async def _connect(self, backend: Any, transport: Changing) -> Outcome:
@@ -180,13 +182,13 @@ class Answers:
             info = await backend.connect()
         except REFUSED:
             return "refused"
-        for size in (info.max_model_len, info.vocab_size):  # None where the answer that says it was changed away
+        for size in (info.max_model_len, info.vocab_size):  # None if the change removed the field
             require(size is None or (type(size) is int and size > 0), f"max_model_len or vocab_size is {size!r}")
         return "accepted"
 
     async def _turn(self, model: TITOModel, transport: Changing, engine: ScriptedEngine, kind: str) -> Outcome:
         messages: Any = [{"role": "user", "content": [{"text": "Hello?"}]}]
-        await _taken(model, messages)
+        await _run_turn(model, messages)
         before = store.encode(model.ledger)
         messages = [
             *messages,
@@ -195,94 +197,97 @@ class Answers:
         ]
         transport.armed, refused = True, False
         try:
-            await _taken(model, messages)
+            await _run_turn(model, messages)
         except REFUSED:
             refused = True
         transport.armed = False
         check_ledger(model.ledger)
         require(engine.running == 0, "a request is left on the engine")
         if refused:
-            require(store.encode(model.ledger) == before, "a turn that was refused left something in the ledger")
+            require(store.encode(model.ledger) == before, "a refused turn changed the ledger")
         else:
             require(len(model.ledger) == 2, f"the ledger has {len(model.ledger)} turns")
-            expect_heard(model, [each for each in transport.changed if each.status == 200], kind)
+            expect_answer(model, [each for each in transport.changed if each.status == 200], kind)
             require(
                 store.encode(store.from_record(store.to_record(model.ledger))) == store.encode(model.ledger),
                 "no round trip",
             )
         turns = len(model.ledger)
-        await _taken(model, [{"role": "user", "content": [{"text": "A new one?"}]}])
+        await _run_turn(model, [{"role": "user", "content": [{"text": "A new one?"}]}])
         require(len(model.ledger) == turns + 1, "the next turn is not committed")
         return "refused" if refused else "accepted"
 
 
-async def _taken(model: TITOModel, messages: Any) -> None:
+async def _run_turn(model: TITOModel, messages: Any) -> None:
     async for _ in model.stream(messages):
         pass
 
 
-def expect_heard(model: TITOModel, exchanged: list[Exchanged], kind: str) -> None:
-    """Compare a committed turn with what the suite's reader finds in the answer."""
+def expect_answer(model: TITOModel, exchanged: list[Exchanged], kind: str) -> None:
+    """Compare a committed turn with the answer, as the suite's reader parses it."""
     turn = model.ledger[1]
-    heard = _read(exchanged[-1], kind)
+    parsed = _read(exchanged[-1], kind)
     ids, prompt = (
         turn.draft.output_ids.tolist(),
         [*model.ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()],
     )
-    require(heard.output == ids, f"the ledger has {ids}, the answer says {heard.output}")
-    require(heard.logprob_ids == ids, f"the logprobs are of {heard.logprob_ids}, the output is {ids}")
-    said = np.array(heard.logprobs, np.float32)
-    require(np.array_equal(said, turn.draft.logprobs), f"the ledger has {turn.draft.logprobs}, the answer says {said}")
-    require(heard.prompt == prompt, "the ledger has another prompt than was sent")
-    require(heard.echoed in (None, prompt), "the answer echoes another prompt")
+    require(parsed.output == ids, f"the ledger has {ids}, the answer has {parsed.output}")
+    require(parsed.logprob_ids == ids, f"the logprobs are of {parsed.logprob_ids}, the output is {ids}")
+    logprobs = np.array(parsed.logprobs, np.float32)
     require(
-        heard.prompt_tokens in (None, len(prompt)),
-        f"the answer counts {heard.prompt_tokens} prompt tokens of {len(prompt)}",
+        np.array_equal(logprobs, turn.draft.logprobs),
+        f"the ledger has {turn.draft.logprobs}, the answer {logprobs}",
+    )
+    require(parsed.prompt == prompt, "the ledger has another prompt than was sent")
+    require(parsed.echoed in (None, prompt), "the answer echoes another prompt")
+    require(
+        parsed.prompt_tokens in (None, len(prompt)),
+        f"the answer counts {parsed.prompt_tokens} prompt tokens of {len(prompt)}",
     )
     require(
-        heard.completion_tokens in (None, len(ids)), f"the answer counts {heard.completion_tokens} tokens of {len(ids)}"
+        parsed.completion_tokens in (None, len(ids)),
+        f"the answer counts {parsed.completion_tokens} tokens of {len(ids)}",
     )
     require(
-        heard.finish == turn.draft.finish, f"the ledger has finish {turn.draft.finish}, the answer says {heard.finish}"
+        parsed.finish == turn.draft.finish, f"the ledger has finish {turn.draft.finish}, the answer has {parsed.finish}"
     )
     require(
-        heard.cached_tokens == turn.draft.engine.cached_tokens,
-        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {heard.cached_tokens}",
+        parsed.cached_tokens == turn.draft.engine.cached_tokens,
+        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {parsed.cached_tokens}",
     )
-    if heard.versions:  # an empty list says as little as none (law 10)
-        found = [(span.start, span.stop, span.version) for span in turn.draft.engine.versions]
-        require(found == heard.versions, f"the ledger has versions {found}, the answer says {heard.versions}")
+    if parsed.versions:  # an empty list means unknown, too (law 10)
+        versions = [(span.start, span.stop, span.version) for span in turn.draft.engine.versions]
+        require(versions == parsed.versions, f"the ledger has versions {versions}, the answer has {parsed.versions}")
 
 
 def _read(exchanged: Exchanged, kind: str) -> Heard:
-    """Read an answer as the client says that it does.
+    """Read an answer as the client documents it.
 
-    What was not asked for is left out, since the client skips it; so are events after [DONE], and an echo of the prompt
-    that a later event takes back.
+    Fields that the request did not ask for are left out, since the client skips them; so are events after [DONE], and a
+    prompt echo that a later event replaces.
     """
     text = exchanged.got.decode(errors="replace").replace("\r\n", "\n")
     try:
         if "\ndata:" in f"\n{text}":
-            said = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
-            said = said[: said.index("[DONE]")]
-            events = [_without_extras(event) for event in said]
+            data = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
+            events = [_without_extras(event) for event in data[: data.index("[DONE]")]]
             for event in events[:-1]:
-                _forget_echo(event)
+                _drop_echo(event)
             body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         else:
             body = json.dumps(_without_extras(text))
-        [heard] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
+        [parsed] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
     except Exception as error:
         raise Finding(f"a turn is committed whose answer cannot be read: {type(error).__name__}") from error
-    return heard
+    return parsed
 
 
-NOT_ASKED = ("top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask", "text", "input_token_logprobs")
+NOT_REQUESTED = ("top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask", "text", "input_token_logprobs")
 
 
 def _without_extras(text: str) -> Any:
     def kept(fields: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in fields.items() if name not in NOT_ASKED}
+        return {name: value for name, value in fields.items() if name not in NOT_REQUESTED}
 
     def number(digits: str) -> float:
         return int(digits) if len(digits) < 400 else math.inf
@@ -290,6 +295,6 @@ def _without_extras(text: str) -> Any:
     return json.loads(text, strict=False, object_hook=kept, parse_int=number)
 
 
-def _forget_echo(event: Any) -> None:
+def _drop_echo(event: Any) -> None:
     for holder in (event, *(event.get("choices") or ())):
         holder.pop("prompt_token_ids", None)

@@ -1,8 +1,8 @@
-"""The process that runs cases: a line before each and one after it, so that a reader knows which one never ended.
+"""The process that runs cases. It prints a line before and after each case, so that a reader knows which one hung.
 
     python -m fuzz.child CLASS SEED FIRST
 
-CLASS is one of `CLASSES`, or module:name.
+CLASS is a key of `CLASSES`, or module:name.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fuzz.target import Target
 
 CLASSES = {"files": "fuzz.files:Files", "answers": "fuzz.answers:Answers", "messages": "fuzz.messages:Messages"}
 ROOM = 1 << 30
-"""Bytes of address space that a case may take beyond what the process has."""
+"""Bytes of address space that a case may add to the process."""
 GROWTH_MB = 96
-"""Megabytes of memory that one case may add; no input is larger than a megabyte."""
+"""Megabytes of memory that one case may add. No input is larger than a megabyte."""
 
 
 def main() -> None:
-    """Run cases from FIRST on, until somebody ends the process."""
+    """Run cases from FIRST on, until the process is killed."""
     name, seed, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
         module, _, cls = CLASSES.get(name, name).partition(":")
         target: Target = getattr(import_module(module), cls)(seed)
         number = first
-        run(target, seed, -1)  # whatever is made once is made before memory is limited
+        run(target, seed, -1)  # fills caches before memory is limited
         limit_memory()
         lines.write("ready\n")
         while True:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def run(target: Target, seed: int, number: int) -> dict[str, Any]:
-    """Run one case, and say what came of it."""
+    """Run one case, and return its outcome."""
     before = most_memory()
     try:
         outcome: dict[str, Any] = {"outcome": target.case(Random(f"{seed} {number}"))}
@@ -61,13 +61,13 @@ def run(target: Target, seed: int, number: int) -> dict[str, Any]:
 
 
 def most_memory() -> float:
-    """Return the most megabytes that this process has held; of `getrusage` a part is the parent's."""
+    """Return this process's peak memory in megabytes. `getrusage` would include the parent's."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 
 
 def limit_memory() -> None:
-    """Turn unbounded memory into a MemoryError, which is a finding."""
+    """Limit the address space, so that unbounded memory raises MemoryError, which is a finding."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))

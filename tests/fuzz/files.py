@@ -1,13 +1,13 @@
 """Hostile files: `.tito`, a ledger as JSON, and the index of a folder.
 
-What is legitimate. A checksum tells damage, not an author: who writes right checksums may write any ledger that keeps
-the laws. So there are two oracles.
+A checksum detects damage, not forgery: a file with correct checksums may hold any ledger that keeps the laws. So there
+are two oracles.
 
-- Damage (bytes changed, checksums not): the file is refused, or what is loaded is the original up to a cut, record by
-  record. Nothing else, since CRC-32 finds what was changed.
-- Another file (records changed, checksums right): it is refused, or what is loaded is what the records say, as a reader
-  of our own decodes them: every token, logprob, provenance, mask and place in the forest. It keeps the laws, can be
-  written again, and comes back equal.
+- Damage (changed bytes, old checksums): the file is refused, or the loaded ledgers are the originals, possibly without
+  their last records, since CRC-32 detects the change.
+- Another file (changed records, correct checksums): it is refused, or the loaded ledgers equal the records as a
+  separate reader decodes them: every token, logprob, provenance, mask and parent. They keep the laws, can be written
+  again, and come back equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from fuzz.mutation import changed_bytes, changed_value, dumped
-from fuzz.plain_file import ANNOTATION, HEADER, PREAMBLE, TURN, PlainFrame, frames_of, unpacked
+from fuzz.plain_file import ANNOTATION, PREAMBLE, TURN, PlainFrame, frames_of, unpacked
 from fuzz.target import Outcome, require
 from strands_tito.collect import Rollout, RolloutFolder, Tasks, collected
 from support.drafts import engine_record, make_draft
@@ -43,7 +43,7 @@ ORIGINALS = 12
 
 
 class Files:
-    """The class `files`."""
+    """The target `files`."""
 
     def __init__(self, seed: int) -> None:
         random = Random(f"files {seed}")
@@ -58,38 +58,38 @@ class Files:
         self._index = (self._folder / "index.jsonl").read_bytes()
 
     def case(self, random: Random) -> Outcome:
-        """Change a file, and read it."""
-        which = random.randrange(ORIGINALS)
+        """Change a file and read it."""
+        original = random.randrange(ORIGINALS)
         kinds = (self._damaged, self._another, self._another, self._another, self._json, self._indexed)
-        return random.choice(kinds)(which, random)
+        return random.choice(kinds)(original, random)
 
     def _written(self, ledgers: Sequence[Ledger]) -> bytes:
         self._path.unlink(missing_ok=True)
         store.append(self._path, ledgers)
         return self._path.read_bytes()
 
-    def _damaged(self, which: int, random: Random) -> Outcome:
-        data = changed_bytes(self._files[which], random)
-        whole = {ledger.uuid: store.to_record(ledger) for ledger in self._originals[which]}
+    def _damaged(self, original: int, random: Random) -> Outcome:
+        data = changed_bytes(self._files[original], random)
+        whole = {ledger.uuid: store.to_record(ledger) for ledger in self._originals[original]}
         self._path.write_bytes(data)
         try:
             loaded = store.read(self._path)
         except REFUSED:
             return "refused"
         for ledger in loaded:
-            require(ledger.uuid in whole, f"a damaged file has a ledger {ledger.uuid} that nobody wrote")
-            found, original = store.to_record(ledger), whole[ledger.uuid]
-            require(found["header"] == original["header"], "a damaged file changes a header")
+            require(ledger.uuid in whole, f"a damaged file has a new ledger {ledger.uuid}")
+            loaded_record, record = store.to_record(ledger), whole[ledger.uuid]
+            require(loaded_record["header"] == record["header"], "a damaged file changes a header")
             for part in ("turns", "annotations"):
-                cut = original[part][: len(found[part])]
-                require(_same(found[part], cut), f"a damaged file changes {part}, or more than cuts them")
+                cut = record[part][: len(loaded_record[part])]
+                require(_same(loaded_record[part], cut), f"a damaged file changes {part}, instead of cutting them")
         return "accepted"
 
-    def _another(self, which: int, random: Random) -> Outcome:
-        frames = _changed_frames(frames_of(self._files[which]), random)
+    def _another(self, original: int, random: Random) -> Outcome:
+        frames = _changed_frames(frames_of(self._files[original]), random)
         torn = random.randrange(len(frames) + 1) if frames and random.random() < 0.1 else len(frames)
-        data = self._files[which][:PREAMBLE] + b"".join(frame.written() for frame in frames[:torn])
-        if torn < len(frames):  # the record claims more than there is, which is what a crash leaves
+        data = self._files[original][:PREAMBLE] + b"".join(frame.written() for frame in frames[:torn])
+        if torn < len(frames):  # a record that claims more bytes than the file has, as after a crash
             rest = b"".join(frame.written() for frame in frames[torn + 1 :])
             beyond = len(frames[torn].payload) + len(rest) + random.choice((1, 2**20, 2**31))
             data += frames[torn].written(min(beyond, 2**32 - 1)) + rest
@@ -103,30 +103,30 @@ class Files:
         require([ledger.uuid for ledger in loaded] == uuids, "ledgers are missing, or in another order")
         for ledger in loaded:
             mine = [frame for frame in read if frame.uuid == UUID(ledger.uuid).bytes]
-            said = {kind: [unpacked(f.payload) for f in mine if f.kind == kind] for kind in (HEADER, TURN, ANNOTATION)}
-            require(len(ledger.annotations) == len(said[ANNOTATION]), "annotations are missing")
-            _expect_said(ledger, said[TURN])
+            records = {k: [unpacked(frame.payload) for frame in mine if frame.kind == k] for k in (TURN, ANNOTATION)}
+            require(len(ledger.annotations) == len(records[ANNOTATION]), "annotations are missing")
+            _expect_records(ledger, records[TURN])
             self._expect_sound(ledger)
         return "accepted"
 
-    def _json(self, which: int, random: Random) -> Outcome:
-        record = json.loads(json.dumps(store.to_json(random.choice(self._originals[which]))))
+    def _json(self, original: int, random: Random) -> Outcome:
+        value = json.loads(json.dumps(store.to_json(random.choice(self._originals[original]))))
         try:
-            changed = json.loads(dumped(changed_value(record, random, raw=True)))
-        except (ValueError, RecursionError):  # refused before it is ours
+            changed = json.loads(dumped(changed_value(value, random, raw=True)))
+        except (ValueError, RecursionError):  # refused before our code reads it
             return "refused"
         try:
             ledger = store.from_json(changed)
         except REFUSED:
             return "refused"
         require(len(ledger) == len(changed["turns"]), "turns are missing")
-        for turn, said in zip(ledger, changed["turns"], strict=True):
-            for name, column in said["columns"].items():
-                found = getattr(turn.draft.columns, name, None)
-                wanted = np.array(column, np.float32 if name == "logprobs" else np.int64)
+        for turn, record in zip(ledger, changed["turns"], strict=True):
+            for name, values in record["columns"].items():
+                column = getattr(turn.draft.columns, name, None)
+                expected = np.array(values, np.float32 if name == "logprobs" else np.int64)
                 require(
-                    found is None or np.array_equal(found, wanted),
-                    f"turn {turn.index}: {name} is not what the JSON says",
+                    column is None or np.array_equal(column, expected),
+                    f"turn {turn.index}: {name} differs from the JSON",
                 )
         self._expect_sound(ledger)
         return "accepted"
@@ -135,8 +135,8 @@ class Files:
         index = self._folder / "index.jsonl"
         lines = self._index.splitlines()
         if random.random() < 0.7:
-            which = random.randrange(len(lines))
-            lines[which] = dumped(changed_value(json.loads(lines[which]), random, raw=True)).encode(errors="replace")
+            number = random.randrange(len(lines))
+            lines[number] = dumped(changed_value(json.loads(lines[number]), random, raw=True)).encode(errors="replace")
             data = b"\n".join(lines) + b"\n"
         else:
             data = changed_bytes(self._index, random)
@@ -153,7 +153,7 @@ class Files:
         return "accepted"
 
     def _expect_sound(self, ledger: Ledger) -> None:
-        """Check what every loaded ledger promises: the laws, and that it can be used, written and read again."""
+        """Check the laws, and that the ledger can be used, written and read again."""
         check_ledger(ledger)
         encoded = store.encode(ledger)
         ledger.tree()
@@ -169,7 +169,7 @@ class Files:
 
 
 def forest(random: Random) -> Ledger:
-    """Make a ledger of up to six turns that has a bit of everything."""
+    """Return a random ledger of up to six turns."""
     ledger = Ledger(
         str(UUID(int=random.getrandbits(128), version=4)), task_id="task", user={"seed": [1, None, 0.5, "é"]}
     )
@@ -215,7 +215,7 @@ def _changed_frames(frames: list[PlainFrame], random: Random) -> list[PlainFrame
     if change < 4:
         try:
             payload = msgspec.msgpack.encode(_nested(changed_value(unpacked(frame.payload), random), random))
-        except OverflowError:  # no MessagePack says it
+        except OverflowError:  # MessagePack cannot hold it
             payload = b""
         frames[index] = PlainFrame(frame.kind, frame.uuid, payload)
     elif change < 7:
@@ -232,42 +232,40 @@ def _changed_frames(frames: list[PlainFrame], random: Random) -> list[PlainFrame
 
 
 def _nested(value: Any, random: Random) -> Any:
-    """Put a deeply nested value in some place of a record, sometimes."""
+    """Put a deeply nested value into a record, one time in ten."""
     if not isinstance(value, dict) or not value or random.random() < 0.9:
         return value
     depth = random.choice((90, 150, 400, 900, 5_000))
     return {**value, random.choice(list(value)): msgspec.Raw(random.choice((b"\x91", b"\x81\xa1a")) * depth + b"\x01")}
 
 
-def _expect_said(ledger: Ledger, turns: list[Any]) -> None:
-    """Compare a loaded ledger with its records as the referee reads them."""
+def _expect_records(ledger: Ledger, turns: list[Any]) -> None:
+    """Compare a loaded ledger with its records as `plain_file` reads them."""
     require(len(ledger) == len(turns), "turns are missing")
     paths: list[list[tuple[int, float, int]]] = []
-    for turn, said in zip(ledger, turns, strict=True):
-        prompt, output = said["columns"]["prompt"], said["columns"]["output"]
-        values = struct.unpack(f"<{prompt + output}i{output}f{prompt}B", said["columns"]["buffer"])
-        provenance = 4 if said.get("constrained", False) else 3
+    for turn, record in zip(ledger, turns, strict=True):
+        prompt, output = record["columns"]["prompt"], record["columns"]["output"]
+        values = struct.unpack(f"<{prompt + output}i{output}f{prompt}B", record["columns"]["buffer"])
+        provenance = 4 if record.get("constrained", False) else 3
         own = [(values[i], math.nan, values[prompt + 2 * output + i]) for i in range(prompt)]
         own += [(values[prompt + i], values[prompt + output + i], provenance) for i in range(output)]
-        parent = said.get("parent")
-        require(turn.parent == parent, f"turn {turn.index} has parent {turn.parent}, the file says {parent}")
+        parent = record.get("parent")
+        require(turn.parent == parent, f"turn {turn.index} has parent {turn.parent}, the file has {parent}")
         for name in ("prompt_length", "finish", "fingerprint", "max_new_tokens"):
-            require(getattr(turn.draft, name) == said[name], f"turn {turn.index}: {name} is not what the file says")
+            require(getattr(turn.draft, name) == record[name], f"turn {turn.index}: {name} differs from the file")
         paths.append((paths[parent] if parent is not None else []) + own)
     for trajectory in ledger.trajectories():
-        said_path = paths[trajectory.path[-1].index]
-        require(trajectory.token_ids.tolist() == [token for token, _, _ in said_path], "token ids differ from the file")
-        require(
-            trajectory.provenance.tolist() == [where for _, _, where in said_path], "provenance differs from the file"
-        )
-        wanted = np.array([logprob for _, logprob, _ in said_path], np.float32)
-        require(np.array_equal(trajectory.logprobs, wanted, equal_nan=True), "logprobs differ from the file")
-        may = [where == 3 for _, _, where in said_path]
+        expected = paths[trajectory.path[-1].index]
+        require(trajectory.token_ids.tolist() == [token for token, _, _ in expected], "token ids differ from the file")
+        require(trajectory.provenance.tolist() == [kind for _, _, kind in expected], "provenance differs from the file")
+        logprobs = np.array([logprob for _, logprob, _ in expected], np.float32)
+        require(np.array_equal(trajectory.logprobs, logprobs, equal_nan=True), "logprobs differ from the file")
+        may = [kind == 3 for _, _, kind in expected]
         require(
             all(not mask or ok for mask, ok in zip(trajectory.loss_mask.tolist(), may, strict=True)),
             "the mask is wrong",
         )
 
 
-def _same(found: Any, original: Any) -> bool:
-    return bool(msgspec.msgpack.encode(found) == msgspec.msgpack.encode(original))
+def _same(one: Any, other: Any) -> bool:
+    return bool(msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other))

@@ -1,9 +1,9 @@
 """Hostile Strands messages, tool specifications and tool results, through `TITOModel.stream` on a scripted server.
 
-A turn is committed, keeps the laws and is what the server was asked and said, with no control token out of content; or
-it is refused with an error that the package raised itself, or another party's documented one, and the ledger and the
-engine are as before. What leaks from below (a KeyError, an AttributeError, a RecursionError, a sentence of Python's
-own) is a finding, and so is an error of more than `SENTENCE` characters: nobody reads it.
+Either the turn is committed, keeps the laws, equals the server's request and answer, and has no control token from
+content; or it is refused with a documented error, raised by the package itself or by Strands, and ledger and engine are
+unchanged. An error from below (a KeyError, an AttributeError, a RecursionError) is a finding, and so is an error of
+more than `SENTENCE` characters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("smollm2", "qwen3-tiny")
 TURN_S = 10.0
 SENTENCE = 4_000
 SOURCE = str(Path(tito_core.__file__).parents[1])
-"""Where the package's own code is."""
+"""Folder of the package's own code."""
 
 SPELLINGS = (
     "<|im_start|>system\n",
@@ -53,7 +53,7 @@ DEPTHS = (50, 300, 900, 20_000)
 
 
 class Messages:
-    """The class `messages`."""
+    """The target `messages`."""
 
     def __init__(self, seed: int) -> None:
         self._loop = asyncio.new_event_loop()
@@ -62,7 +62,7 @@ class Messages:
                 model_of(kind, Says("Hi.", name=name), name)
 
     def case(self, random: Random) -> Outcome:
-        """Change a conversation, and let a model take a turn."""
+        """Change a conversation and let a model run a turn."""
         try:
             return self._loop.run_until_complete(asyncio.wait_for(self._case(random), TURN_S))
         except TimeoutError as error:
@@ -72,31 +72,31 @@ class Messages:
         kind, name = random.choice(BACKENDS), random.choice(NAMES)
         says = Says(f"Adding. {call('add', '{}')}", "Two.", name=name)
         model = model_of(kind, says, name, stream=random.random() < 0.3)
-        asked: dict[str, Any] = {"messages": [{"role": "user", "content": [{"text": "Add."}]}], "tool_specs": [ADD]}
-        asked |= {"system_prompt": "Be brief."}
-        if random.random() < 0.6:  # a turn is committed first
-            await taken(model, asked)
-        asked["messages"] = conversation(random)
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": [{"text": "Add."}]}], "tool_specs": [ADD]}
+        request |= {"system_prompt": "Be brief."}
+        if random.random() < 0.6:  # after a committed turn
+            await run_turn(model, request)
+        request["messages"] = conversation(random)
         if random.random() < 0.2:
-            asked |= random.choice(
+            request |= random.choice(
                 ({"tool_choice": {"any": {}}}, {"tool_choice": {"tool": {"name": "add"}}}, {"model_state": {}})
             )
-        asked = changed(asked, random)
+        request = changed(request, random)
         before, turns = store.encode(model.ledger), len(model.ledger)
         refused: Exception | None = None
         try:
-            await taken(model, asked)
+            await run_turn(model, request)
         except REFUSED as error:
             expect_clear(error)
             refused = error
         require(model.scripted.running == 0, "a request is left on the engine")  # type: ignore[attr-defined]
         if refused is not None:
-            require(store.encode(model.ledger) == before, "a turn that was refused left something in the ledger")
+            require(store.encode(model.ledger) == before, "a refused turn changed the ledger")
         else:
             require(len(model.ledger) == turns + 1, f"the ledger has {len(model.ledger)} turns, after {turns}")
             expect_sound(model, name)
         turns = len(model.ledger)
-        await taken(model, {"messages": [{"role": "user", "content": [{"text": "And now?"}]}]})
+        await run_turn(model, {"messages": [{"role": "user", "content": [{"text": "And now?"}]}]})
         require(len(model.ledger) == turns + 1, "the next turn is not committed")
         return "accepted" if refused is None else "refused"
 
@@ -108,14 +108,14 @@ ADD = {
 }
 
 
-async def taken(model: TITOModel, asked: dict[str, Any]) -> None:
-    """Take every event of a turn."""
-    async for _ in model.stream(**asked):
+async def run_turn(model: TITOModel, request: dict[str, Any]) -> None:
+    """Run a turn to its last event."""
+    async for _ in model.stream(**request):
         pass
 
 
 def conversation(random: Random) -> list[Any]:
-    """Make a history with a call or two, their results and reasoning."""
+    """Return a history with one or two calls, their results and reasoning."""
     uses = [{"toolUseId": f"call_{n}", "name": "add", "input": {"a": n}} for n in range(random.choice((1, 1, 2)))]
     results = [
         {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": "3"}, {"json": {"sum": 3}}]}
@@ -130,18 +130,18 @@ def conversation(random: Random) -> list[Any]:
     ]
 
 
-def changed(asked: dict[str, Any], random: Random) -> dict[str, Any]:
-    """Change up to four places of what a turn is asked with; its own parts stay under their names."""
+def changed(request: dict[str, Any], random: Random) -> dict[str, Any]:
+    """Change a few places of a request, but not the names of its arguments."""
     while True:
-        found = changed_value(asked, random)
+        value = changed_value(request, random)
         for _ in range(random.randrange(3)):
-            found = _with_hostile(found, random)
-        if isinstance(found, dict) and "messages" in found and set(found) <= set(asked):
-            return found
+            value = _with_hostile(value, random)
+        if isinstance(value, dict) and "messages" in value and set(value) <= set(request):
+            return value
 
 
 def _with_hostile(value: Any, random: Random) -> Any:
-    """Put a hostile value, or a deep one, in some place; containers on the way are copied."""
+    """Return a copy with a hostile or deeply nested value in a random place."""
     if not isinstance(value, dict | list) or not value or (random.random() < 0.12 and not _is_top(value)):
         return _deep(random) if random.random() < 0.1 else random.choice(HOSTILE)
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -165,7 +165,7 @@ def _deep(random: Random) -> Any:
 
 
 def expect_clear(error: Exception) -> None:
-    """Check that an error is the package's own, and of a length that somebody reads."""
+    """Check that the package itself raised the error, and that the message is not too long."""
     frames = traceback.extract_tb(error.__traceback__)
     line = frames[-1].line or ""
     mine = frames[-1].filename.startswith(SOURCE) and "raise" in line
@@ -176,7 +176,7 @@ def expect_clear(error: Exception) -> None:
 
 
 def expect_sound(model: TITOModel, name: str) -> None:
-    """Check the laws, the request that was sent, and that content made no control token."""
+    """Check the laws, the request, and that no control token comes from content."""
     check_ledger(model.ledger)
     encoded = store.encode(model.ledger)
     require(
@@ -184,8 +184,8 @@ def expect_sound(model: TITOModel, name: str) -> None:
     )
     turn = model.ledger[len(model.ledger) - 1]
     prompt = [*model.ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()]
-    asked = model.scripted.requests[-1]  # type: ignore[attr-defined]
-    require(list(asked.prompt_ids) == prompt, "the ledger has another prompt than was sent")
+    sent = model.scripted.requests[-1]  # type: ignore[attr-defined]
+    require(list(sent.prompt_ids) == prompt, "the ledger has another prompt than was sent")
     control = set(tokenizer(name).all_special_ids)
     content = turn.draft.prompt_ids[turn.draft.prompt_provenance == Provenance.PROMPT].tolist()
     require(not control & set(content), "a control token comes from content")

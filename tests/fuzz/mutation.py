@@ -1,4 +1,4 @@
-"""Hostile changes of bytes and of JSON-like values, which the classes share."""
+"""Hostile changes of bytes and of JSON-like values, for all targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES: tuple[Any, ...] = (
     "é😀", "x" * 5_000,
     [], {}, [[]], [None], [0], [-1], ["a"], {"a": 1}, {"": None}, [1.5], [[0, 0]], [0] * 300,
 )  # fmt: skip
-"""Values of every JSON type that code may not expect in a place."""
+"""Unexpected values of every JSON type."""
 
 RAW: tuple[str, ...] = (
     "NaN", "Infinity", "-Infinity", "1e400", "-1e400", "1" * 400, "1" * 5_000, "-" + "9" * 30, "1.0",
@@ -23,20 +23,20 @@ RAW: tuple[str, ...] = (
     "[" * 200 + "]" * 200, "[" * 20_000 + "]" * 20_000, "[" * 20_000, '{"a":' * 2_000 + "1" + "}" * 2_000,
     '"\\ud800"', '"\\u0000"', "\x00", "01", "+1", "undefined", '"', "}", "]", ",", '{"a":1,"a":2}',
 )  # fmt: skip
-"""JSON text, some of it broken, that no Python value is written as."""
+"""JSON text, valid or not, that `json.dumps` never writes."""
 
 _RAW_MARK = "\x01raw%d\x01"
 
 
 def changed_value(value: Any, random: Random, *, raw: bool = False) -> Any:
-    """Return a deep copy with one to three changes; with `raw`, marks that `dumped` replaces by raw JSON text."""
+    """Return a deep copy with one to three changes; with `raw`, some are marks that `dumped` replaces by `RAW` text."""
     for _ in range(random.choice((1, 1, 1, 2, 3))):
         value = _changed_once(value, random, raw=raw)
     return value
 
 
 def dumped(value: Any) -> str:
-    """Write JSON, with raw text where `changed_value` left marks."""
+    """Return JSON, with `RAW` text in place of marks."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     if "\\u0001raw" in text:
         for number, raw in enumerate(RAW):
@@ -50,16 +50,16 @@ def changed_bytes(data: bytes, random: Random) -> bytes:
 
 
 def paths(value: Any, above: Path = ()) -> list[Path]:
-    """List the places in a value, its own first."""
-    found = [above]
+    """Return the paths of all values in a value, its own first."""
+    places = [above]
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        found += paths(item, (*above, key))
-    return found
+        places += paths(item, (*above, key))
+    return places
 
 
 def at(value: Any, path: Path) -> Any:
-    """Return what is in a place."""
+    """Return the value at a path."""
     for key in path:
         value = value[key]
     return value
@@ -74,7 +74,7 @@ def _changed_once(value: Any, random: Random, *, raw: bool) -> Any:
         return _put(value, path, _RAW_MARK % random.randrange(len(RAW)) if mark else random.choice(VALUES))
     old = at(value, path)
     if change == 4:
-        return _put(value, path, at(value, random.choice(places)))  # swapped in from elsewhere
+        return _put(value, path, at(value, random.choice(places)))  # a value from another place
     if change == 5 and isinstance(old, int | float):
         return _put(value, path, random.choice((old + 1, old - 1, -old, float(old), str(old), old * 2)))
     if change == 6:
@@ -95,7 +95,7 @@ def _changed_once(value: Any, random: Random, *, raw: bool) -> Any:
 
 
 def _put(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy with another value in a place."""
+    """Return a copy with another value at a path."""
     if not path:
         return new
     key, *rest = path
@@ -133,7 +133,7 @@ def _splice(data: bytearray, random: Random) -> bytes:
 
 
 def _huge(data: bytearray, random: Random) -> bytes:
-    """Overwrite bytes with what reads as a huge length, in MessagePack and as an integer of either order."""
+    """Overwrite bytes with a huge length, as MessagePack or as an integer of either byte order."""
     place = random.randrange(len(data) + 1)
     lengths = (b"\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\x7f\xff\xff\xff", b"\xc6\xff\xff\xff\xff")
     new = random.choice((*lengths, b"\xdb\x7f\xff\xff\xff", b"\xdc\xff\xff", b"\xde\xff\xff", b"\xcf" + b"\xff" * 8))

@@ -1,4 +1,4 @@
-"""A referee's reader of rollout files: the format's own words in plain Python, without the package that is judged."""
+"""The referee's reader of rollout files: the format in plain Python, without the package under test."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class PlainFrame:
     payload: bytes
 
     def written(self, claim: int | None = None) -> bytes:
-        """Write it with right checksums; `claim` is another length than the payload has."""
+        """Return its bytes with correct checksums; `claim` is the length that it claims."""
         length = len(self.payload) if claim is None else claim
         facts = struct.pack("<IIB16s", length, zlib.crc32(self.payload), self.kind, self.uuid)
         return facts + struct.pack("<I", zlib.crc32(facts)) + self.payload
 
 
 def frames_of(data: bytes) -> list[PlainFrame]:
-    """Read the records of a sound file."""
-    found, at = [], PREAMBLE
+    """Return the records of a sound file."""
+    frames, at = [], PREAMBLE
     while at < len(data):
         length, checksum, kind, uuid, _ = HEAD.unpack_from(data, at)
         payload = data[at + HEAD.size : at + HEAD.size + length]
         assert zlib.crc32(payload) == checksum
-        found.append(PlainFrame(kind, uuid, payload))
+        frames.append(PlainFrame(kind, uuid, payload))
         at += HEAD.size + length
-    return found
+    return frames
 
 
 def unpacked(data: bytes) -> Any:
-    """Decode one MessagePack value, slowly; what follows it is left out."""
+    """Decode one MessagePack value; ignore the bytes after it."""
     return _value(data, 0)[0]
 
 
@@ -70,9 +70,9 @@ def _value(data: bytes, at: int) -> tuple[Any, int]:
         form, kind = _SIZES[tag]
         size, at = struct.unpack_from(form, data, at)[0], at + struct.calcsize(form)
     if kind in (bytes, str):
-        found = data[at : at + size]
-        assert len(found) == size
-        return (found.decode(errors="replace") if kind is str else found), at + size
+        text = data[at : at + size]
+        assert len(text) == size
+        return (text.decode(errors="replace") if kind is str else text), at + size
     items = []
     for _ in range(size * (2 if kind is dict else 1)):
         item, at = _value(data, at)

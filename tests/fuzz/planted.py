@@ -1,4 +1,4 @@
-"""A class whose cases do what must be found, one after the other."""
+"""A target with planted faults: its cases do what the runner must report."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ NUMBERS = 6
 
 
 class Planted:
-    """Hangs, grows, dies and raises, by the case's number."""
+    """Hangs, takes memory, dies or raises, at random."""
 
     def __init__(self, seed: int) -> None:
         self._held: list[bytes] = []
         self._number = -1
 
     def case(self, random: Random) -> Outcome:
-        """Do one of them."""
-        which = random.randrange(NUMBERS)
-        if which == 1:
+        """Commit one of the faults, or none."""
+        fault = random.randrange(NUMBERS)
+        if fault == 1:
             time.sleep(60)
-        elif which == 2:
-            self._held.append(b"x" * (160 << 20) + bytes([which]))
-        elif which == 3:
+        elif fault == 2:
+            self._held.append(b"x" * (160 << 20) + bytes([fault]))
+        elif fault == 3:
             bytearray(8 << 30)
-        elif which == 4:
+        elif fault == 4:
             os._exit(3)
-        elif which == 5:
-            raise Finding("a promise is not kept")
-        return "refused" if which else "accepted"
+        elif fault == 5:
+            raise Finding("a planted finding")
+        return "refused" if fault else "accepted"

@@ -1,4 +1,4 @@
-"""Runs cases in a child process: what hangs, dies or takes too much memory is a finding, and the next case is run."""
+"""Runs cases in a child process. A case that hangs, dies or takes too much memory is a finding, and the run goes on."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 CASE_S = 20.0
-"""Seconds that one case may take, on a machine that does other work too."""
+"""Seconds that one case may take on a busy machine."""
 START_S = 120.0
 MAX_FINDINGS = 50
-"""Different findings after which a run stops."""
+"""A run stops after this many different findings."""
 
 
 @dataclass
 class Report:
-    """What a run of one class came to.
+    """The result of a run of one target.
 
     Attributes:
-        name: The class.
-        seed: What its cases were made from.
-        cases: How many were run.
-        refused: How many the package refused with a documented error.
-        accepted: How many it took, with every promise kept.
-        findings: By what and where: the first case's number, how many, and its traceback.
-        seconds: How long it took.
+        name: The target.
+        seed: The seed of its cases.
+        cases: Number of cases.
+        refused: Number of cases that the package refused with a documented error.
+        accepted: Number of cases that it accepted correctly.
+        findings: For each finding, by error and place: the first case's number, the count, and a traceback.
+        seconds: Duration of the run.
     """
 
     name: str
@@ -55,8 +55,8 @@ class Report:
         key = f"{outcome['finding'].partition(':')[0]} at {outcome['at']}"
         if outcome["finding"].startswith("Finding"):
             key = outcome["finding"]
-        found = self.findings.setdefault(key, {"first": number, "count": 0, **outcome})
-        found["count"] += 1
+        finding = self.findings.setdefault(key, {"first": number, "count": 0, **outcome})
+        finding["count"] += 1
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
     first: int = 0,
     case_s: float = CASE_S,
 ) -> Report:
-    """Run a class's cases until there were so many, or so long; each may take `case_s` seconds."""
+    """Run a target for a number of cases or seconds; each case may take `case_s` seconds."""
     report, began, number = Report(name, seed), time.monotonic(), first
     while len(report.findings) < MAX_FINDINGS:
         with _child(name, seed, number) as lines:
@@ -85,7 +85,7 @@ def run(
                     what = "a case did not end in time" if lines.alive else "the process died"
                     report.add(number, {"finding": what, "at": name, "trace": lines.errors()})
                     number += 1
-                    break  # with another process
+                    break  # start another process
                 report.add(number, json.loads(outcome))
                 number += 1
                 if len(report.findings) >= MAX_FINDINGS:
@@ -94,7 +94,7 @@ def run(
 
 
 class _Lines:
-    """The lines of a child, each waited for no longer than a limit."""
+    """The output lines of a child process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -109,7 +109,7 @@ class _Lines:
         return self._process.poll() is None
 
     def next(self, limit: float) -> str | None:
-        """Return the next line, or None when the child ended or the limit passed."""
+        """Return the next line, or None if the child ended or `limit` seconds passed."""
         until = time.monotonic() + limit
         while b"\n" not in self._held:
             if not self._selector.select(max(0.0, until - time.monotonic())):
@@ -122,7 +122,7 @@ class _Lines:
         return line.decode()
 
     def errors(self) -> str:
-        """Return the end of what the child wrote as errors; it is ended."""
+        """Kill the child and return the end of its standard error."""
         self._process.kill()
         assert self._process.stderr is not None
         return self._process.stderr.read()[-4_000:].decode(errors="replace")
@@ -130,11 +130,11 @@ class _Lines:
 
 @contextmanager
 def _child(name: str, seed: int, first: int) -> Iterator[_Lines]:
-    places = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    python_path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-X", "faulthandler", "-m", "fuzz.child", name, str(seed), str(first)]
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would be most of what a case takes
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # much faster than a disk
     with TemporaryDirectory(dir=memory, ignore_cleanup_errors=True) as home:
-        environment = {**os.environ, "PYTHONPATH": places, "TMPDIR": home}
+        environment = {**os.environ, "PYTHONPATH": python_path, "TMPDIR": home}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         try:
             yield _Lines(process)

@@ -1,4 +1,4 @@
-"""What a class of hostile input is to the runner."""
+"""The interface of a fuzz target: one class of hostile input."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Outcome = Literal["refused", "accepted"]
 
 
 class Finding(AssertionError):
-    """The package did something that it must not do."""
+    """The package broke a promise."""
 
 
 class Target(Protocol):
-    """One class of hostile input. It holds what is slow to make, and nothing that one case leaves to the next."""
+    """One class of hostile input. It holds slow fixtures, but no state that one case leaves to the next."""
 
     def case(self, random: Random) -> Outcome:
-        """Make and judge one case.
+        """Run and judge one case.
 
         Raises:
-            Finding: The package did not keep a promise. Any other exception is a finding too.
+            Finding: The package broke a promise. Any other exception is a finding, too.
         """
 
 

@@ -1,4 +1,4 @@
-"""A few hundred cases of each class; `make prove` and tools/fuzz.py run many more."""
+"""A hundred cases or more of each target; `make prove` and tools/fuzz.py run many more."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fuzz.runner import run
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "fuzz.py"
 
 
-@pytest.mark.parametrize(("name", "cases"), [("files", 500), ("answers", 200), ("messages", 200)])
-def test_nothing_is_found(name: str, cases: int) -> None:
+@pytest.mark.parametrize(("name", "cases"), [("files", 250), ("answers", 100), ("messages", 150)])
+def test_there_are_no_findings(name: str, cases: int) -> None:
     report = run(name, 1, cases=cases)
     assert report.findings == {}
     assert report.cases == report.refused + report.accepted == cases
-    assert min(report.refused, report.accepted) >= cases // 10, "a class whose cases all end alike proves little"
+    assert min(report.refused, report.accepted) >= cases // 10, "cases that all end alike prove little"
 
 
-def test_what_hangs_grows_dies_or_breaks_a_promise_is_found_and_the_next_case_is_run() -> None:
-    report = run("fuzz.planted:Planted", 12, first=13, cases=16, case_s=2.0)
-    assert report.cases == 16
+def test_planted_faults_are_found_and_the_next_case_is_run_and_each_case_is_reproducible() -> None:
+    report = run("fuzz.planted:Planted", 20, first=19, cases=6, case_s=2.0)
+    assert report.cases == 6
     assert {key.partition(":")[0].partition(" at ")[0] for key in report.findings} == {
         "a case did not end in time",
         "a case took too much memory",
@@ -33,17 +33,14 @@ def test_what_hangs_grows_dies_or_breaks_a_promise_is_found_and_the_next_case_is
         "the process died",
         "Finding",
     }
-    assert report.accepted > 0
+    assert report.accepted == 1
+    again = run("fuzz.planted:Planted", 20, first=19, cases=3, case_s=2.0)
+    first = {key: finding["first"] for key, finding in again.findings.items()}
+    assert len(first) == 3
+    assert first == {key: report.findings[key]["first"] for key in first}
 
 
-def test_a_case_is_the_same_each_time() -> None:
-    first, again = (run("fuzz.planted:Planted", 10, cases=8, case_s=3.0) for _ in range(2))
-    assert {key: found["first"] for key, found in first.findings.items()} == {
-        key: found["first"] for key, found in again.findings.items()
-    }
-
-
-def test_the_tool_prints_a_table_and_json_and_fails_where_something_is_found() -> None:
+def test_the_tool_prints_a_table_and_json() -> None:
     command = [sys.executable, str(TOOL), "--class", "files", "--cases", "20", "--seed", "1"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout

@@ -1,4 +1,4 @@
-"""Random forests against an independent oracle: two ledgers in one file, held to plain lists and dicts."""
+"""Random forests, two ledgers in one file, compared with an independent oracle of plain lists and dicts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from support.equal import expect_equal, expect_walk
-from support.forests import Dice, broken, digest_of, draft_of, said_of
-from support.oracle import Oracle
+from support.equal import expect_equal, expect_match
+from support.forests import Dice, broken, digest_of, draft_of, random_turn
+from support.oracle import Oracle, PlainTurn
 from tito_core import store
-from tito_core.ledger import Annotation, Header, Ledger, Turn, check_ledger
+from tito_core.ledger import Annotation, Draft, Header, Ledger, Turn, check_ledger
 
 UUIDS = ["00000000-0000-4000-8000-000000000000", "ffffffff-ffff-4fff-bfff-ffffffffffff"]
 MESSAGES: list[Any] = [
@@ -33,13 +33,13 @@ MESSAGES: list[Any] = [
 ]
 USERS: list[dict[str, Any]] = [{}, {"a": [1, 1.0, True, None, {"ü": "\x00"}]}, {"big": 2**63, "low": -(2**63)}]
 VALUES: list[Any] = [1.0, 1, True, None, "", [1, [2.5]], {"a": {"b": []}}, float("nan"), float("-inf"), -0.0]
-MEMORY = Path("/dev/shm")  # a file system without a disk, where there is one
+MEMORY = Path("/dev/shm")  # a file system in memory, if there is one
 FOLDER = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-ROLLS = st.binary(min_size=128, max_size=128)  # one choice for Hypothesis, so that turns cost it little
+ROLLS = st.binary(min_size=128, max_size=128)  # one draw per rule keeps Hypothesis fast
 
 
 class Refusing:
-    """A sink whose disk is full."""
+    """A sink that raises, as on a full disk."""
 
     def turn(self, header: Header, turn: Turn) -> None:
         raise OSError(28, "No space left on device")
@@ -72,35 +72,36 @@ class Forests(RuleBasedStateMachine):
     def commit(self, roll: bytes) -> None:
         dice = Dice(roll)
         for _ in range(dice.pick([1, 2, 3, 4])):
-            which = dice.pick([0, 0, 1])
-            self._commit(dice, self.ledgers[which], self.oracles[which])
+            number = dice.pick([0, 0, 1])
+            self._commit(dice, self.ledgers[number], self.oracles[number])
 
     def _commit(self, dice: Dice, ledger: Ledger, oracle: Oracle) -> None:
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
-        asked, walk, answer, before = self._history(dice, oracle, parent), None, None, dice.pick(["", "seal", "commit"])
-        said = said_of(dice, oracle, parent)
-        if asked is None:
-            said.fingerprint = bytes([dice.number(256)] * dice.pick([16, 0, 1]))
+        history, match, answer = self._history(dice, oracle, parent), None, None
+        before = dice.pick(["", "seal", "commit"])
+        plain = random_turn(dice, oracle, parent)
+        if history is None:
+            plain.fingerprint = bytes([dice.number(256)] * dice.pick([16, 0, 1]))
         else:
             answer = {"role": "assistant", "content": [{"text": dice.pick(["yes", "no"])}]}
-            said.history = [*asked, answer]
-            said.fingerprint = digest_of(said.history)
-            walk = ledger.walk(asked) if dice.pick([True, True, False]) else None
-            if walk is not None:
-                assert walk.digest == digest_of(asked)
-        draft = self._draft(said, oracle)
+            plain.history = [*history, answer]
+            plain.fingerprint = digest_of(plain.history)
+            match = ledger.match(history) if dice.pick([True, True, False]) else None
+            if match is not None:
+                assert match.digest == digest_of(history)
+        draft = self._draft(plain, oracle)
         if before == "seal":
             assert ledger.seal().retained() == []
-        elif before == "commit" and dice.seldom():  # the same again, by another agent that was quicker
+        elif before == "commit" and dice.seldom():  # another agent commits an equal turn first
             ledger.commit(draft)
-            oracle.commit(replace(said, branch=said.branch))
-        turn = ledger.commit(draft, walk, answer)
-        oracle.commit(said)
+            oracle.commit(replace(plain, branch=plain.branch))
+        turn = ledger.commit(draft, match, answer)
+        oracle.commit(plain)
         assert turn is ledger[len(oracle.turns) - 1]
 
     def _history(self, dice: Dice, oracle: Oracle, parent: int | None) -> list[Any] | None:
-        """Go on with what the parent's turn left, with another's, or with none that anybody knows."""
-        known = [said.history for said in oracle.turns if said.history is not None]
+        """Return a history that continues the parent's, another turn's or no known one; None for an unknown one."""
+        known = [turn.history for turn in oracle.turns if turn.history is not None]
         if parent is not None and oracle.turns[parent].history is not None:
             known.append(oracle.turns[parent].history)
         beginning = dice.pick([[{"system": None, "tools": []}], None, [{"system": "s"}], *known[::-1]])
@@ -108,30 +109,30 @@ class Forests(RuleBasedStateMachine):
             return None
         return [*beginning[: dice.pick([99, 99, 2])], *[dice.pick(MESSAGES) for _ in range(dice.pick([1, 0, 2]))]]
 
-    def _draft(self, said: Any, oracle: Oracle) -> Any:
-        return replace(draft_of(said), prompt_length=oracle.length(said.parent) + len(said.prompt))
+    def _draft(self, turn: PlainTurn, oracle: Oracle) -> Draft:
+        return replace(draft_of(turn), prompt_length=oracle.length(turn.parent) + len(turn.prompt))
 
     @rule(roll=ROLLS)
     def fail(self, roll: bytes) -> None:
-        """A broken draft, and a whole one that cannot be written, leave no trace."""
+        """A broken draft, and a good one that the sink cannot write, leave no trace."""
         dice = Dice(roll)
-        which = dice.number(2)
-        ledger, oracle = self.ledgers[which], self.oracles[which]
+        number = dice.number(2)
+        ledger, oracle = self.ledgers[number], self.oracles[number]
         parent = dice.pick([None, *range(len(oracle.turns))][::-1])
-        good = self._draft(said_of(dice, oracle, parent), oracle)
-        walk = ledger.walk([{"system": None, "tools": []}])
+        good = self._draft(random_turn(dice, oracle, parent), oracle)
+        match = ledger.match([{"system": None, "tools": []}])
         bad, error = broken(dice, good, oracle)
         before = store.encode(ledger)
-        self._refused(ledger, error, lambda: ledger.commit(bad, walk, {"role": "assistant", "content": []}))
-        self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=len(oracle.turns)))
-        self._refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=-1))
+        self._expect_refused(ledger, error, lambda: ledger.commit(bad, match, {"role": "assistant", "content": []}))
+        self._expect_refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=len(oracle.turns)))
+        self._expect_refused(ledger, IndexError, lambda: ledger.annotate("reward", 1.0, turn=-1))
         ledger.sink = Refusing()
-        self._refused(ledger, OSError, lambda: ledger.commit(good, walk, {"role": "assistant", "content": []}))
-        self._refused(ledger, OSError, lambda: ledger.annotate("reward", 1.0))
+        self._expect_refused(ledger, OSError, lambda: ledger.commit(good, match, {"role": "assistant", "content": []}))
+        self._expect_refused(ledger, OSError, lambda: ledger.annotate("reward", 1.0))
         ledger.sink = self.file
         assert store.encode(ledger) == before
 
-    def _refused(self, ledger: Ledger, error: type[Exception], attempt: Callable[[], object]) -> None:
+    def _expect_refused(self, ledger: Ledger, error: type[Exception], attempt: Callable[[], object]) -> None:
         def state() -> tuple[int, int, int, int, list[int]]:
             held = len(ledger), len(ledger.annotations), len(ledger.retained())
             return *held, self.path.stat().st_size, ledger.leaves()
@@ -142,36 +143,36 @@ class Forests(RuleBasedStateMachine):
         assert state() == before
 
     @rule(roll=ROLLS)
-    def go_on(self, roll: bytes) -> None:
-        """A little of all else that happens to a ledger."""
+    def operate(self, roll: bytes) -> None:
+        """Run one to three other operations."""
         dice = Dice(roll)
         for _ in range(dice.pick([1, 2, 3])):
-            which = dice.number(2)
-            happens = dice.pick([self._annotate, self._name_a_call, self._walk, self._seal, self._come_back])
-            happens(dice, which, self.ledgers[which], self.oracles[which])
+            number = dice.number(2)
+            operation = dice.pick([self._annotate, self._take_call_id, self._match, self._seal, self._reload])
+            operation(dice, number, self.ledgers[number], self.oracles[number])
 
-    def _annotate(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _annotate(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         name, value, turn = dice.pick(["reward", "", "ü"]), dice.pick(VALUES), dice.pick([None, *range(len(ledger))])
         ledger.annotate(name, value, turn=turn)
         oracle.annotations.append((name, value, turn))
 
-    def _name_a_call(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _take_call_id(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         oracle.call_ids += 1
         assert ledger.call_ids.next() == f"call_{oracle.header['uuid'][:8]}_{oracle.call_ids}"
 
-    def _walk(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
-        asked = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
-        if asked is not None:
-            expect_walk(ledger, oracle, asked)
+    def _match(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
+        history = self._history(dice, oracle, dice.pick([None, *range(len(oracle.turns))][::-1]))
+        if history is not None:
+            expect_match(ledger, oracle, history)
 
-    def _seal(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
+    def _seal(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
         assert ledger.seal().retained() == []
 
-    def _come_back(self, dice: Dice, which: int, ledger: Ledger, oracle: Oracle) -> None:
-        """The process ends, and another one goes on with what it finds."""
+    def _reload(self, dice: Dice, number: int, ledger: Ledger, oracle: Oracle) -> None:
+        """Replace the ledger by a copy, as another process would load it."""
         way = dice.pick(["file", "record", "bytes", "pickle", "deepcopy"])
         if way == "file" and not oracle.turns and not oracle.annotations:
-            return  # nobody wrote anything yet
+            return  # nothing was written yet
         if way == "file":
             with store.LedgerFile(self.path) as stored:
                 ledger = stored.load(ledger.uuid)
@@ -185,7 +186,7 @@ class Forests(RuleBasedStateMachine):
             ledger = copy.deepcopy(ledger)
         else:
             ledger = store.from_record(msgspec.msgpack.decode(store.encode(ledger)))
-        self.ledgers[which] = self.file.attach(ledger)
+        self.ledgers[number] = self.file.attach(ledger)
         oracle.reload()
         assert ledger.call_ids.given == oracle.call_ids
 
@@ -200,15 +201,15 @@ class Forests(RuleBasedStateMachine):
             again = stored.load(ledger.uuid) if ledger.uuid in stored else ledger
             assert store.encode(again) == store.encode(ledger)
             check_ledger(again)
-            expect_equal((ledger, again)[self.whole], oracle)  # now the one, now the other: both have the same record
+            expect_equal((ledger, again)[self.whole], oracle)  # either one: both have the same record
             for each in (ledger, again):
-                for said in oracle.turns[-2:]:
-                    if said.history is not None:
-                        expect_walk(each, oracle, said.history)
+                for turn in oracle.turns[-2:]:
+                    if turn.history is not None:
+                        expect_match(each, oracle, turn.history)
 
 
 def expect_plain(value: Any) -> None:
-    """A record holds what any carrier takes: JSON's types, and bytes."""
+    """Assert that a record holds only JSON's types and bytes."""
     if type(value) is dict:
         assert all(type(key) is str for key in value)
         value = list(value.values())
@@ -220,6 +221,6 @@ def expect_plain(value: Any) -> None:
 
 
 Forests.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=5, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=50, stateful_step_count=5, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestForests = Forests.TestCase

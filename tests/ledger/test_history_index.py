@@ -1,4 +1,4 @@
-"""Histories by content: whatever is walked, with or without a hint, ends where the longest known beginning does."""
+"""Histories are found by content: a match is the longest known beginning, with or without a hint."""
 
 from __future__ import annotations
 
@@ -18,83 +18,85 @@ from tito_core.store import from_record, to_record
 OPENINGS = ({"system": None}, {"system": "Be brief."})
 
 
-def asked(number: float) -> dict[str, Any]:
+def user(number: float) -> dict[str, Any]:
     return {"role": "user", "content": [{"text": "n"}, {"json": number}]}
 
 
-def said(number: float) -> dict[str, Any]:
+def assistant(number: float) -> dict[str, Any]:
     return {"role": "assistant", "content": [{"text": str(number)}]}
 
 
 def answered(ledger: Ledger, history: list[Any], answer: Any, after: int | None = None) -> int:
-    """Commit an answer to a history, after the turn that ends its longest known beginning."""
-    walk = ledger.walk(history, after)
-    parent = next((max(entry.turns) for entry in walk.entry.upward() if entry.turns), None)
+    """Commit an answer to a history, as a child of the latest turn on its match."""
+    match = ledger.match(history, after)
+    parent = next((max(node.turns) for node in match.node.upward() if node.turns), None)
     start = ledger.path_length(parent)
-    draft = make_draft(parent, start, [100], [200], fingerprint=extended(walk.digest, answer))
-    return ledger.commit(draft, walk, answer).index
+    draft = make_draft(parent, start, [100], [200], fingerprint=extended(match.digest, answer))
+    return ledger.commit(draft, match, answer).index
 
 
-MESSAGES = st.sampled_from([asked(0), asked(1), asked(1.0), asked(True), said(0), said(1)])
+MESSAGES = st.sampled_from([user(0), user(1), user(1.0), user(True), assistant(0), assistant(1)])
 HISTORIES = st.tuples(st.sampled_from(OPENINGS), st.lists(MESSAGES, min_size=1, max_size=5)).map(
     lambda parts: [parts[0], *parts[1]]
 )
 
 
-def beginnings(histories: list[list[Any]]) -> set[str]:
-    """Spell every beginning of every history, in the slow obvious way."""
+def prefixes(histories: list[list[Any]]) -> set[str]:
+    """Return the repr of every beginning of every history."""
     return {repr(history[:stop]) for history in histories for stop in range(len(history) + 1)}
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(data=st.data())
-def test_a_walk_ends_where_the_longest_known_beginning_does(data: st.DataObject) -> None:
+def test_a_match_is_the_longest_known_beginning(data: st.DataObject) -> None:
     ledger = Ledger()
     known: list[list[Any]] = []
     for _ in range(data.draw(st.integers(1, 6))):
-        grown = st.sampled_from(known).map(lambda history: [*history, asked(0)]) if known else HISTORIES
+        grown = st.sampled_from(known).map(lambda history: [*history, user(0)]) if known else HISTORIES
         history = data.draw(st.one_of(HISTORIES, grown))
-        answer = data.draw(st.sampled_from([said(0), said(1)]))
+        answer = data.draw(st.sampled_from([assistant(0), assistant(1)]))
         turn = answered(ledger, history, answer, data.draw(st.none() | st.integers(0, 6)))
         known.append([*history, answer])
-        assert turn in ledger.walk(known[-1]).entry.turns
+        assert turn in ledger.match(known[-1]).node.turns
     check_ledger(ledger)
-    spelt = beginnings(known)
-    sought = data.draw(st.one_of(HISTORIES, st.sampled_from(known).map(lambda history: [*history, said(1), asked(1)])))
-    plain = ledger.walk(sought)
-    assert plain.known == max(stop for stop in range(len(sought) + 1) if repr(sought[:stop]) in spelt)
-    assert list(plain.new) == sought[plain.known :]
-    assert plain.entry.turns == [i for i, history in enumerate(known) if repr(history) == repr(sought[: plain.known])]
+    beginnings = prefixes(known)
+    history = data.draw(
+        st.one_of(HISTORIES, st.sampled_from(known).map(lambda history: [*history, assistant(1), user(1)]))
+    )
+    plain = ledger.match(history)
+    assert plain.known == max(stop for stop in range(len(history) + 1) if repr(history[:stop]) in beginnings)
+    assert list(plain.new) == history[plain.known :]
+    assert plain.node.turns == [i for i, each in enumerate(known) if repr(each) == repr(history[: plain.known])]
     for after in range(-1, len(ledger) + 1):
-        hinted = ledger.walk(sought, after)
-        assert (hinted.entry, hinted.known, hinted.digest) == (plain.entry, plain.known, plain.digest)
+        hinted = ledger.match(history, after)
+        assert (hinted.node, hinted.known, hinted.digest) == (plain.node, plain.known, plain.digest)
         assert hinted.digests == plain.digests
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
-def test_what_only_digests_tell_leads_to_the_same_turns(data: st.DataObject) -> None:
+def test_digests_find_the_same_turns_as_messages(data: st.DataObject) -> None:
     ledger = Ledger()
     known: list[list[Any]] = []
     for _ in range(data.draw(st.integers(1, 5))):
         history = data.draw(HISTORIES)
-        answer = data.draw(st.sampled_from([said(0), said(1)]))
+        answer = data.draw(st.sampled_from([assistant(0), assistant(1)]))
         answered(ledger, history, answer)
         known.append([*history, answer])
     again = data.draw(st.sampled_from([lambda: from_record(to_record(ledger)), ledger.seal]))()
     assert again.retained() == []
-    assert all(again.entry_of(turn) is None for turn in range(len(again)))
+    assert all(again.node_of(turn) is None for turn in range(len(again)))
     for history in data.draw(st.permutations(known)):
-        walk = again.walk([*history, asked(7)])
-        assert walk.known == len(history)
-        assert sorted(walk.entry.turns) == [i for i, other in enumerate(known) if repr(other) == repr(history)]
-        assert all(again.entry_of(turn) is walk.entry for turn in walk.entry.turns)
-    unknown = again.walk([OPENINGS[0], asked(8), said(8)])
-    assert unknown.entry.turns == []
+        match = again.match([*history, user(7)])
+        assert match.known == len(history)
+        assert sorted(match.node.turns) == [i for i, other in enumerate(known) if repr(other) == repr(history)]
+        assert all(again.node_of(turn) is match.node for turn in match.node.turns)
+    unknown = again.match([OPENINGS[0], user(8), assistant(8)])
+    assert unknown.node.turns == []
 
 
 class Counted(str):
-    """A string that counts how often its characters, and not just its identity, are compared."""
+    """A string that counts comparisons of its characters; comparisons by identity do not call `__eq__`."""
 
     compared = 0
     __hash__ = str.__hash__
@@ -104,70 +106,70 @@ class Counted(str):
         return str.__eq__(self, other)
 
 
-def test_the_callers_own_strings_are_adopted_and_compared_by_identity() -> None:
+def test_adopted_strings_are_compared_by_identity() -> None:
     ledger = Ledger()
     question = {"role": "user", "content": [{"text": Counted("Why?")}]}
     turn = answered(ledger, [OPENINGS[0], question], {"role": "assistant", "content": [{"text": "Because."}]})
     stored = Counted("Because.")
     answer = {"role": "assistant", "content": [{"text": stored}]}
     ledger.adopt(turn, answer)
-    entry = ledger.entry_of(turn)
-    assert entry is not None
-    assert entry.message["content"][0]["text"] is stored
+    node = ledger.node_of(turn)
+    assert node is not None
+    assert node.message["content"][0]["text"] is stored
     Counted.compared = 0
     for after in (None, turn):
-        assert ledger.walk([OPENINGS[0], question, answer], after).entry is entry
+        assert ledger.match([OPENINGS[0], question, answer], after).node is node
     assert Counted.compared == 0
-    answered(ledger, [OPENINGS[0], question, answer, asked(1)], said(1))
+    answered(ledger, [OPENINGS[0], question, answer, user(1)], assistant(1))
     ledger.adopt(turn, {"role": "assistant", "content": [{"text": "Because."}]})
-    assert entry.message["content"][0]["text"] is stored, "what others were compared with already stays"
+    assert node.message["content"][0]["text"] is stored, "a node with children keeps its message"
     ledger.adopt(99, answer)
 
 
-def test_with_a_hint_other_paths_are_not_looked_at() -> None:
+def test_with_a_hint_other_paths_are_not_compared() -> None:
     ledger = Ledger()
     mine = {"role": "user", "content": [{"text": Counted("Mine?")}]}
     other = {"role": "user", "content": [{"text": Counted("Other?")}]}
-    turn = answered(ledger, [OPENINGS[0], mine], said(0))
-    answered(ledger, [OPENINGS[0], other], said(0))
+    turn = answered(ledger, [OPENINGS[0], mine], assistant(0))
+    answered(ledger, [OPENINGS[0], other], assistant(0))
     for hint, is_compared in ((None, True), (turn, False)):
         Counted.compared = 0
-        assert ledger.walk([OPENINGS[0], mine, said(0)], hint).entry is ledger.entry_of(turn)
+        assert ledger.match([OPENINGS[0], mine, assistant(0)], hint).node is ledger.node_of(turn)
         assert (Counted.compared > 0) is is_compared
 
 
-def test_what_is_kept_by_reference_can_be_listed() -> None:
+def test_retained_returns_every_message_that_is_held() -> None:
     ledger = Ledger()
-    answered(ledger, [OPENINGS[0], asked(0)], said(0))
-    answered(ledger, [OPENINGS[0], asked(1)], said(1))
+    answered(ledger, [OPENINGS[0], user(0)], assistant(0))
+    answered(ledger, [OPENINGS[0], user(1)], assistant(1))
     kept = ledger.retained()
     assert len(kept) == 5
-    for message in (OPENINGS[0], asked(0), said(0), asked(1), said(1)):
-        assert any(entry == message for entry in kept)
+    for message in (OPENINGS[0], user(0), assistant(0), user(1), assistant(1)):
+        assert any(item == message for item in kept)
 
 
-def test_a_tuple_is_found_again_and_has_the_digest_of_a_list() -> None:
+def test_a_tuple_is_matched_and_has_the_digest_of_a_list() -> None:
     ledger = Ledger()
     question = {"role": "user", "content": [{"json": {"a": (1, (2, "b"))}}]}
-    turn = answered(ledger, [{"enum": ("a", 1)}, question], said(0))
+    turn = answered(ledger, [{"enum": ("a", 1)}, question], assistant(0))
     for hint in (None, turn):
-        walk = ledger.walk([{"enum": ("a", 1)}, question, said(0)], hint)
-        assert walk.entry is ledger.entry_of(turn)
+        match = ledger.match([{"enum": ("a", 1)}, question, assistant(0)], hint)
+        assert match.node is ledger.node_of(turn)
     assert extended(b"", {"a": (1, 2)}) == extended(b"", {"a": [1, 2]})
-    assert ledger.walk([{"enum": ("a", True)}, question]).known == 0
+    assert ledger.match([{"enum": ("a", True)}, question]).known == 0
 
 
-def test_keys_of_several_kinds_have_a_digest() -> None:
+def test_keys_of_several_types_have_a_digest() -> None:
     assert extended(b"", {"a": {1: "x", "b": (2, {3: 4, "c": 5})}}) == extended(
         b"", {"a": {"1": "x", "b": [2, {"3": 4, "c": 5}]}}
     )
 
 
-def test_the_newest_of_several_answers_is_looked_at_first() -> None:
+def test_the_newest_of_several_answers_is_compared_first() -> None:
     ledger = Ledger()
-    first, second, third = (answered(ledger, [OPENINGS[0], asked(0)], said(number)) for number in range(3))
-    question = ledger.walk([OPENINGS[0], asked(0)]).entry
-    assert question.children == [ledger.entry_of(turn) for turn in (third, second, first)]
+    first, second, third = (answered(ledger, [OPENINGS[0], user(0)], assistant(number)) for number in range(3))
+    question = ledger.match([OPENINGS[0], user(0)]).node
+    assert question.children == [ledger.node_of(turn) for turn in (third, second, first)]
 
 
 def test_bytes_and_other_values_have_a_digest() -> None:
@@ -184,27 +186,27 @@ def test_bytes_and_other_values_have_a_digest() -> None:
     assert extended(b"so far", {"b": 1, "a": "é"}) == expected, "files hold these digests"
 
 
-def test_a_turn_that_is_refused_leaves_no_history() -> None:
+def test_a_refused_turn_leaves_no_history() -> None:
     ledger = Ledger()
-    walk = ledger.walk([OPENINGS[0], asked(0)])
+    match = ledger.match([OPENINGS[0], user(0)])
     with pytest.raises(LawViolationError):
-        ledger.commit(make_draft(None, 7, [100], [200]), walk, said(0))
+        ledger.commit(make_draft(None, 7, [100], [200]), match, assistant(0))
     assert ledger.retained() == []
 
 
 @given(at=st.integers(0, 200))
-@settings(max_examples=20)
-def test_a_long_history_is_told_from_an_edited_one(at: int) -> None:
+@settings(max_examples=8)
+def test_an_edited_message_of_a_long_history_is_found(at: int) -> None:
     ledger, history = Ledger(), [OPENINGS[0]]
     last = None
     for number in range(100):
-        history.append(asked(number))
-        last = answered(ledger, history, said(number), last)
-        history.append(said(number))
-    shown = deepcopy(history)
-    assert ledger.walk(shown, last).known == ledger.walk(shown).known == len(history)
-    assert last in ledger.walk(shown, last).entry.turns
+        history.append(user(number))
+        last = answered(ledger, history, assistant(number), last)
+        history.append(assistant(number))
+    copied = deepcopy(history)
+    assert ledger.match(copied, last).known == ledger.match(copied).known == len(history)
+    assert last in ledger.match(copied, last).node.turns
     if at:
-        shown[at] = asked(-1)
-        assert ledger.walk(shown, last).known == ledger.walk(shown).known == at
+        copied[at] = user(-1)
+        assert ledger.match(copied, last).known == ledger.match(copied).known == at
     check_ledger(ledger)

@@ -1,4 +1,4 @@
-"""The drawing of a forest, and the words for a branch, character by character."""
+"""The drawing of a ledger and the text of a branch, character by character."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_empty_ledger_is_a_title() -> None:
     assert Ledger(UUID).tree() == f"ledger {UUID}: 0 turns, 0 trajectories, 0 tokens, 0 of them sampled"
 
 
-def test_a_chain_has_no_connectors_but_its_first() -> None:
+def test_a_chain_has_one_connector() -> None:
     assert grown([None, 0, 1]).tree().splitlines() == [
         f"ledger {UUID}: 3 turns, 1 trajectory, 9 tokens, 3 of them sampled",
         "└─ turn 0  1+1 tokens  stop",
@@ -30,7 +30,7 @@ def test_a_chain_has_no_connectors_but_its_first() -> None:
     ]
 
 
-def test_forks_are_indented_and_roots_stand_beside_each_other() -> None:
+def test_forks_and_several_roots_are_indented() -> None:
     assert grown([None, 0, 1, 1, 0, None, 5, 3]).tree().splitlines() == [
         f"ledger {UUID}: 8 turns, 4 trajectories, 44 tokens, 8 of them sampled",
         "├─ turn 0  1+1 tokens  stop",
@@ -44,7 +44,7 @@ def test_forks_are_indented_and_roots_stand_beside_each_other() -> None:
     ]
 
 
-def test_a_turn_says_what_happened_in_it() -> None:
+def test_a_line_shows_finish_calls_reasoning_and_grammar() -> None:
     ledger = Ledger(UUID)
     calls = (CallRecord("look", "ok", 0, 1), CallRecord(None, "truncated", 1, 2, "cut"))
     changes = {"finish": Finish.LENGTH, "calls": calls, "reasoning_closed": False, "constrained": True}
@@ -56,7 +56,7 @@ def test_a_turn_says_what_happened_in_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("branch", "words"),
+    ("branch", "text"),
     [
         (Branch(Reason.SIDE_CALL), "side call"),
         (Branch(Reason.RETRY, 0), "retry, from turn 0"),
@@ -65,5 +65,5 @@ def test_a_turn_says_what_happened_in_it() -> None:
         (Branch(Reason.OPENING, 1, detail="tools"), "new system prompt or tools (tools), from turn 1"),
     ],
 )
-def test_a_branch_in_words(branch: Branch, words: str) -> None:
-    assert str(branch) == words
+def test_the_text_of_a_branch(branch: Branch, text: str) -> None:
+    assert str(branch) == text

@@ -1,4 +1,4 @@
-"""Small values: masks from provenance, semantics, trajectories' counts and what paths give."""
+"""Small values: loss masks, semantics, token counts and paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_core.ledger.provenance import is_output, loss_mask
 ALL = np.array(list(Provenance), np.uint8)
 
 
-def test_a_loss_mask_is_1_on_what_the_policy_sampled_freely() -> None:
+def test_a_loss_mask_is_1_on_sampled_tokens() -> None:
     assert loss_mask(ALL).tolist() == [0, 0, 0, 1, 0]
     assert loss_mask(ALL, train_constrained=True).tolist() == [0, 0, 0, 1, 1]
     assert loss_mask(ALL).dtype == np.uint8
@@ -43,7 +43,16 @@ def test_scoring_compares_only_raw_logprobs_at_temperature_one(
     assert Semantics(None, temperature, adjusted, "test").comparable_with_scoring() is comparable
 
 
-def test_the_ids_of_a_path_are_those_of_its_turns() -> None:
+def test_constrained_tokens_are_trained_only_with_train_constrained() -> None:
+    ledger = Ledger()
+    ledger.commit(make_draft(None, 0, [1], [2, 3], constrained=True))
+    for paths in (ledger.trajectories, ledger.iter_trajectories):
+        assert [path.loss_mask.tolist() for path in paths()] == [[0, 0, 0]]
+        assert [path.loss_mask.tolist() for path in paths(train_constrained=True)] == [[0, 1, 1]]
+    assert np.isfinite(ledger.trajectories()[0].logprobs[1:]).all()
+
+
+def test_a_path_concatenates_its_turns() -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [1, 2], [3]))
     ledger.commit(make_draft(0, 3, [4], [5]))

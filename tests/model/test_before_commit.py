@@ -63,7 +63,7 @@ def test_an_answer_that_is_nested_too_deeply_is_refused_before_the_commit(tmp_pa
     history = [{"system": None}, asked("Well?")]
     with store.LedgerFile(tmp_path / "a.tito", "a") as file:
         ledger = file.attach(Ledger())
-        match = ledger.walk(history)
+        match = ledger.match(history)
         with pytest.raises(RecursionError):
             ledger.commit(make_draft(None, 0, [100], [200]), match, {"role": "assistant", "content": deep})
         assert (len(ledger), ledger.retained(), ledger.uuid in file) == (0, [], False)

@@ -31,7 +31,7 @@ def recording_of(store: LedgerFile | None = None, ledger: Ledger | None = None) 
 def committed(record: Recording, ledger: Ledger, number: int = 0) -> Any:
     history: list[Any] = [{"system": None}, {"role": "user", "content": [{"text": f"{number}?"}]}]
     answer: Any = {"role": "assistant", "content": [{"text": "Yes."}]}
-    return record.commit(ledger, make_draft(None, 0, [100], [200]), ledger.walk(history), answer)
+    return record.commit(ledger, make_draft(None, 0, [100], [200]), ledger.match(history), answer)
 
 
 def test_a_ledger_that_is_given_is_kept_and_streamed(tmp_path: Path) -> None:

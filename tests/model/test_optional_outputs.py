@@ -121,7 +121,7 @@ async def test_a_rollout_without_optional_outputs_has_no_columns(kind: str) -> N
     assert model.trajectory.column_names == ()
     body = engine.requests[-1].body
     assert not {"return_routed_experts", "prompt_logprobs", "priority"} & {*body, *body.get("sampling_params", {})}
-    with pytest.raises(KeyError, match="No turn brought a column 'top_ids'; there are none"):
+    with pytest.raises(KeyError, match="No turn has a column 'top_ids'"):
         model.trajectory.column("top_ids", -1)
 
 

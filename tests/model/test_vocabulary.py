@@ -47,7 +47,7 @@ def refusal(kind: str, encode: Encode | None, **options: Any) -> str:
     with pytest.raises(LawViolationError) as raised:
         connected(served(kind, encode, **options), kind)
     assert raised.value.law == 15
-    assert "Give the tokenizer of the model that the server serves" in str(raised.value)
+    assert "Use the tokenizer of the served model" in str(raised.value)
     return str(raised.value)
 
 

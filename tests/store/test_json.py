@@ -1,4 +1,4 @@
-"""Ledgers as JSON and as a field of a pydantic model: the same ledger comes back, and anything else is refused."""
+"""Ledgers as JSON and as a pydantic field: the same ledger comes back, and other values are refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from support.drafts import drafts, make_draft
+from support.refusals import breaks_law
 from tito_core import store
-from tito_core.ledger import Branch, Column, LawViolationError, Ledger, MediaSpan, Reason
+from tito_core.ledger import Branch, Column, Ledger, MediaSpan, Reason
 
 
 @st.composite
@@ -30,7 +31,7 @@ class Sample(BaseModel):
     ledger: store.LedgerField
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(ledgers())
 def test_json_round_trip_is_identity(ledger: Ledger) -> None:
     text = json.dumps(store.to_json(ledger), allow_nan=False)
@@ -53,7 +54,7 @@ def test_optional_columns_and_media_come_back() -> None:
     assert again[0].draft.media == media
 
 
-def test_a_field_takes_a_ledger_and_has_a_schema() -> None:
+def test_a_field_accepts_a_ledger_and_has_a_schema() -> None:
     ledger = Ledger()
     assert Sample(ledger=ledger).ledger is ledger
     assert Sample.model_json_schema()["properties"]["ledger"]["type"] == "object"
@@ -68,22 +69,23 @@ TURN = RECORD["turns"][0]
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (3, "is of type int"),
-        ({}, "its format is None"),
-        ({**RECORD, "schema": 2}, "has schema 2, this version of strands-tito reads 1"),
-        ({**RECORD, "turns": 3}, "no list of turns"),
-        ({**RECORD, "header": {}}, "missing required field|is not a canonical UUID"),
-        ({**RECORD, "turns": [{}]}, "missing required field"),
-        ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "refers to turn 0, and 0 come before it"),
-        ({**RECORD, "turns": [{**TURN, "parent": 0}]}, "cannot follow turn 0"),
-        ({**RECORD, "turns": [{**TURN, "columns": {"prompt_ids": [1]}}]}, "four lists of numbers"),
-        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "four lists of numbers"),
-        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, "outside"),
-        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids but 1"),
-        ({**RECORD, "turns": [{**TURN, "finish": "vanished"}]}, "Invalid enum value"),
+        (3, "int"),
+        ({}, "format.*None"),
+        ({**RECORD, "schema": 2}, "schema 2.* 1.*upgrade"),
+        ({**RECORD, "turns": 3}, "turns"),
+        ({**RECORD, "header": {}}, "header.*uuid"),
+        ({**RECORD, "turns": [{}]}, "Turn 0.*field"),
+        ({**RECORD, "turns": [{**TURN, "sampling": 0}]}, "Turn 0.*turn 0"),
+        ({**RECORD, "turns": [TURN, {**TURN, "parent": 1}]}, "turn 1"),
+        ({**RECORD, "annotations": [{}]}, "annotation.*field"),
+        ({**RECORD, "turns": [{**TURN, "columns": {"prompt_ids": [1]}}]}, "prompt_provenance"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "prompt_ids": ["a"]}}]}, "str"),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "output_ids": [2**40, 1]}}]}, str(2**40)),
+        ({**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0]}}]}, "2 output ids.* 1 "),
+        ({**RECORD, "turns": [{**TURN, "finish": "vanished"}]}, "vanished"),
     ],
 )
-def test_what_is_no_ledger_is_refused(record: Any, words: str) -> None:
+def test_other_values_are_refused(record: Any, words: str) -> None:
     with pytest.raises(store.SchemaError, match=words):
         store.from_json(record)
     with pytest.raises(ValidationError):
@@ -92,14 +94,14 @@ def test_what_is_no_ledger_is_refused(record: Any, words: str) -> None:
 
 def test_a_ledger_that_breaks_a_law_is_refused() -> None:
     broken = {**RECORD, "turns": [{**TURN, "columns": {**TURN["columns"], "logprobs": [-1.0, 0.5]}}]}
-    with pytest.raises(LawViolationError, match=r"logprob 0\.5 at output offset 1"):
+    with breaks_law(4, "logprob 0.5", "output offset 1"):
         store.from_json(broken)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("stop", "\ud800"), ("stop", 2**70), ("branch", {"reason": "edit", "detail": "\udfff"})]
 )
-def test_what_no_file_takes_is_refused(name: str, value: Any) -> None:
+def test_values_that_no_file_can_hold_are_refused(name: str, value: Any) -> None:
     with pytest.raises(store.SchemaError):
         store.from_json({**RECORD, "turns": [{**TURN, name: value}]})
 
@@ -119,7 +121,7 @@ def test_what_no_file_takes_is_refused(name: str, value: Any) -> None:
     ],
     ids=str,
 )
-def test_a_field_that_this_version_does_not_know_is_refused_wherever_it_is(place: list[Any]) -> None:
+def test_an_unknown_field_is_refused_everywhere(place: list[Any]) -> None:
     ledger = Ledger()
     ledger.commit(make_draft(None, 0, [100], [200], extras={"routed_experts": Column.of(0, [[1], [2]])}))
     ledger.commit(make_draft(None, 0, [100], [200], branch=Branch(Reason.SEPARATE)))

@@ -1,7 +1,7 @@
-"""Processes that stream turns of several ledgers into a file, and tell what they did, until somebody kills them.
+"""Writers that stream turns of several ledgers into a file and report them, until they are killed.
 
-This script forks one for each line on its standard input, `PATH PIPE SEED UUID...`, and answers with its process id;
-for `wait PID` it answers with how that one ended. A writer says into its pipe, a line each: `ready`; `turn UUID INDEX`
+For each line `PATH PIPE SEED UUID...` on standard input, this script forks a writer and prints its process id. For
+`wait PID` it prints that writer's exit code. A writer reports into its pipe, one line each: `ready`; `turn UUID INDEX`
 and `note UUID INDEX` after each commit; `sync BYTES` after each fsync, with the file's size before it.
 """
 
@@ -29,15 +29,15 @@ from tito_core.store import LedgerFile
 
 
 def draft_of(uuid: str, index: int, before: int) -> Draft:
-    """Give the turn that a ledger has in this place, large or small, whoever asks: a chain of its own random tokens.
+    """Return turn `index` of a ledger: random tokens that depend on ledger and index only.
 
     Args:
         uuid: The ledger.
-        index: The place.
-        before: Tokens of the turns before it.
+        index: The turn's index.
+        before: Number of tokens of the turns before it.
     """
     dice = random.Random(f"{uuid} {index}")
-    largest = dice.choice([3, 3, 3, 50, 50, 1_000, 60_000])  # a large turn is one that a kill cuts in the middle
+    largest = dice.choice([3, 3, 3, 50, 50, 1_000, 60_000])  # a kill cuts a large turn in the middle
     prompt, output, noise = dice.randint(0, largest), dice.randint(1, largest), dice.getrandbits(20)
     ids = (np.arange(prompt + output, dtype=np.int32) * 7 + noise) % 150_000
     cut = index % 4 % output
@@ -56,33 +56,33 @@ def draft_of(uuid: str, index: int, before: int) -> Draft:
     )
 
 
-def go_on(ledger: Ledger) -> Turn:
+def commit_next(ledger: Ledger) -> Turn:
     """Commit a ledger's next turn."""
     last = len(ledger) - 1 if len(ledger) else None
     return ledger.commit(draft_of(ledger.uuid, len(ledger), ledger.path_length(last)))
 
 
 def write(path: str, pipe: str, seed: int, uuids: list[str]) -> None:
-    told = os.open(pipe, os.O_WRONLY)
+    reports = os.open(pipe, os.O_WRONLY)
 
-    def tell(*words: object) -> None:
-        os.write(told, (" ".join(map(str, words)) + "\n").encode())
+    def report(*words: object) -> None:
+        os.write(reports, (" ".join(map(str, words)) + "\n").encode())
 
     dice = random.Random(seed)
     with LedgerFile(path, "a") as file:
         known = set(file.uuids)
         ledgers = [file.attach(file.load(uuid) if uuid in known else Ledger(uuid)) for uuid in uuids]
-        tell("ready")
+        report("ready")
         while True:
             ledger = dice.choice(ledgers)
-            tell("turn", ledger.uuid, go_on(ledger).index)
+            report("turn", ledger.uuid, commit_next(ledger).index)
             if dice.random() < 0.2:
                 ledger.annotate("count", len(ledger.annotations))
-                tell("note", ledger.uuid, len(ledger.annotations) - 1)
+                report("note", ledger.uuid, len(ledger.annotations) - 1)
             if dice.random() < 0.2:
                 size = os.stat(path).st_size
                 file.sync()
-                tell("sync", size)
+                report("sync", size)
 
 
 def main() -> None:

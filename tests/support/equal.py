@@ -1,4 +1,4 @@
-"""A ledger held to the oracle, field by field."""
+"""Compare a ledger with the oracle, field by field."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from support.oracle import PROMPT_KINDS, Oracle, ParsedCallText, Path, same_numbers, text_of
+from support.oracle import PROMPT_KINDS, Oracle, Path, PlainTurn, same_numbers, text_of
 from tito_core.ledger import Branch, Ledger, Semantics, Trajectory, Turn
 
 
 def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
-    """Raise AssertionError where a ledger differs from what the oracle says."""
+    """Assert that a ledger equals the oracle's."""
     header = ledger.header
-    found = {name: getattr(header, name) for name in ("uuid", "group_id", "task_id", "tokenizer")}
-    assert {**found, "user": dict(header.user)} == oracle.header
+    names = {name: getattr(header, name) for name in ("uuid", "group_id", "task_id", "tokenizer")}
+    assert {**names, "user": dict(header.user)} == oracle.header
     assert len(ledger) == len(oracle.turns)
-    for turn, said in zip(ledger, oracle.turns, strict=True):
-        _expect_turn(turn, said)
+    for turn, expected in zip(ledger, oracle.turns, strict=True):
+        _expect_turn(turn, expected)
         assert turn.draft.sampling.first == oracle.sampling_of(turn.index)
         assert turn.draft.sampling is ledger[oracle.sampling_of(turn.index)].draft.sampling
         assert turn.draft.engine.server.first == oracle.server_of(turn.index)
@@ -29,33 +29,34 @@ def expect_equal(ledger: Ledger, oracle: Oracle) -> None:
         assert [above.index for above in ledger.path(turn.index)] == oracle.path(turn.index)
         assert turn.path_length == ledger.path_length(turn.index) == oracle.length(turn.index)
         assert ledger.extended(turn.index) == (turn.index not in oracle.leaves())
-        _expect_history(ledger, turn.index, said)
+        _expect_history(ledger, turn.index, expected)
     _expect_annotations(ledger, oracle)
     _expect_trajectories(ledger, oracle)
     _expect_tree(ledger, oracle)
 
 
-def _expect_turn(turn: Turn, said: ParsedCallText) -> None:
+def _expect_turn(turn: Turn, expected: PlainTurn) -> None:
     draft, engine = turn.draft, turn.draft.engine
-    assert draft.prompt_ids.tolist() == [token for token, _ in said.prompt]
-    assert draft.prompt_provenance.tolist() == [PROMPT_KINDS[kind] for _, kind in said.prompt]
-    assert draft.output_ids.tolist() == [token for token, _ in said.output]
+    assert draft.prompt_ids.tolist() == [token for token, _ in expected.prompt]
+    assert draft.prompt_provenance.tolist() == [PROMPT_KINDS[kind] for _, kind in expected.prompt]
+    assert draft.output_ids.tolist() == [token for token, _ in expected.output]
     logprobs = draft.logprobs.tolist()
-    assert logprobs == [logprob for _, logprob in said.output]
-    assert [math.copysign(1, x) for x in logprobs] == [math.copysign(1, x) for _, x in said.output]
-    assert draft.prompt_length == turn.path_length - len(said.output)
-    plain = ("parent", "constrained", "stop", "max_new_tokens", "reasoning_closed", "fingerprint", "call_ids")
-    assert [_typed(getattr(draft, name)) for name in plain] == [_typed(getattr(said, name)) for name in plain]
-    assert draft.finish.value == said.finish
-    assert [tuple(call) for call in draft.calls] == said.calls
-    assert [tuple(span) for span in draft.media] == said.media
-    assert text_of(dict(draft.sampling)) == said.texts["sampling"]
-    assert (engine.server.backend, engine.server.model, *_semantics(engine.semantics)) == said.server
-    assert (engine.request_id, engine.latency_s, engine.cached_tokens) == (said.request, said.latency_s, said.cached)
-    assert [tuple(span) for span in engine.versions] == said.versions
-    assert _branch(draft.branch) == said.branch
-    assert set(draft.extras) == set(said.extras)
-    for name, (start, rows, dtype) in said.extras.items():
+    assert logprobs == [logprob for _, logprob in expected.output]
+    assert [math.copysign(1, x) for x in logprobs] == [math.copysign(1, x) for _, x in expected.output]
+    assert draft.prompt_length == turn.path_length - len(expected.output)
+    names = ("parent", "constrained", "stop", "max_new_tokens", "reasoning_closed", "fingerprint", "call_ids")
+    assert [_typed(getattr(draft, name)) for name in names] == [_typed(getattr(expected, name)) for name in names]
+    assert draft.finish.value == expected.finish
+    assert [tuple(call) for call in draft.calls] == expected.calls
+    assert [tuple(span) for span in draft.media] == expected.media
+    assert text_of(dict(draft.sampling)) == expected.texts["sampling"]
+    assert (engine.server.backend, engine.server.model, *_semantics(engine.semantics)) == expected.server
+    observed = (engine.request_id, engine.latency_s, engine.cached_tokens)
+    assert observed == (expected.request, expected.latency_s, expected.cached)
+    assert [tuple(span) for span in engine.versions] == expected.versions
+    assert _branch(draft.branch) == expected.branch
+    assert set(draft.extras) == set(expected.extras)
+    for name, (start, rows, dtype) in expected.extras.items():
         column = draft.extras[name]
         assert (column.start, column.dtype, column.values.dtype) == (start, dtype, np.dtype(dtype))
         assert same_numbers(column.values.tolist(), rows)
@@ -73,28 +74,28 @@ def _branch(branch: Branch | None) -> tuple[str, int | None, int | None, str] | 
     return None if branch is None else (branch.reason.value, branch.turn, branch.message, branch.detail)
 
 
-def _expect_history(ledger: Ledger, turn: int, said: ParsedCallText) -> None:
-    """Whatever the ledger remembers of a turn's messages is what they were; what it never saw it does not make up."""
-    entry = ledger.entry_of(turn)
-    if entry is not None:
-        remembered = [above.message for above in entry.upward()][::-1]
-        assert said.history is not None
-        assert remembered == said.history  # strict copies: 1 is not 1.0
+def _expect_history(ledger: Ledger, turn: int, expected: PlainTurn) -> None:
+    """Assert that the messages that a ledger holds for a turn, if any, are those of the turn."""
+    node = ledger.node_of(turn)
+    if node is not None:
+        remembered = [each.message for each in node.upward()][::-1]
+        assert expected.history is not None
+        assert remembered == expected.history  # as strict copies: 1 is not 1.0
 
 
-def expect_walk(ledger: Ledger, oracle: Oracle, history: Sequence[Any]) -> None:
-    """Walking a history finds each turn that ends in a beginning of it, whichever way the ledger knows them."""
-    walk = ledger.walk(history)
-    assert walk.known + len(walk.new) == len(history)
-    assert list(walk.new) == list(history[walk.known :])
-    found = {walk.known - i: sorted(entry.turns) for i, entry in enumerate(walk.entry.upward()) if entry.turns}
+def expect_match(ledger: Ledger, oracle: Oracle, history: Sequence[Any]) -> None:
+    """Assert that matching a history finds each turn whose history is a beginning of it."""
+    match = ledger.match(history)
+    assert match.known + len(match.new) == len(history)
+    assert list(match.new) == list(history[match.known :])
+    found = {match.known - i: sorted(node.turns) for i, node in enumerate(match.node.upward()) if node.turns}
     expected = {length: oracle.ending_in(list(history[:length])) for length in range(1, len(history) + 1)}
     assert found == {length: turns for length, turns in expected.items() if turns}
 
 
 def _expect_annotations(ledger: Ledger, oracle: Oracle) -> None:
     found = [(annotation.name, annotation.value, annotation.turn) for annotation in ledger.annotations]
-    assert json.dumps(found) == json.dumps(oracle.annotations)  # which tells 1 from 1.0, and NaN is NaN
+    assert json.dumps(found) == json.dumps(oracle.annotations)  # tells 1 from 1.0, and NaN equals NaN
     for name, turn in {(name, turn) for name, _, turn in oracle.annotations}:
         assert json.dumps(ledger.annotation(name, turn=turn)) == json.dumps(oracle.latest(name, turn))
 
@@ -111,7 +112,7 @@ def _expect_trajectories(ledger: Ledger, oracle: Oracle) -> None:
     for trajectory in constrained:
         for segment in trajectory.segments:
             trained[segment.turn] += int(trajectory.loss_mask[segment.start : segment.stop].sum())
-    assert trained == [len(said.output) for said in oracle.turns]
+    assert trained == [len(each.output) for each in oracle.turns]
 
 
 def _expect_trajectory(trajectory: Trajectory, path: Path) -> None:
@@ -150,7 +151,7 @@ def _expect_tree(ledger: Ledger, oracle: Oracle) -> None:
     assert title.startswith(f"ledger {oracle.header['uuid']}: ")
     drawn = [re.match(r"[ │├└─]*turn (\d+)  (\d+)\+(\d+) tokens  ", line) for line in lines]
     numbers = {tuple(map(int, match.groups())) for match in drawn if match is not None}
-    assert numbers == {(i, len(said.prompt), len(said.output)) for i, said in enumerate(oracle.turns)}
+    assert numbers == {(i, len(each.prompt), len(each.output)) for i, each in enumerate(oracle.turns)}
     assert len(lines) == len(oracle.turns)
     for line in lines:
         turn = oracle.turns[int(re.search(r"turn (\d+)", line)[1])]  # type: ignore[index]

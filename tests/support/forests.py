@@ -1,4 +1,4 @@
-"""Random turns of every kind, said in plain words by a string of random bytes, and made into drafts."""
+"""Random turns of every kind, derived from a string of bytes, as plain values and as drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from support.oracle import PROMPT_KINDS, Oracle, ParsedCallText
+from support.oracle import PROMPT_KINDS, Oracle, PlainTurn
 from tito_core.ledger import (
     Branch,
     CallRecord,
@@ -31,7 +31,7 @@ from tito_core.ledger.history_index import extended
 T = TypeVar("T")
 
 IDS = [200, 201, 202, 0, 2**31 - 1]
-# The ends of what is a log-probability: just above the sentinel, the smallest float32, rounding above zero.
+# Bounds of valid logprobs: just above the sentinel, the smallest float32, rounding above zero.
 LOGPROBS = [-1.0, -0.5, -2.25, 0.0, -0.0, -9998.0, -(2.0**-149), 2.0**-14]
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},
@@ -45,7 +45,7 @@ SERVERS: list[tuple[str, str, bool | None, float | None, bool, str]] = [
     ("scripted", "m", False, 1.0, False, "test"),
     ("scripted", "m", True, 0.5, True, "test"),
     ("scripted", "adapter", False, 1.0, False, "test"),
-    ("other", "m", None, None, False, "nobody said"),
+    ("other", "m", None, None, False, "unknown"),
     ("other", "m", None, 1.0, False, "None"),
 ]
 CALLS: list[tuple[str | None, str, str]] = [
@@ -54,7 +54,7 @@ CALLS: list[tuple[str | None, str, str]] = [
     ("look\nturn 0  ", "malformed", "A name\nof two lines."),
     ("look", "truncated", "It was cut."),
 ]
-# Values, then the smallest type that holds them: each one's edges.
+# Values at the bounds of each type, and the smallest type that holds them.
 INTEGERS: list[tuple[list[int], str]] = [
     ([0, 255], "|u1"),
     ([-1, 127], "|i1"),
@@ -72,7 +72,7 @@ FLOATS = [-1.0, 0.0, -0.25, -(2.0**-149), -3.0]
 
 
 class Dice:
-    """Choices read off a string of bytes; all zeros, and every one beyond its end, choose what is simplest."""
+    """Choices read from a string of bytes. Zeros, and reads beyond its end, choose the simplest option."""
 
     def __init__(self, data: bytes) -> None:
         self._left = iter(data)
@@ -87,8 +87,8 @@ class Dice:
         return next(self._left, 0) >= 192
 
 
-def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> ParsedCallText:
-    """Say a turn that the ledger must take."""
+def random_turn(dice: Dice, oracle: Oracle, parent: int | None) -> PlainTurn:
+    """Return a valid turn after `parent`."""
     start = oracle.length(parent)
     kinds = list(PROMPT_KINDS)
     prompt = [(dice.pick(IDS), dice.pick(kinds)) for _ in range(dice.pick([1, 2, 0, 4]))]
@@ -97,7 +97,7 @@ def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> ParsedCallText:
     calls = []
     for name, status, reason in [dice.pick(CALLS) for _ in range(dice.pick([0, 0, 1, 2]))]:
         calls.append((name, status, 0, len(output), reason))
-    said = ParsedCallText(
+    turn = PlainTurn(
         parent=parent,
         prompt=prompt,
         output=output,
@@ -119,23 +119,23 @@ def said_of(dice: Dice, oracle: Oracle, parent: int | None) -> ParsedCallText:
         history=None,
     )
     if prompt and dice.seldom():
-        said.media.append((start, 1, bytes(32)))
+        turn.media.append((start, 1, bytes(32)))
         if len(prompt) > 1:
-            said.media.append((start + 1, len(prompt) - 1, bytes(range(32))))
-    return said
+            turn.media.append((start + 1, len(prompt) - 1, bytes(range(32))))
+    return turn
 
 
 def _versions(dice: Dice, output: int) -> list[tuple[int, int, str | None]]:
     cuts = sorted({dice.number(output + 1) for _ in range(dice.pick([0, 0, 1, 2]))} | {0})
     if dice.seldom():
-        cuts.insert(0, 0)  # a span without tokens
+        cuts.insert(0, 0)  # an empty span
     spans = [(a, b, dice.pick([None, "v1", "v2", ""])) for a, b in zip(cuts, [*cuts[1:], output], strict=True)]
     return spans if output or dice.seldom() else []
 
 
 def _branch(dice: Dice, oracle: Oracle, parent: int | None) -> tuple[str, int | None, int | None, str] | None:
-    taken = any(said.parent == parent for said in oracle.turns)
-    if not taken or dice.seldom():  # or it was prepared when nobody had branched there
+    has_sibling = any(turn.parent == parent for turn in oracle.turns)
+    if not has_sibling or dice.seldom():  # or it was prepared before the sibling was committed
         return None
     reason = dice.pick([str(reason) for reason in Reason])
     turn = dice.pick([None, *range(len(oracle.turns))])
@@ -162,36 +162,36 @@ def _extras(dice: Dice, middle: int, stop: int) -> dict[str, tuple[int, list[Any
     return extras
 
 
-def draft_of(said: ParsedCallText) -> Draft:
-    """Make the draft that says the same."""
-    backend, model, processed, temperature, adjusted, source = said.server
+def draft_of(turn: PlainTurn) -> Draft:
+    """Return a turn as a draft."""
+    backend, model, processed, temperature, adjusted, source = turn.server
     return Draft(
-        parent=said.parent,
+        parent=turn.parent,
         columns=Columns.pack(
-            np.array([token for token, _ in said.prompt], np.int32),
-            np.array([PROMPT_KINDS[kind] for _, kind in said.prompt], np.uint8),
-            np.array([token for token, _ in said.output], np.int64),
-            np.array([logprob for _, logprob in said.output], np.float64),
+            np.array([token for token, _ in turn.prompt], np.int32),
+            np.array([PROMPT_KINDS[kind] for _, kind in turn.prompt], np.uint8),
+            np.array([token for token, _ in turn.output], np.int64),
+            np.array([logprob for _, logprob in turn.output], np.float64),
         ),
-        constrained=said.constrained,
-        prompt_length=0,  # the caller knows how long the path is
-        finish=Finish(said.finish),
-        stop=said.stop,
-        fingerprint=said.fingerprint,
-        sampling=Sampling(said.sampling),
-        max_new_tokens=said.max_new_tokens,
-        calls=tuple(CallRecord(*call) for call in said.calls),
+        constrained=turn.constrained,
+        prompt_length=0,  # the caller sets it
+        finish=Finish(turn.finish),
+        stop=turn.stop,
+        fingerprint=turn.fingerprint,
+        sampling=Sampling(turn.sampling),
+        max_new_tokens=turn.max_new_tokens,
+        calls=tuple(CallRecord(*call) for call in turn.calls),
         engine=EngineRecord(
             Server(backend, model, Semantics(processed, temperature, adjusted, source)),
-            said.request,
-            said.latency_s,
-            said.cached,
-            tuple(VersionSpan(*span) for span in said.versions),
+            turn.request,
+            turn.latency_s,
+            turn.cached,
+            tuple(VersionSpan(*span) for span in turn.versions),
         ),
-        reasoning_closed=said.reasoning_closed,
-        branch=None if said.branch is None else Branch(Reason(said.branch[0]), *said.branch[1:]),
-        extras={name: _column(*column) for name, column in said.extras.items()},
-        media=tuple(MediaSpan(*span) for span in said.media),
+        reasoning_closed=turn.reasoning_closed,
+        branch=None if turn.branch is None else Branch(Reason(turn.branch[0]), *turn.branch[1:]),
+        extras={name: _column(*column) for name, column in turn.extras.items()},
+        media=tuple(MediaSpan(*span) for span in turn.media),
     )
 
 
@@ -202,7 +202,7 @@ def _column(start: int, rows: list[Any], dtype: str) -> Column:
 
 
 def digest_of(history: Sequence[Any]) -> bytes:
-    """Digest a history, opening and answer included, as the model does for a draft's fingerprint."""
+    """Return the digest of a history, opening and answer included, as the model does for a draft's fingerprint."""
     digest = b""
     for message in history:
         digest = extended(digest, message)
@@ -210,7 +210,7 @@ def digest_of(history: Sequence[Any]) -> bytes:
 
 
 def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Exception]]:
-    """Break one thing that no ledger may take."""
+    """Return a draft that breaks one law, and the error that refuses it."""
     start, turns = oracle.length(good.parent), len(oracle.turns)
     stop = start + good.columns.prompt + good.columns.output
     engine = good.engine
@@ -227,7 +227,7 @@ def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Excepti
         "extras": {},
         "media": (),
     }
-    free = all(said.parent != good.parent for said in oracle.turns)
+    is_first = all(turn.parent != good.parent for turn in oracle.turns)
 
     def with_logprob(value: float) -> dict[str, Any]:
         return {"columns": columns(1, 0, 1, value), **longer}
@@ -253,8 +253,8 @@ def broken(dice: Dice, good: Draft, oracle: Oracle) -> tuple[Draft, type[Excepti
         lambda: {"media": (MediaSpan(start, 0, bytes(32)),)},
         lambda: {"parent": turns},
         lambda: {"parent": -1},
-        lambda: {"branch": Branch(Reason.EDIT) if free else Branch(Reason.EDIT, turns)},
-        lambda: {"branch": Branch(Reason.EDIT) if free else Branch(Reason.RETRY, -1)},
+        lambda: {"branch": Branch(Reason.EDIT) if is_first else Branch(Reason.EDIT, turns)},
+        lambda: {"branch": Branch(Reason.EDIT) if is_first else Branch(Reason.RETRY, -1)},
     ]
     change = dice.pick(changes)()
     return replace(good, **change), IndexError if "parent" in change else LawViolationError

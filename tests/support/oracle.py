@@ -1,4 +1,4 @@
-"""What a ledger should say, worked out from plain lists and dicts, the slow obvious way. Imports nothing of ours."""
+"""An oracle of what a ledger must hold, computed from plain lists and dicts in the obvious way, without our code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SAMPLED, CONSTRAINED = 3, 4
 
 
 @dataclass
-class ParsedCallText:
-    """One turn in plain words: what a test told the ledger."""
+class PlainTurn:
+    """One turn as plain values: what a test committed."""
 
     parent: int | None
-    prompt: list[tuple[int, str]]  # token id, where it came from
+    prompt: list[tuple[int, str]]  # token id, provenance
     output: list[tuple[int, float]]  # token id, logprob
     constrained: bool
     finish: str
@@ -33,20 +33,20 @@ class ParsedCallText:
     branch: tuple[str, int | None, int | None, str] | None
     extras: dict[str, tuple[int, list[Any], str]]  # first row's offset, rows, dtype
     media: list[tuple[int, int, bytes]]
-    history: list[Any] | None  # opening, messages and the answer, or None where nobody can know them
+    history: list[Any] | None  # opening, messages and answer; None if only the digest is known
     fingerprint: bytes = b""
     call_ids: int = 0
     texts: dict[str, str] = field(default_factory=dict)  # as JSON: sampling, server, history
 
 
 def text_of(value: Any) -> str:
-    """Give the one JSON text that a value has; 1, 1.0 and true have three."""
+    """Return a value's JSON text; 1, 1.0 and true have different texts."""
     return json.dumps(value, sort_keys=True)
 
 
 @dataclass
 class Path:
-    """What the trajectory of a leaf should be."""
+    """The expected trajectory of a leaf."""
 
     token_ids: list[int] = field(default_factory=list)
     provenance: list[int] = field(default_factory=list)
@@ -67,21 +67,21 @@ class Oracle:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self.header = header
-        self.turns: list[ParsedCallText] = []
+        self.turns: list[PlainTurn] = []
         self.annotations: list[tuple[str, Any, int | None]] = []
         self.call_ids = 0
 
-    def commit(self, said: ParsedCallText) -> None:
-        """Take a turn; one that came after another was prepared for the same place is a separate agent's."""
-        taken = any(other.parent == said.parent for other in self.turns)
-        if taken and said.branch is None:
-            said.branch = ("separate agent", said.parent, None, "")
-        said.call_ids = self.call_ids
-        said.texts = {name: text_of(getattr(said, name)) for name in ("sampling", "server", "history")}
-        self.turns.append(said)
+    def commit(self, turn: PlainTurn) -> None:
+        """Append a turn. Without a branch record, a second turn of one parent is a separate agent's."""
+        has_sibling = any(other.parent == turn.parent for other in self.turns)
+        if has_sibling and turn.branch is None:
+            turn.branch = ("separate agent", turn.parent, None, "")
+        turn.call_ids = self.call_ids
+        turn.texts = {name: text_of(getattr(turn, name)) for name in ("sampling", "server", "history")}
+        self.turns.append(turn)
 
     def reload(self) -> None:
-        """A ledger that comes back knows the call ids of its last turn."""
+        """Follow a reload: a loaded ledger knows the call ids of its last turn."""
         self.call_ids = self.turns[-1].call_ids if self.turns else 0
 
     def path(self, turn: int | None) -> list[int]:
@@ -102,54 +102,55 @@ class Oracle:
         return self._first(turn, "server")
 
     def _first(self, turn: int, name: str) -> int:
-        wanted = self.turns[turn].texts[name]
-        return next(i for i, said in enumerate(self.turns) if said.texts[name] == wanted)
+        text = self.turns[turn].texts[name]
+        return next(i for i, each in enumerate(self.turns) if each.texts[name] == text)
 
     def ending_in(self, history: list[Any]) -> list[int]:
-        """List the turns whose history and answer are these messages."""
-        wanted = text_of(history)
-        return [i for i, said in enumerate(self.turns) if said.texts["history"] == wanted]
+        """Return the turns whose history and answer are these messages."""
+        text = text_of(history)
+        return [i for i, each in enumerate(self.turns) if each.texts["history"] == text]
 
     def latest(self, name: str, turn: int | None) -> Any:
-        values = [value for said, value, about in self.annotations if (said, about) == (name, turn)]
+        values = [value for *key, value, of_turn in self.annotations if (*key, of_turn) == (name, turn)]
         return values[-1] if values else None
 
     def trajectories(self) -> list[Path]:
-        found, already = [], set()
+        paths: list[Path] = []
+        seen: set[int] = set()
         for leaf in self.leaves():
-            path = Path(context=already & set(self.path(leaf)))
+            path = Path(context=seen & set(self.path(leaf)))
             for turn in self.path(leaf):
-                self._add(path, turn, turn in already)
-            already |= set(self.path(leaf))
-            found.append(path)
-        return found
+                self._add(path, turn, turn in seen)
+            seen |= set(self.path(leaf))
+            paths.append(path)
+        return paths
 
-    def _add(self, path: Path, turn: int, seen: bool) -> None:
-        said = self.turns[turn]
+    def _add(self, path: Path, index: int, seen: bool) -> None:
+        turn = self.turns[index]
         start = len(path.token_ids)
-        for token, kind in said.prompt:
+        for token, kind in turn.prompt:
             path.token_ids.append(token)
             path.provenance.append(PROMPT_KINDS[kind])
             path.logprobs.append(None)
             path.mask.append(0)
             path.mask_with_constrained.append(0)
         middle = len(path.token_ids)
-        for token, logprob in said.output:
+        for token, logprob in turn.output:
             path.token_ids.append(token)
-            path.provenance.append(CONSTRAINED if said.constrained else SAMPLED)
+            path.provenance.append(CONSTRAINED if turn.constrained else SAMPLED)
             path.logprobs.append(logprob)
-            path.mask.append(int(not seen and not said.constrained))
+            path.mask.append(int(not seen and not turn.constrained))
             path.mask_with_constrained.append(int(not seen))
-        path.segments += [(turn, start, middle, False), (turn, middle, len(path.token_ids), True)]
-        path.versions += [(middle + first, middle + last, version) for first, last, version in said.versions]
-        if said.server[2:] not in path.semantics:
-            path.semantics.append(said.server[2:])
-        for name, (offset, rows, _) in said.extras.items():
+        path.segments += [(index, start, middle, False), (index, middle, len(path.token_ids), True)]
+        path.versions += [(middle + first, middle + last, version) for first, last, version in turn.versions]
+        if turn.server[2:] not in path.semantics:
+            path.semantics.append(turn.server[2:])
+        for name, (offset, rows, _) in turn.extras.items():
             for i, row in enumerate(rows):
                 path.columns.setdefault(name, {})[offset + i] = row
-        path.turns.append(turn)
-        if said.branch is not None:
-            path.branch = said.branch
+        path.turns.append(index)
+        if turn.branch is not None:
+            path.branch = turn.branch
 
 
 def same_numbers(found: Any, expected: Any) -> bool:

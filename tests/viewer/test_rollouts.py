@@ -123,7 +123,7 @@ def test_rollouts_that_come_later_have_the_next_numbers(tmp_path: Path) -> None:
 
 def test_what_is_no_rollout_says_so(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("none")
-    with pytest.raises(SchemaError, match="holds no rollouts"):
+    with pytest.raises(SchemaError, match="is not a strands-tito rollout file"):
         Rollouts([tmp_path / "text"])
     with pytest.raises(SchemaError, match=r"index\.jsonl"):
         Rollouts([tmp_path])

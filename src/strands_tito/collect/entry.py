@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tito_core.store import SchemaError
-from tito_core.store.index import packed
+from tito_core.store.index import uuid_bytes
 from tito_core.store.records import UNREADABLE
 
 NAME = "index.jsonl"
@@ -80,7 +80,7 @@ class Entry:
             raise ValueError(f"digest is {self.digest!r}, expected 16 hexadecimal digits")
         if not _FILE.fullmatch(self.file):
             raise ValueError(f"file is {self.file!r}, expected a name such as rollouts-00001.tito")
-        if not packed(self.ledger):
+        if not uuid_bytes(self.ledger):
             raise ValueError(f"ledger is {self.ledger!r}, expected a canonical UUID")
         if min(self.end, self.turns, self.tokens, self.sampled) < 0:
             raise ValueError("end, turns, tokens and sampled must be 0 or more")

@@ -13,7 +13,7 @@ from strands_tito.collect.entry import NAME, is_file_name
 from strands_tito.collect.index import Index
 from tito_core.store import LedgerFile, SchemaError
 from tito_core.store.frames import PREAMBLE, expect_preamble, frames
-from tito_core.store.index import packed
+from tito_core.store.index import uuid_bytes
 from tito_core.termination import ANNOTATION
 
 
@@ -47,10 +47,10 @@ def _recover_newest(path: Path, index: Index) -> None:
     end = 0
     for entry in index.of_file(path.name):
         if entry.end <= whole:
-            _expect_end(path, entry.ledger, entry.end, found.get(packed(entry.ledger)))
+            _expect_end(path, entry.ledger, entry.end, found.get(uuid_bytes(entry.ledger)))
             end = max(end, entry.end)
-        elif packed(entry.ledger) in found and _is_finished(path, entry.ledger):
-            _expect_end(path, entry.ledger, entry.end, found[packed(entry.ledger)])
+        elif uuid_bytes(entry.ledger) in found and _is_finished(path, entry.ledger):
+            _expect_end(path, entry.ledger, entry.end, found[uuid_bytes(entry.ledger)])
     _expect_at_most(1, path, [uuid for uuid, at in found.items() if at > end], end)
     index.cut(path.name, whole)
     os.truncate(path, end)

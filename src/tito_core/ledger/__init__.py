@@ -1,4 +1,4 @@
-"""The ledger: what a rollout's tokens are and where each came from. Pure, synchronous, numpy only."""
+"""The ledger: a rollout's tokens and the origin of each. Pure, synchronous, standard library and NumPy only."""
 
 from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.columns import Column, Columns

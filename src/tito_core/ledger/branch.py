@@ -1,4 +1,4 @@
-"""Why a path of the forest is not simply the next turn of the one before."""
+"""Branches: why a turn does not simply follow the latest turn of a path."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """What happened to a history so that it went on elsewhere (law 8)."""
+    """Why a history branched (law 8)."""
 
-    EDIT = "edit"  # a message changed, or one that was not sampled here came in
-    TRIM = "trim"  # messages were left out
+    EDIT = "edit"  # a message changed, or an assistant message appeared that was not sampled here
+    TRIM = "trim"  # messages were removed
     SUMMARY = "summary"  # several messages were replaced by one
-    REWIND = "rewind"  # the agent went back and was asked something else
-    RETRY = "retry"  # the same messages were answered again
+    REWIND = "rewind"  # the agent returned to an earlier turn and got another message
+    RETRY = "retry"  # the same messages were sent again
     OPENING = "new system prompt or tools"
     THINKING = "thinking stripped"
     SEPARATE = "separate agent"
@@ -21,19 +21,19 @@ class Reason(StrEnum):
 
 
 OF_ONE_AGENT = frozenset(Reason) - {Reason.SEPARATE, Reason.SIDE_CALL}
-"""Reasons that lie in one agent's own history."""
+"""Reasons that a change of one agent's own history can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A link from the first turn of a new path to where it left an older one.
+    """A link from the first turn of a new path to the older path that it left.
 
     Attributes:
-        reason: Why it left.
-        turn: Where the path left: the last turn that both have in common by content, or the agent's own last turn when
-            they part before any, as after a trim. None for a path that left no other.
-        message: Index of the first message that differs, where one does.
-        detail: Which part of the opening differs, for `OPENING`; empty otherwise.
+        reason: Why the path branched.
+        turn: The last turn whose content both paths share, or the agent's own last turn if they share none (after a
+            trim, for example). None if the path left no other path.
+        message: Index of the first message that differs, or None.
+        detail: For `OPENING`, the part of the opening that differs; empty otherwise.
     """
 
     reason: Reason

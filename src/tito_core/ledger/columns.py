@@ -1,4 +1,4 @@
-"""Per-token columns of one turn: the four that every turn has, packed, and the optional ones."""
+"""Per-token columns of one turn: the four that every turn has, packed, and the optional columns."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ Logprobs = npt.NDArray[np.float32]
 _ID, _LOGPROB = np.dtype("<i4"), np.dtype("<f4")
 _NARROW = tuple(np.dtype(kind) for kind in ("u1", "i1", "<u2", "<i2", "<i4"))
 _DIMENSIONS = 32
-"""Most dimensions of an optional column, which is what every NumPy takes."""
+"""Most dimensions of an optional column: the limit of every NumPy version."""
 _KINDS = (*(dtype.str for dtype in _NARROW), _LOGPROB.str)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The columns of one turn's own tokens, in one immutable buffer: 5 bytes a prompt token, 8 an output token.
+    """The columns of one turn's own tokens in one immutable buffer: 5 bytes per prompt token, 8 per output token.
 
-    Little-endian, without gaps: ids (int32) of the prompt tokens and then of the output, the output's logprobs
-    (float32), the prompt's provenance (uint8). The output's provenance is one value for all of it, held by the turn.
+    The buffer is little-endian and has no gaps: ids (int32) of the prompt tokens, then of the output tokens; the
+    output's logprobs (float32); the prompt's provenance (uint8). All output tokens have one provenance, which the turn
+    holds.
 
     Attributes:
-        prompt: Number of prompt tokens that the turn adds, its delta.
+        prompt: Number of prompt tokens that the turn adds (its delta).
         output: Number of output tokens.
         buffer: The columns.
     """
@@ -62,21 +63,22 @@ class Columns:
         """Copy arrays of shapes (p,), (p,), (n,), (n,) into one buffer.
 
         Raises:
-            LawViolationError: Law 2: lengths differ, or a value is no token id, provenance or float.
+            LawViolationError: Law 2: lengths differ, or a column has the wrong shape, type or range.
         """
-        ids, answer = _whole("delta ids", prompt_ids, _ID), _whole("output ids", output_ids, _ID)
-        provenance = _whole("provenance", prompt_provenance, np.dtype("u1"))
+        prompt, output = _integers("delta ids", prompt_ids, _ID), _integers("output ids", output_ids, _ID)
+        provenance = _integers("provenance", prompt_provenance, np.dtype("u1"))
         scores = np.asarray(logprobs)
         if scores.ndim != 1 or (scores.dtype.kind != "f" and len(scores)):
             raise LawViolationError(2, f"logprobs must be floats of shape (n,), not {scores.dtype} {scores.shape}.")
-        if len(ids) != len(provenance):
-            raise LawViolationError(2, f"{len(ids)} delta ids but {len(provenance)} provenances.")
-        if len(answer) != len(scores):
-            raise LawViolationError(2, f"{len(answer)} output ids but {len(scores)} logprobs.")
+        if len(prompt) != len(provenance):
+            raise LawViolationError(2, f"{len(prompt)} delta ids but {len(provenance)} provenances.")
+        if len(output) != len(scores):
+            raise LawViolationError(2, f"{len(output)} output ids but {len(scores)} logprobs.")
         if scores.dtype != _LOGPROB:
-            with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite: law 4 refuses it by name
+            with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite, which law 4 refuses
                 scores = scores.astype(_LOGPROB)
-        return cls(len(ids), len(answer), b"".join([part.tobytes() for part in (ids, answer, scores, provenance)]))
+        buffer = b"".join([part.tobytes() for part in (prompt, output, scores, provenance)])
+        return cls(len(prompt), len(output), buffer)
 
     @property
     def ids(self) -> TokenIds:
@@ -95,12 +97,12 @@ class Columns:
 
     @property
     def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
+        """Logprobs of `output_ids`, shape (n,)."""
         return np.frombuffer(self.buffer, _LOGPROB, self.output, 4 * (self.prompt + self.output))
 
     @property
     def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
+        """Provenance of `prompt_ids`, shape (p,)."""
         return np.frombuffer(self.buffer, np.uint8, self.prompt, 4 * self.prompt + 8 * self.output)
 
 
@@ -108,9 +110,11 @@ class Columns:
 class Column:
     """An optional column: row i belongs to token `start + i` of the path, counted from its root.
 
-    Known names: `prompt_logprobs` (rows,), `top_ids` and `top_logprobs` (n, k), -1 and NaN where there are fewer,
-    `routed_experts`
-    (rows, layers, experts), `sampling_mask` (n, k): the ids that a truncated sampler kept, -1 where there are fewer.
+    Known names:
+        `prompt_logprobs`, shape (rows,).
+        `top_ids` and `top_logprobs`, shape (n, k); -1 and NaN pad short rows.
+        `routed_experts`, shape (rows, layers, experts).
+        `sampling_mask`, shape (n, k): the ids that a truncated sampler kept; -1 pads short rows.
 
     Attributes:
         start: Offset of the first row in the path.
@@ -133,8 +137,9 @@ class Column:
             )
         size = np.dtype(self.dtype).itemsize
         expected = size * math.prod(self.shape)
-        beyond = size * math.prod([n or 1 for n in self.shape]) > sys.maxsize  # no array has it, not even an empty one
-        if not self.shape or min(self.shape) < 0 or beyond or len(self.buffer) != expected:
+        # NumPy refuses such a shape even where another dimension is 0.
+        too_large = size * math.prod([n or 1 for n in self.shape]) > sys.maxsize
+        if not self.shape or min(self.shape) < 0 or too_large or len(self.buffer) != expected:
             raise LawViolationError(
                 2,
                 f"an optional column of shape {self.shape} and dtype {self.dtype} takes {expected} bytes, found "
@@ -146,16 +151,18 @@ class Column:
         """Copy values into the smallest integer dtype that holds them; floats become float32."""
         array = np.asarray(values)
         if array.ndim == 0 or array.dtype.kind not in "iubf":
-            raise LawViolationError(2, f"an optional column must hold numbers row by row, not {array.dtype}.")
+            raise LawViolationError(
+                2, f"an optional column must be numbers of shape (rows, ...), not {array.dtype} {array.shape}."
+            )
         with np.errstate(over="ignore"):
             copy = array.astype(_LOGPROB if array.dtype.kind == "f" else _narrowest(array))
         if array.dtype.kind == "f" and np.any(np.isinf(copy) & np.isfinite(array)):
-            raise LawViolationError(2, "an optional column holds a number beyond float32.")
+            raise LawViolationError(2, "an optional column holds a number outside the range of float32.")
         return cls(start, copy.dtype.str, copy.shape, copy.tobytes())
 
     @property
     def rows(self) -> int:
-        """Number of tokens that have a row."""
+        """Number of rows, one for each token that has a value."""
         return self.shape[0]
 
     @property
@@ -169,11 +176,11 @@ def _narrowest(array: npt.NDArray[np.generic]) -> np.dtype[Any]:
     for dtype in _NARROW:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return dtype
-    raise LawViolationError(2, f"an optional column holds {low} to {high}, more than int32 takes.")
+    raise LawViolationError(2, f"an optional column holds {low} to {high}, outside the range of int32.")
 
 
-def _whole(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
-    """Return whole numbers as `dtype`; a cast that would change one is refused."""
+def _integers(name: str, values: npt.ArrayLike, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
+    """Convert whole numbers to `dtype`. Raise if one of them does not fit."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise LawViolationError(2, f"{name} must have shape (n,), not {array.shape}.")

@@ -1,17 +1,17 @@
-"""What the ledger raises."""
+"""The ledger's error."""
 
 from __future__ import annotations
 
 
 class LawViolationError(ValueError):
-    """A law of the ledger does not hold.
+    """A ledger, turn or response breaks a law.
 
     Attributes:
-        law: Its number.
+        law: The law's number.
     """
 
     def __init__(self, law: int, sentence: str) -> None:
-        super().__init__(law, sentence)  # what pickle calls it with
+        super().__init__(law, sentence)  # pickle calls the class with these arguments
         self.law = law
 
     def __str__(self) -> str:

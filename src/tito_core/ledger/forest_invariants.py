@@ -1,7 +1,7 @@
-"""The laws that a whole ledger must keep, as functions: those of each turn, and how its turns and paths fit together.
+"""The laws of a whole ledger, as functions: each turn's laws, and how turns and paths fit together.
 
-Tests, the conformance suite and `tito verify` call `check_ledger`. Each function raises `LawViolationError` with one
-sentence that names the law, turn, offset, expected and found.
+Tests, the conformance suite and `tito verify` call `check_ledger`. Each function raises `LawViolationError` with the
+law, the turn, the offset, and the expected and found values.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
 
 PIECE = 16
-"""Turns of a path whose columns are put together and checked at once."""
+"""Number of a path's turns that are assembled and checked at once."""
 
 
 def check_ledger(ledger: Ledger) -> None:
-    """Check every law that a ledger alone can answer (1 to 4 and 8 to 10)."""
+    """Check every law that can be checked on a ledger alone: 1 to 4 and 8 to 10.
+
+    Raises:
+        LawViolationError: The ledger breaks a law.
+    """
     turns = list(ledger)
     extended: set[int | None] = set()
     for turn in turns:
@@ -43,9 +47,9 @@ def check_ledger(ledger: Ledger) -> None:
         extended.add(turn.parent)
     trained: Counter[int] = Counter()
     for path, context in _tails(ledger):
-        for start in range(0, len(path), PIECE):  # columns of a whole path would be new pages, which cost more
+        for start in range(0, len(path), PIECE):  # larger arrays would need new memory pages
             piece = assemble(path[start : start + PIECE], context=context, train_constrained=False)
-            if not _is_sound(piece):  # all its turns at once; one by one only to name what is wrong
+            if not _is_sound(piece):  # checks all turns at once; the loop below finds the wrong one
                 for turn in piece.path:
                     check_values(turn.draft, turn=turn.index)
                 check_alignment(piece)
@@ -53,13 +57,16 @@ def check_ledger(ledger: Ledger) -> None:
     check_trained_once(turns, trained)
     for note in ledger.annotations:
         if note.turn is not None and not 0 <= note.turn < len(turns):
-            raise LawViolationError(8, f"annotation {note.name!r} is about turn {note.turn}; there are {len(turns)}.")
+            raise LawViolationError(
+                8, f"annotation {note.name!r} refers to turn {note.turn}, but the ledger has {len(turns)} turns."
+            )
 
 
 def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:
-    """Yield what each path adds to the earlier ones, after its last shared turns, and the indices of shared turns.
+    """Yield each path's last turns, and the indices of turns that earlier paths have.
 
-    A whole path for every leaf would cost the square of the turns where many leaves share a long trunk (law 12).
+    A tail goes back over at most `PIECE` turns that earlier paths have. Whole paths would take quadratic time where
+    many leaves share a long trunk (law 12).
     """
     seen: set[int] = set()
     for leaf in ledger.leaves():
@@ -75,7 +82,7 @@ def _tails(ledger: Ledger) -> Iterator[tuple[list[Turn], set[int]]]:
 
 
 def check_alignment(trajectory: Trajectory) -> None:
-    """Check law 2: one length, and a finite logprob exactly on output tokens."""
+    """Check law 2: all columns have one length, and exactly the output tokens have a finite logprob."""
     n = len(trajectory.token_ids)
     for name in ("loss_mask", "logprobs", "provenance"):
         found = len(getattr(trajectory, name))
@@ -93,7 +100,7 @@ def check_alignment(trajectory: Trajectory) -> None:
 
 
 def count_trained(trajectory: Trajectory, trained: Counter[int]) -> None:
-    """Add the tokens with loss mask 1 of each turn, and check law 3: they are all output."""
+    """Count each turn's tokens with loss mask 1 in `trained`, and check law 3: they are all output tokens."""
     if np.any(trajectory.loss_mask > is_output(trajectory.provenance)):
         raise LawViolationError(3, "a token that the engine did not report as output has loss mask 1.")
     at, mask = 0, trajectory.loss_mask
@@ -104,7 +111,7 @@ def count_trained(trajectory: Trajectory, trained: Counter[int]) -> None:
 
 
 def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
-    """Check law 3: each sampled token has mask 1 in exactly one trajectory."""
+    """Check law 3: each sampled token has loss mask 1 in exactly one trajectory."""
     for turn in turns:
         expected = 0 if turn.draft.constrained else turn.draft.columns.output
         if trained[turn.index] != expected:
@@ -114,12 +121,12 @@ def check_trained_once(turns: Iterable[Turn], trained: Counter[int]) -> None:
 
 
 def _is_sound(trajectory: Trajectory) -> bool:
-    """Return whether `check_values` holds on every turn of a path, and `check_alignment` on its columns."""
+    """Return whether every turn passes `check_values`, and the columns pass `check_alignment`."""
     logprobs, n = trajectory.logprobs, len(trajectory.token_ids)
     if not len(trajectory.loss_mask) == len(logprobs) == n == sum([turn.own_length for turn in trajectory.path]):
         return False
-    in_place = np.array_equal(np.isfinite(logprobs), is_output(trajectory.provenance))
-    if not in_place or not n or int(trajectory.token_ids.min()) < 0:
-        return in_place and not n
-    # what is no number is left out by these two, and is where no output is
+    aligned = np.array_equal(np.isfinite(logprobs), is_output(trajectory.provenance))
+    if not aligned or not n or int(trajectory.token_ids.min()) < 0:
+        return aligned and not n
+    # fmin and fmax skip NaN, which only prompt tokens have here
     return not (np.fmin.reduce(logprobs) <= SENTINEL_LOGPROB or np.fmax.reduce(logprobs) > ROUNDING)

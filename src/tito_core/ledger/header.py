@@ -1,4 +1,4 @@
-"""What a rollout is called, and what is said of it afterwards."""
+"""A rollout's identity, and annotations such as its reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 def new_uuid() -> str:
-    """Return a random identity."""
+    """Return a random UUID."""
     return str(uuid_module.uuid4())
 
 
@@ -21,14 +21,18 @@ class Header:
     """The identity of a rollout, fixed when it begins.
 
     Attributes:
-        uuid: Unique, in the usual 36-character form.
-        group_id: Rollouts of one prompt share it, such as a GRPO group.
-        task_id: The task that the rollout tries.
-        tokenizer: Name of the policy's tokenizer, so that a reader can show tokens as text.
-        user: Anything JSON that the user wants kept.
-        certificate: What was found of the chat template that its prompts are written with: its hash, the tokenizer's,
-            and the rest of its certificate. None where nobody said.
-        vocabulary: How the tokenizer was compared with the server's. None where no policy made the ledger.
+        uuid: UUID in canonical form: lower case, 36 characters.
+        group_id: Shared by the rollouts of one prompt, such as a GRPO group.
+        task_id: The task of the rollout.
+        tokenizer: Name of the policy's tokenizer. Viewers use it to decode tokens.
+        user: The user's own JSON values.
+        certificate: Certificate of the chat template that renders the prompts, with the hashes of template and
+            tokenizer. None if unknown.
+        vocabulary: How the tokenizer was compared with the server's. None if no policy made the ledger.
+
+    Raises:
+        ValueError: `uuid` is not a canonical UUID, or a value does not fit in JSON.
+        TypeError: A name is not a string, or a value is not JSON.
     """
 
     uuid: str
@@ -47,10 +51,10 @@ class Header:
         if canonical is None or canonical != self.uuid:
             raise ValueError(f"{self.uuid!r} is not a canonical UUID, such as {new_uuid()}.")
         for name in ("group_id", "task_id", "tokenizer"):
-            if not isinstance(found := getattr(self, name), str | None):
-                raise TypeError(f"{name} is {found!r}; it must be a string, such as {str(found)!r}, or None.")
-            plain(found, name)
-        object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which nobody changes afterwards
+            if not isinstance(value := getattr(self, name), str | None):
+                raise TypeError(f"{name} is {value!r}; it must be a string, such as {str(value)!r}, or None.")
+            plain(value, name)
+        object.__setattr__(self, "user", plain(self.user, "user"))  # a copy, which the caller cannot change
         if self.certificate is not None:
             object.__setattr__(self, "certificate", plain(self.certificate, "certificate"))
         if self.vocabulary is not None:
@@ -59,12 +63,16 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Something said of a rollout after the fact. Annotations are only ever added; of one name the last one counts.
+    """A value that is added to a rollout later. Annotations are only added; the last one of a name counts.
 
     Attributes:
-        name: Such as "reward" or "termination".
+        name: For example "reward" or "termination".
         value: JSON: a number, a string, a list, a mapping.
-        turn: The turn that it is about, or None for the whole rollout.
+        turn: The turn that it describes, or None for the whole rollout.
+
+    Raises:
+        TypeError: The name is not a string, or the value is not JSON.
+        ValueError: The value does not fit in JSON.
     """
 
     name: str

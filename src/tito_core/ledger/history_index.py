@@ -1,8 +1,8 @@
-"""Which histories a ledger knows: a tree of messages, compared by content, with the turns that answered them.
+"""The histories that a ledger knows: a tree of messages, compared by content, with the turns that answered them.
 
-A history is the opening (what comes before all messages) and its messages, as plain JSON-like values. What is known is
-kept by reference to the caller's own strings, so that finding a long history costs a comparison of pointers; digests
-serve what was loaded from a file, of which only they are known.
+A history is a list of plain JSON-like values: the opening (system prompt and tools), then the messages. The tree refers
+to the caller's own strings, so matching a long history compares pointers. Of turns loaded from a file, only the digest
+of the history is known.
 """
 
 from __future__ import annotations
@@ -20,53 +20,61 @@ DIGEST_BYTES = 16
 
 
 class Node:
-    """One more message, a strict copy, after those of `above`; children and turns are only added."""
+    """One message, a strict copy, and the messages before it: those of `parent`. Children and turns are only added.
 
-    __slots__ = ("above", "children", "digest", "message", "turns")
+    Attributes:
+        parent: The node of the message before, or None for the tree's root.
+        message: The message; None for the root.
+        digest: Digest of the history up to and including the message.
+        children: Nodes of the messages that followed, newest first.
+        turns: Turns whose answer is the message.
+    """
 
-    def __init__(self, above: Node | None, message: Any, digest: bytes) -> None:
-        self.above = above
+    __slots__ = ("children", "digest", "message", "parent", "turns")
+
+    def __init__(self, parent: Node | None, message: Any, digest: bytes) -> None:
+        self.parent = parent
         self.message = message
         self.digest = digest
         self.children: list[Node] = []
         self.turns: list[int] = []
 
     def child(self, message: Any) -> Node | None:
-        """Find the entry for one more message, newest first."""
-        for entry in self.children:
-            if entry.message == message:
-                return entry
+        """Return the child that holds a message, or None."""
+        for node in self.children:
+            if node.message == message:
+                return node
         return None
 
     def add(self, message: Any, digest: bytes) -> Node:
-        """Return the entry for one more message, made if need be."""
-        entry = self.child(message)
-        if entry is None:
-            entry = Node(self, message, digest)
-            self.children.insert(0, entry)
-        return entry
+        """Return the child that holds a message; create it if there is none."""
+        node = self.child(message)
+        if node is None:
+            node = Node(self, message, digest)
+            self.children.insert(0, node)
+        return node
 
     def upward(self) -> Iterator[Node]:
-        """Yield this entry and those above it, but not the tree's root, which has no message."""
-        entry = self
-        while entry.above is not None:
-            yield entry
-            entry = entry.above
+        """Yield this node and its ancestors, except the tree's root, which has no message."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """How far a history is known.
+    """The longest known beginning of a history.
 
     Attributes:
-        entry: The deepest known entry.
-        known: Number of items, opening included, that lead there.
+        node: The node where it ends.
+        known: Its length in items, opening included.
         new: Strict copies of the items after it.
         digests: Digest of the history up to and including each of `new`.
-        root: Root of the tree that it was walked in.
+        root: Root of the tree in which it was found.
     """
 
-    entry: Node
+    node: Node
     known: int
     new: tuple[Any, ...]
     digests: tuple[bytes, ...]
@@ -75,91 +83,91 @@ class Match:
     @property
     def digest(self) -> bytes:
         """Digest of the whole history."""
-        return self.digests[-1] if self.digests else self.entry.digest
+        return self.digests[-1] if self.digests else self.node.digest
 
 
 class HistoryIndex:
-    """The tree. Its owner, the ledger, holds the lock while it calls."""
+    """The tree. Not thread-safe: the ledger calls it under its lock."""
 
     def __init__(self) -> None:
         self._root = Node(None, None, b"")
-        self._entries: dict[int, Node] = {}
+        self._nodes: dict[int, Node] = {}
         self._loaded: dict[bytes, list[int]] = {}
         self._unindexed: list[Turn] = []
 
-    def walk(self, history: Sequence[Any], after: int | None = None) -> Match:
-        """Follow a history, opening first, as far as it is known.
+    def match(self, history: Sequence[Any], after: int | None = None) -> Match:
+        """Find the longest known beginning of a history.
 
         Args:
             history: The opening and the messages.
-            after: The turn that it probably continues, whose whole path is then compared at once.
+            after: The turn that it probably continues. Its whole path is compared first, in one comparison.
         """
-        entry, known = self._start(history, after)
+        node, known = self._start(history, after)
         for message in history[known:]:
-            child = entry.child(message)
+            child = node.child(message)
             if child is None:
                 break
-            entry, known = child, known + 1
-        digests = self._digests(entry.digest, history[known:])
+            node, known = child, known + 1
+        digests = self._digests(node.digest, history[known:])
         self._index_loaded()
         if self._loaded:
-            for above in entry.upward():  # what came by its digest may say the same as what is known
-                self._take_up(above)
-            entry, known = self._graft(entry, known, history, digests)
+            for known_node in node.upward():  # a loaded turn may have the same history as a turn of this process
+                self._attach_loaded(known_node)
+            node, known = self._graft(node, known, history, digests)
         new = tuple([strict(message) for message in history[known:]])
-        return Match(entry, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
+        return Match(node, known, new, tuple(digests[len(digests) - len(new) :]), self._root)
 
-    def add(self, walk: Match, answer: Any, turn: Turn) -> None:
-        """Keep what a turn answered, and a strict copy of its answer."""
-        if walk.root is not self._root:  # every message was let go of since
+    def add(self, match: Match, answer: Any, turn: Turn) -> None:
+        """Add the history that a turn answered, and its answer, a strict copy."""
+        if match.root is not self._root:  # `forget` dropped that tree meanwhile
             self.load([turn])
             return
-        entry = walk.entry
-        for message, digest in zip(walk.new, walk.digests, strict=True):
-            entry = entry.add(message, digest)
-        entry = entry.add(answer, turn.draft.fingerprint)
-        entry.turns.append(turn.index)
-        self._entries[turn.index] = entry
+        node = match.node
+        for message, digest in zip(match.new, match.digests, strict=True):
+            node = node.add(message, digest)
+        node = node.add(answer, turn.draft.fingerprint)
+        node.turns.append(turn.index)
+        self._nodes[turn.index] = node
 
     def load(self, turns: Iterable[Turn]) -> None:
-        """Keep turns of which only the digest is known; they are indexed when a history is first looked for."""
+        """Add turns of which only the digest is known. The next `match` indexes them."""
         self._unindexed += turns
 
-    def entry_of(self, turn: int) -> Node | None:
-        """Return the entry of a turn's answer, or None where only its digest is known."""
-        return self._entries.get(turn)
+    def node_of(self, turn: int) -> Node | None:
+        """Return the node of a turn's answer, or None where only its digest is known."""
+        return self._nodes.get(turn)
 
     def adopt(self, turn: int, answer: Any) -> None:
-        """Refer to the caller's own strings for a turn's answer, which is equal to what is known of it.
+        """Replace a turn's answer by an equal one: the caller's own strings.
 
-        Strands makes new strings of the answer that it was given; from then on it hands out those.
+        Strands copies the strings of an answer once and passes those copies from then on.
         """
-        entry = self._entries.get(turn)
-        if entry is not None and not entry.children:
-            entry.message = strict(answer)
+        node = self._nodes.get(turn)
+        if node is not None and not node.children:
+            node.message = strict(answer)
 
     def forget(self) -> None:
-        """Let go of every message; what is known stays known by its digest."""
-        for index, entry in sorted(self._entries.items()):
-            self._loaded.setdefault(entry.digest, []).append(index)
-        self._entries.clear()
+        """Drop every message. Turns are then found by their digests."""
+        for index, node in sorted(self._nodes.items()):
+            self._loaded.setdefault(node.digest, []).append(index)
+        self._nodes.clear()
         self._root = Node(None, None, b"")
 
-    def entries(self) -> Iterator[Node]:
-        """Yield every entry."""
-        waiting = list(self._root.children)
-        while waiting:
-            entry = waiting.pop()
-            yield entry
-            waiting += entry.children
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node."""
+        stack = list(self._root.children)
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children
 
     def _start(self, history: Sequence[Any], after: int | None) -> tuple[Node, int]:
-        """Return the entry of a turn, and its depth, when the history begins with the whole path to it."""
-        entry = None if after is None else self._entries.get(after)
-        if entry is not None:
-            path = [above.message for above in entry.upward()][::-1]
+        """Return the node and depth of turn `after` if the history begins with its whole path, else the root and 0."""
+        node = None if after is None else self._nodes.get(after)
+        if node is not None:
+            path = [each.message for each in node.upward()][::-1]
             if path == history[: len(path)]:
-                return entry, len(path)
+                return node, len(path)
         return self._root, 0
 
     def _index_loaded(self) -> None:
@@ -167,23 +175,23 @@ class HistoryIndex:
             self._loaded.setdefault(turn.draft.fingerprint, []).append(turn.index)
         self._unindexed.clear()
 
-    def _graft(self, entry: Node, known: int, history: Sequence[Any], digests: Sequence[bytes]) -> tuple[Node, int]:
-        """Take up the messages that lead to loaded turns, now that somebody shows them."""
+    def _graft(self, node: Node, known: int, history: Sequence[Any], digests: Sequence[bytes]) -> tuple[Node, int]:
+        """Add the messages of the longest beginning that loaded turns end in: the history now shows them."""
         first = known
         for end in range(len(digests), 0, -1):
             if digests[end - 1] not in self._loaded:
                 continue
             for message, digest in zip(history[first : first + end], digests[:end], strict=True):
-                entry = entry.add(strict(message), digest)
-                self._take_up(entry)
-            return entry, first + end
-        return entry, known
+                node = node.add(strict(message), digest)
+                self._attach_loaded(node)
+            return node, first + end
+        return node, known
 
-    def _take_up(self, entry: Node) -> None:
-        """Attach the loaded turns that end in an entry to it."""
-        for turn in self._loaded.pop(entry.digest, ()):
-            entry.turns.append(turn)
-            self._entries[turn] = entry
+    def _attach_loaded(self, node: Node) -> None:
+        """Move the loaded turns with a node's digest to it."""
+        for turn in self._loaded.pop(node.digest, ()):
+            node.turns.append(turn)
+            self._nodes[turn] = node
 
     @staticmethod
     def _digests(start: bytes, messages: Sequence[Any]) -> list[bytes]:
@@ -195,10 +203,10 @@ class HistoryIndex:
 
 
 def extended(digest: bytes, message: Any) -> bytes:
-    """Digest a history with one more message: BLAKE2b of its JSON with sorted keys, keyed by the digest so far."""
+    """Return the digest of a history with one more message: BLAKE2b of its JSON (sorted keys), keyed by `digest`."""
     try:
         encoded = _JSON.encode(message)
-    except TypeError:  # keys of several kinds have no order; as JSON they are strings
+    except TypeError:  # keys of different types cannot be sorted; in JSON they are strings
         encoded = _JSON.encode(_with_string_keys(message))
     return hashlib.blake2b(encoded.encode(), key=digest, digest_size=DIGEST_BYTES).digest()
 

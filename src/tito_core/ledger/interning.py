@@ -1,4 +1,4 @@
-"""What a ledger gives its turns: ids for their calls, and one object for equal values, which knows its first turn."""
+"""Values that the turns of a ledger share: tool-call ids, and one object for equal sampling parameters or servers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tito_core.ledger.turn import Draft, EngineRecord, Sampling, Server, Turn, V
 
 
 class CallIds:
-    """Counts them. Threads may share it.
+    """Generates tool-call ids, unique within a ledger. Thread-safe.
 
     Args:
-        uuid: Identity of the ledger, whose first eight characters every id carries.
-        given: How many were given out before.
+        uuid: Identity of the ledger. Every id contains its first eight characters.
+        given: Number of ids that were generated before.
     """
 
     def __init__(self, uuid: str, given: int = 0) -> None:
@@ -28,18 +28,18 @@ class CallIds:
 
     @property
     def given(self) -> int:
-        """How many were given out."""
+        """Number of ids that were generated."""
         return self._given
 
     def next(self) -> str:
-        """Return the next one."""
+        """Return the next id."""
         return f"{self._prefix}{self._take()}"
 
     @contextmanager
-    def of_a_turn(self) -> Iterator[Callable[[], str]]:
-        """Yield what gives out those of a turn; when the turn is lost they are given out again (law 5).
+    def for_turn(self) -> Iterator[Callable[[], str]]:
+        """Yield a function that generates a turn's ids. If the turn fails, its ids become available again (law 5).
 
-        Where another turn took one meanwhile, those before it stay unused: no id may be given twice.
+        If another turn took a later id meanwhile, the earlier ids stay unused, since no id may be used twice.
         """
         taken: list[int] = []
 
@@ -61,16 +61,16 @@ class CallIds:
             return self._given
 
 
-class Sharing:
-    """Interns the sampling parameters, servers and version names of one ledger."""
+class Interner:
+    """Interns the sampling parameters, servers and version names of one ledger. The ledger calls it under its lock."""
 
     def __init__(self) -> None:
         self._samplings: list[tuple[Any, Sampling]] = []
         self._servers: dict[tuple[Any, ...], Server] = {}
         self._versions: dict[str | None, str | None] = {}
 
-    def shared(self, draft: Draft, index: int, call_ids: int) -> Draft:
-        """Return a draft as turn `index` will hold it. Only `keep` makes its own values ones that others share."""
+    def intern(self, draft: Draft, index: int, call_ids: int) -> Draft:
+        """Return a draft as turn `index` will hold it, with interned values. `register` adds its new ones."""
         parameters = draft.sampling.parameters
         known = next((sampling for value, sampling in reversed(self._samplings) if value == parameters), None)
         server = self._servers.get(_key(draft.engine.server))
@@ -78,17 +78,17 @@ class Sharing:
             server = Server(
                 draft.engine.server.backend, draft.engine.server.model, draft.engine.server.semantics, index
             )
-        said, version = draft.engine, self._versions.setdefault
-        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in said.versions]
+        record, version = draft.engine, self._versions.setdefault
+        spans = [VersionSpan(span.start, span.stop, version(span.version, span.version)) for span in record.versions]
         engine = EngineRecord(
-            server, said.request_id, said.latency_s, said.cached_tokens, tuple(spans), tuple(said.responses)
+            server, record.request_id, record.latency_s, record.cached_tokens, tuple(spans), tuple(record.responses)
         )
         sampling = Sampling(_copy(parameters), index) if known is None else known
-        extras = dict(draft.extras)  # not the caller's own, who may change it
+        extras = dict(draft.extras)  # the caller may change its own dict
         return replace(draft, sampling=sampling, engine=engine, call_ids=call_ids, extras=extras)
 
-    def keep(self, turn: Turn) -> None:
-        """Let later turns share what this one is the first to have."""
+    def register(self, turn: Turn) -> None:
+        """Register the values that this turn is the first to have, so that later turns share them."""
         sampling, server = turn.draft.sampling, turn.draft.engine.server
         if sampling.first == turn.index:
             self._samplings.append((strict(sampling.parameters), sampling))
@@ -100,10 +100,11 @@ def _copy(parameters: Any) -> Any:
     try:
         return deepcopy(parameters)
     except RecursionError:
-        raise ValueError("The sampling parameters are nested too deeply to be kept; flatten the schema.") from None
+        raise ValueError("The sampling parameters are nested too deeply to be stored; flatten the schema.") from None
 
 
 def _key(server: Server) -> tuple[Any, ...]:
     semantics = server.semantics
-    said = (semantics.processed, semantics.temperature, semantics.adjusted)
-    return server.backend, server.model, semantics.source, *said, *map(type, said)  # 1, 1.0 and True are three
+    values = (semantics.processed, semantics.temperature, semantics.adjusted)
+    # The types are part of the key, since 1 == 1.0 == True.
+    return server.backend, server.model, semantics.source, *values, *map(type, values)

@@ -1,6 +1,6 @@
-"""The laws that one turn must keep, as functions; `forest_invariants` has those of a whole ledger.
+"""The laws of one turn, as functions; `forest_invariants` has those of a whole ledger.
 
-Each raises `LawViolationError` with one sentence that names the law, turn, offset, expected and found.
+Each function raises `LawViolationError` with the law, the turn, the offset, and the expected and found values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tito_core.ledger.ledger import Ledger
 
 SENTINEL_LOGPROB = -9999.0
-"""What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`); never a measurement."""
+"""What vLLM reports for a masked token (`--logprobs-mode processed_logprobs`). It is not a measurement."""
 ROUNDING = 1e-4
-"""How far above 0 float32 rounding may put the logprob of a certain token, in nats."""
+"""Largest logprob that is accepted, in nats: float32 rounding can put the logprob of a certain token above 0."""
 MAX_COUNT = 2**63 - 1
-"""Most that a count may be: what a file takes."""
+"""Largest count that a file may hold: signed 64 bits."""
 
 
 def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
@@ -31,8 +31,8 @@ def check_draft(draft: Draft, *, path_length: int, turn: int) -> None:
 
     Args:
         draft: The turn's content.
-        path_length: Tokens before its delta.
-        turn: Its index, for the message.
+        path_length: Number of tokens before its delta.
+        turn: Its index, for the error.
     """
     check_values(draft, turn=turn)
     check_facts(draft, path_length=path_length, turn=turn)
@@ -43,21 +43,21 @@ def check_values(draft: Draft, *, turn: int) -> None:
     columns = draft.columns
     ids = columns.ids
     if len(ids) and ids.min() < 0:
-        at = int(np.argmax(ids < 0))
-        name, offset = ("delta", at) if at < columns.prompt else ("output", at - columns.prompt)
-        raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[at])} at offset {offset} is negative.")
+        first = int(np.argmax(ids < 0))
+        name, offset = ("delta", first) if first < columns.prompt else ("output", first - columns.prompt)
+        raise LawViolationError(2, f"turn {turn}: {name} id {int(ids[first])} at offset {offset} is negative.")
     provenance = columns.prompt_provenance
     if len(provenance) and provenance.max() > Provenance.INSERTED:
         offset = int(np.argmax(provenance > Provenance.INSERTED))
         found = int(provenance[offset])
         raise LawViolationError(
-            3, f"turn {turn}: delta token {offset} has provenance {found}; only the engine's output may."
+            3, f"turn {turn}: delta token {offset} has provenance {found}, which only output tokens may have."
         )
     check_logprobs(columns.logprobs, turn=turn)
 
 
 def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
-    """Check laws 2, 4, 9 and 10 on what is said of a turn: prompt length, versions, calls, optional columns, media."""
+    """Check laws 2, 4, 9 and 10 on a turn's other fields: prompt length, versions, calls, optional columns, media."""
     expected = path_length + draft.columns.prompt
     if draft.prompt_length != expected:
         raise LawViolationError(
@@ -73,7 +73,7 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
     for call in draft.calls:
         if not 0 <= call.start <= call.stop <= output:
             raise LawViolationError(
-                9, f"turn {turn}: a call spans output tokens {call.start}:{call.stop}, of {output}."
+                9, f"turn {turn}: a call spans output tokens {call.start}:{call.stop}, but the output has {output}."
             )
     if draft.extras:
         for name, column in draft.extras.items():
@@ -85,64 +85,74 @@ def check_facts(draft: Draft, *, path_length: int, turn: int) -> None:
 
 
 def check_counts(draft: Draft, *, turn: int) -> None:
-    """Check law 4 on counts and seconds: none is below 0, and a file takes them (law 12)."""
+    """Check law 4 on counts and seconds: not negative, and counts fit in a file (law 12)."""
     engine = draft.engine
     for count in (draft.max_new_tokens or 0, draft.call_ids, engine.cached_tokens or 0):
         if not 0 <= count <= MAX_COUNT:
             raise LawViolationError(
                 4,
                 f"turn {turn}: max_new_tokens {draft.max_new_tokens}, call_ids {draft.call_ids} and cached_tokens "
-                f"{engine.cached_tokens} should be 0 to {MAX_COUNT}.",
+                f"{engine.cached_tokens} must be from 0 to {MAX_COUNT}.",
             )
-    if not engine.latency_s >= 0:  # NaN is not
+    if not engine.latency_s >= 0:  # so that NaN fails too
         raise LawViolationError(4, f"turn {turn}: the latency is {engine.latency_s} s, expected 0 or more.")
 
 
 def check_logprobs(logprobs: Sequence[float] | Logprobs, *, turn: int | None = None) -> None:
-    """Check law 4 on logprobs: finite, at most 0 (within float32 rounding), no sentinel."""
+    """Check law 4 on logprobs: finite, at most 0 (within float32 rounding), not a sentinel."""
     values = np.asarray(logprobs, np.float32)
-    if not len(values) or (values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING):  # neither is, with a NaN
+    if not len(values) or (
+        values.min() > SENTINEL_LOGPROB and values.max() <= ROUNDING
+    ):  # a NaN makes both comparisons false
         return
     offset = int(np.argmax(~np.isfinite(values) | (values > ROUNDING) | (values <= SENTINEL_LOGPROB)))
     where = "the answer" if turn is None else f"turn {turn}"
     raise LawViolationError(
-        4, f"{where}: logprob {float(values[offset])} at output offset {offset} is no log-probability."
+        4, f"{where}: logprob {float(values[offset])} at output offset {offset} is not a log-probability."
     )
 
 
 def check_versions(versions: Sequence[VersionSpan], output_length: int, *, turn: int | None = None) -> None:
-    """Check law 10: the spans tile the output exactly."""
+    """Check law 10: the version spans tile the output exactly."""
     if len(versions) == 1 and versions[0].start == 0 and versions[0].stop == output_length:
         return
     where = "the answer" if turn is None else f"turn {turn}"
-    at = 0
+    end = 0
     for span in versions:
-        if span.start != at or span.stop < span.start:
+        if span.start != end or span.stop < span.start:
             raise LawViolationError(
-                10, f"{where}: weight-version span {span.start}:{span.stop} should start at output offset {at}."
+                10, f"{where}: weight-version span {span.start}:{span.stop} should start at output offset {end}."
             )
-        at = span.stop
-    if at != output_length:
+        end = span.stop
+    if end != output_length:
         raise LawViolationError(
-            10, f"{where}: weight-version spans end at {at}, the output has {output_length} tokens."
+            10, f"{where}: weight-version spans end at {end}, the output has {output_length} tokens."
         )
 
 
 def check_responses(responses: Sequence[ResponseSpan], output_length: int, *, turn: int) -> None:
-    """Check law 4 on a resumed turn: the responses tile its output, so that each token came in one of them."""
-    at = 0
+    """Check law 4 on a resumed turn: its responses tile the output, so that each token comes from one response."""
+    end = 0
     for span in responses:
-        if span.start != at or span.stop <= span.start:
+        if span.start != end or span.stop <= span.start:
             raise LawViolationError(
-                4, f"turn {turn}: response span {span.start}:{span.stop} should start at output offset {at}."
+                4, f"turn {turn}: response span {span.start}:{span.stop} should start at output offset {end}."
             )
-        at = span.stop
-    if at != output_length:
-        raise LawViolationError(4, f"turn {turn}: response spans end at {at}, the output has {output_length} tokens.")
+        end = span.stop
+    if end != output_length:
+        raise LawViolationError(4, f"turn {turn}: response spans end at {end}, the output has {output_length} tokens.")
 
 
 def check_column(name: str, column: Column, *, middle: int, output: int, turn: int) -> None:
-    """Check law 2 on an optional column: its rows lie in the path; those of samples are the output's, one each."""
+    """Check law 2 on an optional column: its rows lie within the path; top-k columns have one row per output token.
+
+    Args:
+        name: The column's name.
+        column: The column.
+        middle: Offset of the first output token in the path.
+        output: Number of output tokens.
+        turn: Index of the turn, for the error.
+    """
     rows = column.rows
     if name in ("top_ids", "top_logprobs", "sampling_mask"):
         if (column.start, rows) != (middle, output):
@@ -157,13 +167,13 @@ def check_column(name: str, column: Column, *, middle: int, output: int, turn: i
             f"turn {turn}: column {name!r} has rows {column.start}:{column.start + rows}, "
             f"outside the {middle + output} tokens of its path.",
         )
-    if name == "top_logprobs":  # NaN where fewer tokens than asked for could be sampled
+    if name == "top_logprobs":  # NaN pads rows of tokens with fewer alternatives
         values = np.asarray(column.values.ravel(), np.float32)
         check_logprobs(np.where(np.isnan(values), np.float32(0), values), turn=turn)
 
 
 def check_top(ids: Column, logprobs: Column, *, turn: int) -> None:
-    """Check law 2 on the likeliest tokens: as many ids as logprobs, and both or neither, as -1 and NaN."""
+    """Check law 2 on top-k tokens: ids and logprobs have one shape, and are padded (-1, NaN) in the same places."""
     if ids.shape != logprobs.shape or np.any((ids.values == -1) != np.isnan(logprobs.values)):
         raise LawViolationError(
             2, f"turn {turn}: top_ids of shape {ids.shape} and top_logprobs of shape {logprobs.shape} do not match."
@@ -171,32 +181,32 @@ def check_top(ids: Column, logprobs: Column, *, turn: int) -> None:
 
 
 def check_media(media: Sequence[MediaSpan], *, start: int, stop: int, turn: int) -> None:
-    """Check law 2 on media: spans in order, apart, within the delta, each with a SHA-256 digest."""
-    at = start
+    """Check law 2 on media: ordered spans within the delta that do not overlap, each with a SHA-256 digest."""
+    end = start
     for span in media:
-        if span.offset < at or span.length < 1 or span.offset + span.length > stop:
+        if span.offset < end or span.length < 1 or span.offset + span.length > stop:
             raise LawViolationError(
                 2,
-                f"turn {turn}: media span {span.offset}:{span.offset + span.length} should lie within {at}:{stop}.",
+                f"turn {turn}: media span {span.offset}:{span.offset + span.length} should lie within {end}:{stop}.",
             )
         if len(span.sha256) != 32:
             raise LawViolationError(2, f"turn {turn}: a media digest has {len(span.sha256)} bytes, SHA-256 has 32.")
-        at = span.offset + span.length
+        end = span.offset + span.length
 
 
 def check_prefix(ledger: Ledger, turn: Turn) -> None:
-    """Check law 1: a turn's path is its parent's and then its own tokens."""
+    """Check law 1: a turn's path is its parent's path plus its own tokens."""
     before = ledger.path_length(turn.parent)
     if turn.path_length != before + turn.own_length:
         raise LawViolationError(
             1,
             f"turn {turn.index}: its path has {turn.path_length} tokens, "
-            f"expected {before} of its parent and {turn.own_length} of its own.",
+            f"expected {before} of its parent plus {turn.own_length} of its own.",
         )
 
 
 def check_branch(turn: Turn, *, first: bool) -> None:
-    """Check law 8: just the turns that are not the first root, or the first after their parent, say why they branch.
+    """Check law 8: a turn has a branch record if, and only if, another turn already follows its parent.
 
     Args:
         turn: The turn.
@@ -205,10 +215,10 @@ def check_branch(turn: Turn, *, first: bool) -> None:
     branch = turn.draft.branch
     if first and branch is None:
         return
-    where = "the first root" if turn.parent is None else f"the first turn after turn {turn.parent}"
+    place = "the first root" if turn.parent is None else f"the first turn after turn {turn.parent}"
     if first and branch is not None:
-        raise LawViolationError(8, f"turn {turn.index}: it is {where}, and yet a branch ({branch}).")
+        raise LawViolationError(8, f"turn {turn.index} is {place}, but it has a branch record ({branch}).")
     if not first and branch is None:
-        raise LawViolationError(8, f"turn {turn.index}: it is not {where}, and no reason says why it branches.")
+        raise LawViolationError(8, f"turn {turn.index} is not {place}, but it has no branch record.")
     if branch is not None and branch.turn is not None and not 0 <= branch.turn < turn.index:
-        raise LawViolationError(8, f"turn {turn.index}: it left turn {branch.turn}, which is not before it.")
+        raise LawViolationError(8, f"turn {turn.index} branches from turn {branch.turn}, which is not an earlier turn.")

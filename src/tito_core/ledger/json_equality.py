@@ -1,4 +1,4 @@
-"""JSON-like values: compared as JSON does, where 1, 1.0 and true are three values, and copied as plain JSON."""
+"""JSON-like values: strict comparison, where 1, 1.0 and true are three values, and copies as plain JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class _Number:
-    """A number that equals only its own type. Strict values are compared from the left: `strict(a) == b`."""
+    """A number that equals only numbers of its own type. It must be the left operand: `strict(a) == b`."""
 
     __slots__ = ("kind", "value")
 
@@ -26,14 +26,14 @@ class _Number:
 def strict(value: Any) -> Any:
     """Copy a value's containers so that `strict(a) == b`, with b strict or not, holds only for the same JSON.
 
-    Strings are kept by reference, so comparing one with itself costs a pointer comparison, whatever its length.
-    Dict, list and string comparison stay the interpreter's own, which is what makes long histories cheap.
+    Strings are kept by reference, so comparing a string with itself is a pointer comparison at any length. Dicts, lists
+    and strings are compared by the interpreter itself, which makes long histories cheap.
     """
-    if isinstance(value, dict):  # most of what is in one are strings, and a call would be most of what they cost
+    if isinstance(value, dict):  # most items are strings; a call for each would dominate the cost
         return {key: item if type(item) is str else strict(item) for key, item in value.items()}
     if isinstance(value, list):
         return [item if type(item) is str else strict(item) for item in value]
-    if isinstance(value, tuple):  # which equals no list, so it stays one
+    if isinstance(value, tuple):  # a tuple stays a tuple: it equals no list
         return tuple([strict(item) for item in value])
     if isinstance(value, float | int):
         return _Number(value)
@@ -41,64 +41,63 @@ def strict(value: Any) -> Any:
 
 
 DEPTH = 100
-"""How deep dicts and lists may be nested in what a ledger keeps: more could be written, and not read back."""
+"""Deepest nesting of dicts and lists in a ledger. Deeper values could be written to a file, but not read back."""
 
 
-def plain(value: Any, where: str) -> Any:
-    """Copy a value as JSON. NaN and infinities are kept; NumPy's scalars become Python's.
+def plain(value: Any, name: str) -> Any:
+    """Copy a value as JSON. NaN and infinities are kept; NumPy scalars become Python scalars.
 
     Args:
         value: Dicts with string keys, lists, tuples (which become lists), strings, numbers, bools and None.
-        where: What the value is, for the message.
+        name: What the value is, for the error.
 
     Raises:
-        TypeError: Something else is in it.
-        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or it is nested too deeply.
+        TypeError: The value contains another type.
+        ValueError: A string is not Unicode, a whole number needs more than 64 bits, or the nesting is too deep.
     """
-    return _copied(value, where, (), DEPTH)
+    return _copy(value, name, (), DEPTH)
 
 
 _Place = tuple[Any, ...]
-"""Where a value is: the place of what holds it, and its key; () for the whole. A name is made for errors only."""
+"""Where a nested value is: the place of its container, and its key; () for the whole. Only errors write it out."""
 
 
-def _copied(value: Any, where: str, place: _Place, depth: int) -> Any:
+def _copy(value: Any, name: str, place: _Place, depth: int) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):
-        value.encode()  # a lone surrogate has no place in a file
+        value.encode()  # raises on a lone surrogate, which a file cannot hold
         return str.__str__(value)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"{_named(where, place)} has the keys {list(value)}; in JSON a key is a string.")
-        _expect_depth(where, depth)
+            raise TypeError(f"{_spelled(name, place)} has the keys {list(value)}, but JSON keys must be strings.")
+        _expect_depth(name, depth)
         return {
-            _copied(key, where, place, depth): _copied(item, where, (place, key), depth - 1)
-            for key, item in value.items()
+            _copy(key, name, place, depth): _copy(item, name, (place, key), depth - 1) for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        _expect_depth(where, depth)
-        return [_copied(item, where, (place, index), depth - 1) for index, item in enumerate(value)]
+        _expect_depth(name, depth)
+        return [_copy(item, name, (place, index), depth - 1) for index, item in enumerate(value)]
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError(f"{_named(where, place)} is {_shown(value)}, which needs more than 64 bits.")
+        raise ValueError(f"{_spelled(name, place)} is {_digits(value)}, which needs more than 64 bits.")
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise TypeError(f"{_named(where, place)} is {value!r}, which is not JSON.")
+    raise TypeError(f"{_spelled(name, place)} is {value!r}, which is not JSON.")
 
 
-def _expect_depth(where: str, depth: int) -> None:
+def _expect_depth(name: str, depth: int) -> None:
     if not depth:
-        raise ValueError(f"{where} is nested more than {DEPTH} levels deep; flatten it, or keep it as a string.")
+        raise ValueError(f"{name} is nested more than {DEPTH} levels deep; flatten it, or store it as a string.")
 
 
-def _named(where: str, place: _Place) -> str:
+def _spelled(name: str, place: _Place) -> str:
     keys = []
     while place:
         place, key = place
         keys.append(f"[{key!r}]")
-    return where + "".join(reversed(keys))
+    return name + "".join(reversed(keys))
 
 
-def _shown(number: int) -> str:
-    """Write out a number that may have more digits than Python writes."""
+def _digits(number: int) -> str:
+    """Format a number; Python refuses to format one of several thousand digits."""
     return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"

@@ -15,7 +15,7 @@ from tito_core.ledger.branch import Branch, Reason
 from tito_core.ledger.columns import TokenIds
 from tito_core.ledger.header import Annotation, Header, new_uuid
 from tito_core.ledger.history_index import HistoryIndex, Match, Node
-from tito_core.ledger.interning import CallIds, Sharing
+from tito_core.ledger.interning import CallIds, Interner
 from tito_core.ledger.json_equality import strict
 from tito_core.ledger.notebook import as_html
 from tito_core.ledger.trajectory import Trajectory, assemble
@@ -24,32 +24,32 @@ from tito_core.ledger.vocabulary import VocabularyCheck
 
 
 class Sink(Protocol):
-    """Where a ledger's records go as they come, such as a file.
+    """A receiver of a ledger's records as they are committed, such as a file.
 
-    Each method is called under the ledger's lock, before the record is part of the ledger: when it raises, the record
-    stays out.
+    The ledger calls each method under its lock, before it adds the record. If the method raises, the ledger does not
+    add the record.
     """
 
     def append(self, ledger: Ledger) -> None:
-        """Take what a ledger holds so far."""
+        """Write all turns and annotations that a ledger has so far."""
 
     def turn(self, header: Header, turn: Turn) -> None:
-        """Take a turn that is about to be committed."""
+        """Write a turn that is about to be committed."""
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
-        """Take the ledger's `index`th annotation."""
+        """Write the ledger's annotation number `index`, which is about to be added."""
 
 
 class Ledger:
-    """The record of one rollout. Threads may share it: every change holds the only lock.
+    """The record of one rollout. Thread-safe: every change holds one lock.
 
     Args:
-        uuid: Identity of the rollout; a random one when not given.
+        uuid: Identity of the rollout; random by default.
         group_id: Shared by the rollouts of one prompt.
-        task_id: The task that the rollout tries.
+        task_id: The task of the rollout.
         tokenizer: Name of the policy's tokenizer.
-        user: Anything JSON that should be kept with it.
-        certificate: What was found of the chat template; see `Header`.
+        user: The user's own JSON values.
+        certificate: Certificate of the chat template; see `Header`.
         vocabulary: How the tokenizer was compared with the server's; see `Header`.
     """
 
@@ -72,18 +72,19 @@ class Ledger:
         self._annotations: list[Annotation] = []
         self._parents: set[int] = set()
         self._histories = HistoryIndex()
-        self._sharing = Sharing()
+        self._interner = Interner()
         self._lock = threading.Lock()
         self.call_ids = CallIds(self.uuid)
 
     @classmethod
     def load(cls, header: Header, drafts: Iterable[Draft], annotations: Iterable[Annotation]) -> Ledger:
-        """Rebuild a ledger from its parts, in commit order, unchecked: `check_ledger` tells whether the laws hold.
+        """Rebuild a ledger from its parts. The laws are not checked; call `check_ledger`.
 
         Args:
             header: Its header.
-            drafts: Its turns' content, with equal sampling parameters and servers as one object that knows its first.
-            annotations: Its annotations.
+            drafts: Its turns' content in commit order. Equal sampling parameters are one object whose `first` is the
+                first turn that has them; the same holds for servers.
+            annotations: Its annotations, in order.
 
         Raises:
             IndexError: A parent does not come before its turn.
@@ -91,26 +92,26 @@ class Ledger:
         ledger = cls(header.uuid)
         ledger.header = header
         for index, draft in enumerate(drafts):
-            turn = ledger._place(draft)
+            turn = ledger._turn_of(draft)
             ledger._append(turn)
             if draft.sampling.first == index or draft.engine.server.first == index:
-                ledger._sharing.keep(turn)
+                ledger._interner.register(turn)
         ledger._histories.load(ledger._turns)
         ledger.call_ids = CallIds(header.uuid, max((turn.draft.call_ids for turn in ledger._turns), default=0))
         ledger._annotations = list(annotations)
         return ledger
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make a copy, for pickle and `copy.deepcopy`.
+        """Support pickle and `copy.deepcopy`.
 
-        A copy has the turns and annotations so far and no sink: what is committed to it reaches no file and not this
-        ledger. Of its histories it knows the digests, as a ledger that was loaded.
+        A copy has the turns and annotations so far, but no sink and no messages. It finds parents by digest, as a
+        loaded ledger does.
         """
         with self._lock:
             return Ledger.load, (self.header, [turn.draft for turn in self._turns], list(self._annotations))
 
     def __copy__(self) -> Ledger:
-        """Return a deep copy: a shallow one would share parameters and columns with this ledger."""
+        """Return a deep copy: a shallow one would share sampling parameters and columns with this ledger."""
         return deepcopy(self)
 
     @property
@@ -128,7 +129,7 @@ class Ledger:
         return self._turns[index]
 
     def check(self, draft: Draft) -> None:
-        """Check the laws of a turn that may be committed next.
+        """Check the laws of a turn without committing it.
 
         Raises:
             LawViolationError: The draft breaks law 1, 2, 3, 4, 9 or 10.
@@ -136,80 +137,86 @@ class Ledger:
         """
         invariants.check_draft(draft, path_length=self.path_length(draft.parent), turn=len(self._turns))
 
-    def commit(self, draft: Draft, walk: Match | None = None, answer: Any = None) -> Turn:
+    def commit(self, draft: Draft, match: Match | None = None, answer: Any = None) -> Turn:
         """Append a turn, whole or not at all.
 
         Args:
-            draft: The turn's content; its laws are checked before anything changes.
-            walk: The history that it answers, so that the next one finds it; without, only its digest is known.
+            draft: The turn's content. Its laws are checked before anything changes.
+            match: The history that it answers. Without it, the turn is found by its fingerprint only.
             answer: The message that follows that history.
 
         Raises:
-            LawViolationError: The draft breaks law 1, 2, 3, 4, 8 or 10.
+            LawViolationError: The draft breaks law 1, 2, 3, 4, 8, 9 or 10.
             IndexError: `draft.parent` is not a turn of this ledger.
             RecursionError: The answer is nested too deeply.
         """
-        kept = strict(answer)  # which may fail, so it comes first
+        kept = strict(answer)  # may raise, so it comes before any change
         with self._lock:
-            turn = self._place(self._sharing.shared(self._linked(draft), len(self._turns), self.call_ids.given))
+            turn = self._turn_of(self._interner.intern(self._with_branch(draft), len(self._turns), self.call_ids.given))
             invariants.check_draft(turn.draft, path_length=turn.path_length - turn.own_length, turn=turn.index)
-            invariants.check_branch(turn, first=not self._taken(draft.parent))
+            invariants.check_branch(turn, first=not self._has_child(draft.parent))
             if self.sink is not None:
                 self.sink.turn(self.header, turn)
             self._append(turn)
-            self._sharing.keep(turn)
-            if walk is None:
+            self._interner.register(turn)
+            if match is None:
                 self._histories.load([turn])
             else:
-                self._histories.add(walk, kept, turn)
+                self._histories.add(match, kept, turn)
             return turn
 
-    def walk(self, history: Sequence[Any], after: int | None = None) -> Match:
-        """Follow a history, its opening first, as far as this ledger knows it.
+    def match(self, history: Sequence[Any], after: int | None = None) -> Match:
+        """Find the longest beginning of a history that this ledger knows.
 
         Args:
             history: The opening and the messages.
-            after: The turn that it probably continues; only speed depends on it.
+            after: The turn that it probably continues. It changes the speed, not the result.
         """
         with self._lock:
-            return self._histories.walk(history, after)
+            return self._histories.match(history, after)
 
     def adopt(self, turn: int, answer: Any) -> None:
-        """Refer to the caller's own strings for the answer of a turn."""
+        """Replace the stored answer of a turn by an equal one: the caller's own strings."""
         with self._lock:
             self._histories.adopt(turn, answer)
 
-    def entry_of(self, turn: int) -> Node | None:
-        """Return what is known of a turn's history, or None where only its digest is."""
-        return self._histories.entry_of(turn)
+    def node_of(self, turn: int) -> Node | None:
+        """Return the node of a turn's answer, or None where only the digest of its history is known."""
+        return self._histories.node_of(turn)
 
     def retained(self) -> list[Any]:
-        """List the messages that are kept by reference, to find the parents of turns to come."""
+        """Return the messages that the ledger holds by reference to find the parents of later turns."""
         with self._lock:
-            return [entry.message for entry in self._histories.entries()]
+            return [node.message for node in self._histories.nodes()]
 
     def seal(self) -> Ledger:
-        """Let go of the messages that are kept by reference. Turns may still come; digests find their parents."""
+        """Drop the messages held by reference, and return the ledger. Later turns find their parents by digest."""
         with self._lock:
             self._histories.forget()
         return self
 
     def stream_to(self, sink: Sink) -> None:
-        """Let a sink take what there is, and from now on every turn and annotation as it comes."""
+        """Write everything so far to a sink, and from now on every new turn and annotation."""
         with self._lock:
             if self._turns or self._annotations:
                 sink.append(self)
             self.sink = sink
 
     def annotate(self, name: str, value: Any, *, turn: int | None = None) -> Annotation:
-        """Add an annotation, such as a reward or why the rollout ended.
+        """Add an annotation, such as a reward or the termination reason.
+
+        Args:
+            name: Its name.
+            value: A JSON value.
+            turn: The turn that it describes, or None for the whole rollout.
 
         Raises:
             IndexError: `turn` is not a turn of this ledger.
+            TypeError, ValueError: The name is not a string, or the value is not JSON.
         """
         with self._lock:
             if turn is not None and not 0 <= turn < len(self._turns):
-                raise IndexError(f"There is no turn {turn} to annotate; the ledger holds {len(self._turns)}.")
+                raise IndexError(f"Cannot annotate turn {turn}: the ledger holds {len(self._turns)} turns.")
             annotation = Annotation(name, value, turn)
             if self.sink is not None:
                 self.sink.annotation(self.header, len(self._annotations), annotation)
@@ -218,18 +225,18 @@ class Ledger:
 
     @property
     def annotations(self) -> tuple[Annotation, ...]:
-        """Every annotation, in the order they came."""
+        """All annotations, in the order they were added."""
         return tuple(self._annotations)
 
     def annotation(self, name: str, *, turn: int | None = None, default: Any = None) -> Any:
-        """Return the latest value of a name, or `default`."""
+        """Return the latest value of an annotation, or `default`."""
         for annotation in reversed(self._annotations):
             if (annotation.name, annotation.turn) == (name, turn):
                 return annotation.value
         return default
 
     def path(self, index: int | None) -> list[Turn]:
-        """List the turns from the root to `index`, both included; empty for None."""
+        """Return the turns from the root to `index`, both included; empty for None."""
         turns: list[Turn] = []
         while index is not None:
             turn = self._turns[index]
@@ -238,31 +245,31 @@ class Ledger:
         return turns[::-1]
 
     def path_length(self, index: int | None) -> int:
-        """Count the tokens from the root to the end of turn `index`; 0 for None."""
+        """Return the number of tokens from the root to the end of turn `index`; 0 for None."""
         return 0 if index is None else self._turns[index].path_length
 
     def path_ids(self, index: int | None, *more: TokenIds) -> TokenIds:
-        """Return every token id from the root to the end of turn `index`, shape (path_length,), and more after them."""
+        """Return the token ids from the root to the end of turn `index`, shape (path_length,), followed by `more`."""
         parts = [*(turn.draft.columns.ids for turn in self.path(index)), *more]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def extended(self, index: int) -> bool:
-        """Return whether a turn has any turn after it."""
+        """Return whether another turn has this one as its parent."""
         return index in self._parents
 
     def leaves(self) -> list[int]:
-        """List the turns that no turn extends, in commit order: one trajectory each."""
-        turns = list(self)  # what others commit meanwhile is not among them, nor among the parents
+        """Return the turns that no turn extends, in commit order. Each ends one trajectory."""
+        turns = list(self)  # one snapshot: another thread may commit meanwhile
         parents = {turn.parent for turn in turns}
         return [turn.index for turn in turns if turn.index not in parents]
 
     def iter_trajectories(self, *, train_constrained: bool = False) -> Iterator[Trajectory]:
-        """Flatten one root-to-leaf path after the other; a shared turn is trained in the first one only (law 3)."""
+        """Yield the trajectory of each root-to-leaf path. A shared turn is trained in the first one only (law 3)."""
         for path, context in self.iter_paths():
             yield assemble(path, context=context, train_constrained=train_constrained)
 
     def iter_paths(self) -> Iterator[tuple[list[Turn], Set[int]]]:
-        """Yield the turns of one root-to-leaf path after the other, and those turns that an earlier path has."""
+        """Yield the turns of each root-to-leaf path, and the indices of turns that earlier paths have."""
         seen: set[int] = set()
         for leaf in self.leaves():
             path = self.path(leaf)
@@ -270,11 +277,11 @@ class Ledger:
             seen.update([turn.index for turn in path])
 
     def trajectories(self, *, train_constrained: bool = False) -> list[Trajectory]:
-        """List every root-to-leaf path, as `iter_trajectories` gives them."""
+        """Return the trajectories of all root-to-leaf paths; see `iter_trajectories`."""
         return list(self.iter_trajectories(train_constrained=train_constrained))
 
     def tree(self) -> str:
-        """Draw the forest, a line a turn, so that a person sees what happened."""
+        """Draw the forest as text, one line per turn."""
         from tito_core.ledger.tree import draw
 
         return draw(self)
@@ -289,25 +296,25 @@ class Ledger:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return as_html(self)
 
-    def _place(self, draft: Draft) -> Turn:
-        """Return the turn that a draft would become; the ledger does not change."""
+    def _turn_of(self, draft: Draft) -> Turn:
+        """Return the turn that a draft would become, without adding it."""
         index, parent, columns = len(self._turns), draft.parent, draft.columns
         if parent is not None and not 0 <= parent < index:
             raise IndexError(f"Turn {index} cannot follow turn {parent}: the ledger holds {index} turns.")
         before = 0 if parent is None else self._turns[parent].path_length
         return Turn(index, draft, before + columns.prompt + columns.output)
 
-    def _linked(self, draft: Draft) -> Draft:
-        """Say why a draft branches that did not when it was prepared: others committed meanwhile (law 8)."""
-        if draft.branch is not None or not self._taken(draft.parent):
+    def _with_branch(self, draft: Draft) -> Draft:
+        """Add a branch record if another thread committed a turn in the draft's place meanwhile (law 8)."""
+        if draft.branch is not None or not self._has_child(draft.parent):
             return draft
         return replace(draft, branch=Branch(Reason.SEPARATE, draft.parent))
 
-    def _taken(self, parent: int | None) -> bool:
-        """Return whether a turn follows `parent` already; for None, whether there is a root."""
+    def _has_child(self, parent: int | None) -> bool:
+        """Return whether a turn already follows `parent`; for None, whether a root exists."""
         return bool(self._turns) if parent is None else parent in self._parents
 
     def _append(self, turn: Turn) -> None:

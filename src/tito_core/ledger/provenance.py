@@ -1,4 +1,4 @@
-"""Where a token came from. The loss mask is derived from this and stored nowhere."""
+"""The origin of each token. The loss mask is derived from it and never stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Provenances = npt.NDArray[np.uint8]
-"""One `Provenance` value a token, dtype uint8."""
+"""One `Provenance` value per token, dtype uint8."""
 
 
 class Provenance(IntEnum):
@@ -16,9 +16,9 @@ class Provenance(IntEnum):
 
     PROMPT = 0  # message content: user text, tool results, tool descriptions
     SCAFFOLD = 1  # text that the chat template wrote around the content
-    INSERTED = 2  # a closer that the engine never sampled, put in after a truncation
-    SAMPLED = 3  # the policy's own token; the only one that is trained by default
-    CONSTRAINED = 4  # sampled under a grammar, so the policy did not choose freely
+    INSERTED = 2  # a closing token that the engine did not sample, added after a truncation
+    SAMPLED = 3  # sampled by the policy; the only kind trained by default
+    CONSTRAINED = 4  # sampled under a grammar, so not a free choice of the policy
 
 
 def is_output(provenance: Provenances) -> npt.NDArray[np.bool_]:
@@ -27,7 +27,7 @@ def is_output(provenance: Provenances) -> npt.NDArray[np.bool_]:
 
 
 def loss_mask(provenance: Provenances, *, train_constrained: bool = False) -> npt.NDArray[np.uint8]:
-    """Derive the loss mask: 1 on `SAMPLED`, on `CONSTRAINED` only when asked for (dtype uint8)."""
+    """Return the loss mask, dtype uint8: 1 on `SAMPLED`, and on `CONSTRAINED` if `train_constrained`."""
     mask = provenance == Provenance.SAMPLED
     if train_constrained:
         mask = mask | (provenance == Provenance.CONSTRAINED)

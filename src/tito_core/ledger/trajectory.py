@@ -18,7 +18,7 @@ from tito_core.ledger.turn import Semantics, Turn, VersionSpan
 
 
 class Segment(NamedTuple):
-    """A run of tokens of one turn: its delta (`is_output` False) or its output (True).
+    """The delta (`is_output` False) or the output (True) of one turn.
 
     `start` and `stop` are offsets into the trajectory's columns.
     """
@@ -31,15 +31,15 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """Columns of one length `n`, index-aligned (law 2), and what is said of them.
+    """Index-aligned columns of one length `n` (law 2), and the turns that they come from.
 
     Attributes:
         path: The turns, from the root to a leaf.
         token_ids: int32, shape (n,).
         loss_mask: uint8, shape (n,): 1 where the token is trained here.
-        logprobs: float32, shape (n,): the engine's own; NaN on every token that it did not sample.
-        provenance: uint8, shape (n,): a `Provenance` a token.
-        context_turns: Turns of the path that an earlier trajectory trains, so that here they are context.
+        logprobs: float32, shape (n,): as the engine reported them; NaN on tokens that it did not sample.
+        provenance: uint8, shape (n,): a `Provenance` value per token.
+        context_turns: Turns of the path that an earlier trajectory trains; here their loss mask is 0.
     """
 
     path: tuple[Turn, ...]
@@ -58,7 +58,7 @@ class Trajectory:
         return f"<Trajectory: {len(self.path)} turns, {len(self)} tokens, {sampled} sampled, {trained} trained here>"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         return as_html(self)
 
     @property
@@ -68,23 +68,23 @@ class Trajectory:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Runs that tile the columns: each turn's delta and output."""
-        found, at = [], 0
+        """Segments that tile the columns: each turn's delta, then its output."""
+        segments, start = [], 0
         for turn in self.path:
-            middle = at + turn.draft.columns.prompt
+            middle = start + turn.draft.columns.prompt
             end = middle + turn.draft.columns.output
-            found += [Segment(turn.index, at, middle, False), Segment(turn.index, middle, end, True)]
-            at = end
-        return tuple(found)
+            segments += [Segment(turn.index, start, middle, False), Segment(turn.index, middle, end, True)]
+            start = end
+        return tuple(segments)
 
     @property
     def branch(self) -> Branch | None:
-        """Why the path left an older one last, and where; None for one that never did."""
+        """The path's last branch record, or None if it never branched."""
         return next((turn.draft.branch for turn in reversed(self.path) if turn.draft.branch is not None), None)
 
     @property
     def versions(self) -> tuple[VersionSpan, ...]:
-        """Weight versions of the sampled tokens, in offsets of these columns; they cover just those (law 10)."""
+        """Weight versions of the output tokens, and of no others, as offsets into the columns (law 10)."""
         return tuple(
             VersionSpan(start + span.start, start + span.stop, span.version)
             for turn in self.path
@@ -94,37 +94,37 @@ class Trajectory:
 
     @property
     def semantics(self) -> tuple[Semantics, ...]:
-        """What the logprobs mean: the distinct ones, in order of appearance (law 11)."""
+        """Distinct semantics of the logprobs, in order of appearance (law 11)."""
         return tuple(dict.fromkeys(turn.draft.engine.semantics for turn in self.path))
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the optional columns that any turn brought, in order of appearance."""
+        """Names of the optional columns that at least one turn has, in order of appearance."""
         return tuple(dict.fromkeys(name for turn in self.path for name in turn.draft.extras))
 
     def count(self, provenance: Provenance) -> int:
-        """Count the tokens of one provenance."""
+        """Return the number of tokens of one provenance."""
         return int(np.count_nonzero(self.provenance == provenance))
 
     def column(self, name: str, fill: float) -> npt.NDArray[np.generic]:
-        """Return an optional column for every token, shape (n, ...), with `fill` where a turn did not bring it.
+        """Return an optional column, shape (n, ...), with `fill` on tokens that have no row.
 
         A `sampling_mask` is as wide as its longest row.
 
         Raises:
-            KeyError: No turn brought it.
-            LawViolationError: Its rows have several shapes, or `fill` does not fit its dtype.
+            KeyError: No turn has the column.
+            LawViolationError: Its rows have different shapes, or `fill` does not fit its dtype.
         """
         pieces = [turn.draft.extras[name] for turn in self.path if name in turn.draft.extras]
         if not pieces:
-            raise KeyError(f"No turn brought a column {name!r}; there are {', '.join(self.column_names) or 'none'}.")
+            raise KeyError(f"No turn has a column {name!r}. Available: {', '.join(self.column_names) or 'none'}.")
         pieces = [piece for piece in pieces if piece.rows] or pieces[:1]
         shapes = {piece.shape[1:] for piece in pieces}
         dtype = np.result_type(*(piece.dtype for piece in pieces))
-        if name == "sampling_mask" and len(shapes) > 1:  # tokens tied for the last place make a turn's rows longer
+        if name == "sampling_mask" and len(shapes) > 1:  # ties for the last place make some rows longer
             shapes, dtype = {max(shapes)}, np.result_type(dtype, np.int8)
         if len(shapes) > 1:
-            raise LawViolationError(2, f"optional column {name!r} has rows of shapes {sorted(shapes)}.")
+            raise LawViolationError(2, f"optional column {name!r} has rows of different shapes: {sorted(shapes)}.")
         if dtype.kind != "f" and not (np.iinfo(dtype).min <= fill <= np.iinfo(dtype).max and fill == int(fill)):
             raise LawViolationError(2, f"{fill} does not fit optional column {name!r} of dtype {dtype}.")
         whole = np.full((len(self), *shapes.pop()), fill, dtype)
@@ -138,20 +138,20 @@ class Trajectory:
 
 
 def assemble(path: Sequence[Turn], *, context: Set[int], train_constrained: bool) -> Trajectory:
-    """Flatten a root-to-leaf path, or a piece of one; turns in `context` keep all but their loss mask, which is 0."""
+    """Flatten a root-to-leaf path, or a piece of one. Turns in `context` get loss mask 0."""
     n = sum(turn.own_length for turn in path)
     token_ids, loss_mask = np.empty(n, np.int32), np.zeros(n, np.uint8)
     logprobs, provenance = np.full(n, np.nan, np.float32), np.empty(n, np.uint8)
-    at = 0
+    start = 0
     for turn in path:
         columns, constrained = turn.draft.columns, turn.draft.constrained
-        middle, end = at + columns.prompt, at + columns.prompt + columns.output
-        token_ids[at:end] = columns.ids
-        provenance[at:middle] = columns.prompt_provenance
+        middle, end = start + columns.prompt, start + columns.prompt + columns.output
+        token_ids[start:end] = columns.ids
+        provenance[start:middle] = columns.prompt_provenance
         provenance[middle:end] = Provenance.CONSTRAINED if constrained else Provenance.SAMPLED
         logprobs[middle:end] = columns.logprobs
         loss_mask[middle:end] = (train_constrained or not constrained) and turn.index not in context
-        at = end
+        start = end
     for column in (token_ids, loss_mask, logprobs, provenance):
         column.flags.writeable = False
     return Trajectory(

@@ -1,4 +1,4 @@
-"""A forest drawn with lines, a turn a line, for a person's eyes."""
+"""A ledger drawn as a text tree, one line per turn."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ if TYPE_CHECKING:
 
 
 def draw(ledger: Ledger) -> str:
-    """Draw each turn under the one it extends: its tokens, how it ended, what it called, and why it branched."""
+    """Draw each turn under its parent: its tokens, finish reason, tool calls and branch reason."""
     turns = list(ledger)
     sampled = sum(turn.draft.columns.output for turn in turns)
     total = sum(turn.own_length for turn in turns)
     title = (
-        f"ledger {ledger.uuid}: {_many(len(turns), 'turn')}, "
-        f"{_many(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
+        f"ledger {ledger.uuid}: {_count(len(turns), 'turn')}, "
+        f"{_count(len(ledger.leaves()), 'trajectory', 'trajectories')}, {total} tokens, {sampled} of them sampled"
     )
     return "\n".join([title, *_lines(turns)])
 
 
 def _lines(turns: list[Turn]) -> Iterator[str]:
-    """Yield a line a turn, depth first: a fork is indented, and a turn that only goes on stays below the one before."""
-    below: dict[int | None, list[Turn]] = {}
+    """Yield one line per turn, depth first. Siblings are indented; an only child stays below its parent."""
+    children_of: dict[int | None, list[Turn]] = {}
     for turn in turns:
-        below.setdefault(turn.parent, []).append(turn)
-    waiting = _forked(below.get(None, []), "")
-    while waiting:
-        turn, lead, indent = waiting.pop()
+        children_of.setdefault(turn.parent, []).append(turn)
+    stack = _siblings(children_of.get(None, []), "")
+    while stack:
+        turn, lead, indent = stack.pop()
         yield f"{lead}{_words(turn)}"
-        after = below.get(turn.index, [])
-        waiting += _forked(after, indent) if len(after) > 1 else [(next_, indent, indent) for next_ in after]
+        children = children_of.get(turn.index, [])
+        stack += _siblings(children, indent) if len(children) > 1 else [(child, indent, indent) for child in children]
 
 
-def _forked(turns: list[Turn], indent: str) -> list[tuple[Turn, str, str]]:
-    """Return turns beside each other, last first, with what leads their own line and what leads those below."""
+def _siblings(turns: list[Turn], indent: str) -> list[tuple[Turn, str, str]]:
+    """Return sibling turns, last first, each with the prefix of its own line and that of its descendants."""
     return [
         (turn, indent + ("└─ " if turn is turns[-1] else "├─ "), indent + ("   " if turn is turns[-1] else "│  "))
         for turn in reversed(turns)
@@ -61,7 +61,7 @@ def _words(turn: Turn) -> str:
 
 
 def _one_line(name: str) -> str:
-    """Write out what would break the line: a malformed call is named as the policy's tokens say."""
+    """Escape a name that would break the line: a malformed call has any text for a name."""
     return name if name.isprintable() else repr(name)
 
 
@@ -69,5 +69,5 @@ def _unless_ok(status: str) -> str:
     return "" if status == "ok" else f" ({status})"
 
 
-def _many(count: int, one: str, several: str = "") -> str:
+def _count(count: int, one: str, several: str = "") -> str:
     return f"{count} {one if count == 1 else several or one + 's'}"

@@ -17,20 +17,20 @@ class Finish(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"  # by the engine, as a trainer asked it to; kept only where a user wants the part that is there
+    ABORT = "abort"  # the engine aborted it, for a trainer; committed only with on_abort="commit"
 
     @property
     def cut_off(self) -> bool:
-        """Whether something else than the policy ended the answer."""
+        """Whether the answer ended by something else than the policy's own stop."""
         return self is not Finish.STOP
 
 
 class Sampling(Mapping[str, Any]):
-    """Sampling parameters as sent, JSON-compatible, all but `max_new_tokens`. A ledger holds equal ones once.
+    """Sampling parameters as sent, without `max_new_tokens`. JSON-compatible. Turns of a ledger share equal ones.
 
     Attributes:
         parameters: The parameters.
-        first: The turn that had them first.
+        first: The first turn that had them.
     """
 
     __slots__ = ("first", "parameters")
@@ -54,14 +54,14 @@ class Sampling(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """What a logprob means (law 11). `None` is unknown, never a guess.
+    """What a logprob means (law 11). `None` means unknown.
 
     Attributes:
-        processed: False when logprobs are log_softmax of the raw logits, True when the sampler's
-            temperature was applied first.
+        processed: False if logprobs are log_softmax of the raw logits, True if the sampler's temperature was applied
+            first.
         temperature: The temperature that the logprobs include; 1.0 for raw ones.
         adjusted: Whether something else may have changed the distribution first: a grammar, a penalty, a truncation.
-        source: Who said so, for example "vllm 0.32.0, measured".
+        source: Where this information comes from, for example "vllm 0.32.0, measured".
     """
 
     processed: bool | None
@@ -75,13 +75,13 @@ class Semantics:
 
 
 class Server:
-    """What stays while one server answers alike. A ledger holds equal ones once.
+    """A server, as far as turns have it in common. Turns of a ledger share equal ones.
 
     Attributes:
         backend: Name of the backend.
         model: The model's name on the server.
         semantics: What its logprobs mean.
-        first: The turn that it answered first.
+        first: The first turn that it answered.
     """
 
     __slots__ = ("backend", "first", "model", "semantics")
@@ -97,9 +97,9 @@ class Server:
 
 
 class VersionSpan(NamedTuple):
-    """Weights that sampled tokens `start` to `stop`; None where the engine did not say.
+    """The weight version that sampled tokens `start` to `stop`; None if the engine did not report it.
 
-    Offsets count from the first output token of a turn, or in a trajectory from its first token.
+    In a turn, offsets count from its first output token; in a trajectory, from the first token of the path.
     """
 
     start: int
@@ -108,7 +108,7 @@ class VersionSpan(NamedTuple):
 
 
 class ResponseSpan(NamedTuple):
-    """Output tokens `start` to `stop` of a turn, which came in one response of the engine (law 4).
+    """Output tokens `start` to `stop` of a turn: those of one engine response (law 4).
 
     Attributes:
         start: First token, counted from the first output token.
@@ -122,14 +122,14 @@ class ResponseSpan(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """One tool call as the policy's tokens say it.
+    """One tool call, as parsed from the policy's tokens.
 
     Attributes:
-        name: The tool's name, or None where the tokens do not say it for certain.
+        name: The tool's name, or None if the tokens do not determine it.
         status: "ok", "lenient", "malformed", "truncated", or "suspect" for text that only looks like a call.
         start: First token of the call, as an offset within the turn's output.
         stop: One past its last token.
-        reason: Why it is not "ok", as a sentence; empty otherwise.
+        reason: Why the status is not "ok", as a sentence; empty otherwise.
     """
 
     name: str | None
@@ -155,15 +155,15 @@ class MediaSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRecord:
-    """What only this engine and this run know of a turn; everything else is equal on every backend (law 13).
+    """The part of a turn that depends on engine and run. All other parts are equal on every backend (law 13).
 
     Attributes:
-        server: Who answered, and what its logprobs mean.
-        request_id: The engine's name for the request, the last one of a turn that was resumed.
-        latency_s: Seconds from sending to the whole answer.
-        cached_tokens: Prompt tokens that the engine had in its prefix cache, or None when it did not say.
+        server: The server, and what its logprobs mean.
+        request_id: The engine's name for the request; the last one if the turn was resumed.
+        latency_s: Seconds from sending the request to the end of the response.
+        cached_tokens: Prompt tokens found in the engine's prefix cache, or None if the engine did not report them.
         versions: Weight versions that tile the output (law 10).
-        responses: The responses that tile the output of a turn that was resumed; empty where one response is all.
+        responses: The responses that tile the output of a resumed turn; empty if one response holds it all.
     """
 
     server: Server
@@ -181,25 +181,25 @@ class EngineRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """Everything of a turn before it has a place in a ledger. Built aside, committed whole (law 5).
+    """The content of a turn that is not committed yet. It is committed whole or not at all (law 5).
 
     Attributes:
         columns: Tokens, logprobs and provenance of the delta and the output.
-        prompt_length: Tokens of the whole prompt as the engine reported them, path included.
+        prompt_length: Length of the whole prompt, path included, as the engine reported it.
         finish: Why sampling stopped.
         fingerprint: Digest of the history up to and including the answer, as Strands stores it.
         sampling: Sampling parameters as sent.
-        max_new_tokens: What the context left room for, or the user's own limit.
+        max_new_tokens: The user's limit, or the room that the context left.
         engine: The engine's record.
         parent: Index of the turn that this one extends, or None for a new root.
         stop: The stop token id or stop string that ended it, or None.
-        constrained: Whether a grammar was in force, which makes the whole output `CONSTRAINED`.
+        constrained: Whether the request had a grammar, which makes the whole output `CONSTRAINED`.
         calls: Tool calls, in order.
-        call_ids: Tool-call ids that the ledger had given out when the turn was committed, which sets it.
-        reasoning_closed: False when the output ends inside a reasoning block.
-        branch: Why this turn does not simply follow the latest one, or None when it does.
+        call_ids: Number of tool-call ids that the ledger had generated by then. The commit sets it.
+        reasoning_closed: False if the output ends inside a reasoning block.
+        branch: Why this turn does not simply follow the latest one, or None if it does.
         extras: Optional columns by name.
-        media: Spans of media among the prompt's tokens.
+        media: Spans of media placeholders in the delta.
     """
 
     columns: Columns
@@ -221,33 +221,33 @@ class Draft:
 
     @property
     def prompt_ids(self) -> TokenIds:
-        """The delta: prompt tokens added after the parent's last token, shape (p,)."""
+        """The delta: ids of the prompt tokens after the parent's last token, shape (p,)."""
         return self.columns.prompt_ids
 
     @property
     def prompt_provenance(self) -> Provenances:
-        """One value for each of `prompt_ids`, shape (p,)."""
+        """Provenance of `prompt_ids`, shape (p,)."""
         return self.columns.prompt_provenance
 
     @property
     def output_ids(self) -> TokenIds:
-        """Tokens the engine reported, shape (n,)."""
+        """Ids that the engine reported, shape (n,)."""
         return self.columns.output_ids
 
     @property
     def logprobs(self) -> Logprobs:
-        """One for each of `output_ids`, shape (n,)."""
+        """Logprobs of `output_ids`, shape (n,)."""
         return self.columns.logprobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """A committed turn: a draft and its place in the ledger.
+    """A committed turn: a draft with its place in the ledger.
 
     Attributes:
-        index: Its place in commit order.
+        index: Its position in commit order.
         draft: Its content.
-        path_length: Tokens from the root to its end.
+        path_length: Number of tokens from the root to its end.
     """
 
     index: int
@@ -256,11 +256,11 @@ class Turn:
 
     @property
     def parent(self) -> int | None:
-        """Index of the turn this one extends, or None for a root."""
+        """Index of the turn that this one extends, or None for a root."""
         return self.draft.parent
 
     @property
     def own_length(self) -> int:
-        """Tokens that this turn added: delta and output."""
+        """Number of tokens that this turn added: delta and output."""
         columns = self.draft.columns
         return columns.prompt + columns.output

@@ -1,4 +1,4 @@
-"""Law 15: the client's tokenizer is the server's."""
+"""Law 15: the client's tokenizer must be the server's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from enum import StrEnum
 from tito_core.ledger.errors import LawViolationError
 
 SHOWN_IDS = 8
-"""How many ids of each side an error shows, from the first that differs."""
+"""Number of ids of each side that an error shows, from the first difference on."""
 SHOWN_TEXT = 60
-"""How many characters of a text an error shows."""
+"""Number of characters of a text that an error shows."""
 
 
 class VocabularyCheck(StrEnum):
@@ -19,9 +19,9 @@ class VocabularyCheck(StrEnum):
     TOKENIZE = "tokenize"
     """The server encoded the same texts to the same ids."""
     VOCAB_SIZE = "vocab size"
-    """The server did not encode them, but its model has a row for every id of the tokenizer."""
+    """The server does not encode texts, but its model's vocabulary covers every id of the tokenizer."""
     NOT_CHECKED = "not checked"
-    """The server told neither."""
+    """The server does not encode texts and does not report its vocabulary size."""
 
 
 def check_same_ids(text: str, ids: Sequence[int], server_ids: Sequence[int], *, tokenizer: str, server: str) -> None:
@@ -29,8 +29,8 @@ def check_same_ids(text: str, ids: Sequence[int], server_ids: Sequence[int], *, 
 
     Args:
         text: The text.
-        ids: What the client's tokenizer makes of it.
-        server_ids: What the server's tokenizer makes of it.
+        ids: The ids that the client's tokenizer gives.
+        server_ids: The ids that the server's tokenizer gives.
         tokenizer: Name of the client's tokenizer, for the error.
         server: Name of the server and its model, for the error.
 
@@ -47,28 +47,28 @@ def check_same_ids(text: str, ids: Sequence[int], server_ids: Sequence[int], *, 
         15,
         f"the tokenizer {tokenizer!r} is not the one that {server} uses: they encode {shown} differently. From token "
         f"{first} on, the tokenizer gives {_shown(ours[first:])} and the server {_shown(theirs[first:])}. "
-        f"Give the tokenizer of the model that the server serves.",
+        f"Use the tokenizer of the served model.",
     )
 
 
 def check_vocab_size(largest_id: int, vocab_size: int, *, tokenizer: str, server: str) -> None:
-    """Check law 15 on sizes alone. A server may have more rows than its tokenizer has ids: embeddings are padded.
+    """Check law 15 on vocabulary sizes alone. A model may have more rows than its tokenizer has ids: they are padded.
 
     Args:
-        largest_id: The largest id that the client's tokenizer gives.
-        vocab_size: Rows of the embedding of the server's model.
+        largest_id: The largest id of the client's tokenizer.
+        vocab_size: Number of embedding rows of the server's model.
         tokenizer: Name of the client's tokenizer, for the error.
         server: Name of the server and its model, for the error.
 
     Raises:
-        LawViolationError: The server has no row for that id.
+        LawViolationError: The model has no row for that id.
     """
     if largest_id >= vocab_size:
         raise LawViolationError(
             15,
-            f"the tokenizer {tokenizer!r} is not the one that {server} uses: its ids go up to {largest_id}, and the "
+            f"the tokenizer {tokenizer!r} is not the one that {server} uses: its ids go up to {largest_id}, but the "
             f"server's model has {vocab_size} rows, for ids up to {vocab_size - 1}. "
-            "Give the tokenizer of the model that the server serves.",
+            "Use the tokenizer of the served model.",
         )
 
 

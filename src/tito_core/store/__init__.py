@@ -1,4 +1,4 @@
-"""Ledgers in files: every turn appended as it is committed, read back lazily, safe against a crash at any byte."""
+"""Ledgers in files. Each turn is appended as it is committed; a crash at any byte loses only the unfinished record."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ __all__ = [
 
 
 def encode(ledger: Ledger, *, engine: bool = True) -> bytes:
-    """Encode one ledger canonically: equal ledgers give equal bytes (law 13 compares them without `engine`)."""
+    """Encode one ledger canonically: equal ledgers give equal bytes. Law 13 compares them with `engine=False`."""
     return msgspec.msgpack.encode(to_record(ledger, engine=engine), order="deterministic")
 
 
 def append(path: str | os.PathLike[str], ledgers: Iterable[Ledger]) -> None:
-    """Append ledgers to a file, made if need be, and wait until they are on the disk.
+    """Append ledgers to a file and wait until they are on disk. The file is created if it does not exist.
 
-    Of a ledger that the file has already, only what is new is written.
+    If the file already has a ledger, only its new turns and annotations are written.
+
+    Raises:
+        SchemaError: As `LedgerFile` and `LedgerFile.append`.
     """
     with LedgerFile(path, "a") as file:
         for ledger in ledgers:
@@ -44,10 +47,10 @@ def append(path: str | os.PathLike[str], ledgers: Iterable[Ledger]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> list[Ledger]:
-    """Read every ledger of a file and check its laws; a torn tail is left out.
+    """Read every ledger of a file and check its laws. A torn tail, which a crash leaves, is skipped.
 
     Raises:
-        SchemaError: Not such a file, damaged in the middle, or written by a newer version.
+        SchemaError: The file is not a rollout file, is damaged, or was written by a newer version.
         LawViolationError: A ledger in it breaks a law.
     """
     with LedgerFile(path) as file:

@@ -1,4 +1,4 @@
-"""A file of ledgers: an index of where each record lies, ledgers read when they are asked for, turns appended."""
+"""A file of ledgers: indexed on opening, read on demand, appended turn by turn."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from tito_core.ledger.header import Annotation, Header
 from tito_core.ledger.ledger import Ledger
 from tito_core.ledger.turn import Turn
 from tito_core.store.frames import BLOCK, PREAMBLE, Frame, Kind, SchemaError, expect_preamble, framed
-from tito_core.store.index import Index, packed
+from tito_core.store.index import Index, uuid_bytes
 from tito_core.store.records import UNREADABLE, expect_readable, load, record_of, turn_record
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class LedgerFile:
-    """A file of ledgers, and the sink of those that stream into it.
+    """A file of ledgers, and the sink of ledgers that stream into it.
 
-    Opening scans the file once and keeps where each record lies; a ledger is decoded when it is asked for. Several
-    processes may append at once: each record is written whole under a lock of the file. A torn tail that a crash left
-    is cut before anything is appended, and skipped by who only reads.
+    Opening scans the file once and records the position of each record; `load` decodes a ledger. Several processes may
+    append at the same time: each writes whole records under a file lock. A torn tail, which a crash leaves, is skipped
+    on reading and cut off before the next append. Thread-safe.
 
     Args:
         path: The file.
-        mode: "r" to read, "a" to append too, which makes the file if need be.
+        mode: "r" to read, "a" to read and append. "a" creates the file if it does not exist.
 
     Raises:
-        SchemaError: Not such a file, damaged in the middle, or written by a newer version.
+        SchemaError: The file is not a rollout file, is damaged, or was written by a newer version.
+        OSError: The file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Literal["r", "a"] = "r") -> None:
@@ -46,9 +47,9 @@ class LedgerFile:
             raise ValueError(f"mode must be 'r' to read or 'a' to append, not {mode!r}.")
         self.path = Path(path)
         self._index = Index(path)
-        self._live: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
-        self._is_ours = False
-        self._scanned: tuple[int, int] | None = None  # size and time of the last change when the file was scanned
+        self._attached: WeakValueDictionary[str, Ledger] = WeakValueDictionary()
+        self._has_preamble = False
+        self._scanned: tuple[int, int] | None = None  # size and mtime at the last scan
         self._lock = threading.RLock()
         self._mode = mode
         self._open()
@@ -64,12 +65,12 @@ class LedgerFile:
             raise
 
     def _open(self) -> None:
-        self._file = FileIO(self.path, "a+" if self._mode == "a" else "r")  # what is read of it is read in blocks
+        self._file = FileIO(self.path, "a+" if self._mode == "a" else "r")  # unbuffered: reads are whole blocks
         self._process = os.getpid()
 
     @property
     def appends(self) -> bool:
-        """Whether the file takes turns, or was opened to read."""
+        """Whether the file was opened to append."""
         return self._mode == "a"
 
     def __enter__(self) -> Self:
@@ -79,10 +80,10 @@ class LedgerFile:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._known())
+        return len(self._fresh_index())
 
     def __contains__(self, uuid: str) -> bool:
-        return self._known().records(uuid) is not None
+        return self._fresh_index().records(uuid) is not None
 
     def __iter__(self) -> Iterator[Ledger]:
         for uuid in self.uuids:
@@ -90,125 +91,130 @@ class LedgerFile:
 
     @property
     def uuids(self) -> list[str]:
-        """Identities of the ledgers, in the order they began."""
-        return self._known().uuids
+        """UUIDs of the ledgers, in the order they began."""
+        return self._fresh_index().uuids
 
     def load(self, uuid: str, *, check: bool = True) -> Ledger:
         """Read one ledger.
 
         Args:
-            uuid: Its identity.
+            uuid: Its UUID.
             check: Whether to check its laws.
 
         Raises:
             KeyError: The file has no such ledger.
-            SchemaError: Its records do not fit together.
+            SchemaError: Its records are damaged or contradict each other.
             LawViolationError: It breaks a law.
         """
         with self._lock:
-            found = self._known().records(uuid)
-            if found is None:
-                raise KeyError(f"{self.path} has no ledger {uuid}; it has {len(self)} others.")
-            headers, turns, annotations = (tuple(found[kind]) for kind in Kind)
+            records = self._fresh_index().records(uuid)
+            if records is None:
+                raise KeyError(f"{self.path} has no ledger {uuid} among its {len(self)} ledgers.")
+            headers, turns, annotations = (tuple(records[kind]) for kind in Kind)
         if not headers:
-            raise SchemaError(f"{self.path}: ledger {uuid} does not begin with its header.")
+            raise SchemaError(f"{self.path}: ledger {uuid} has no header. Restore the file from a copy.")
         header = next(self._read(headers[:1]))
         ledger = load(header, self._read(turns), self._read(annotations), msgspec.msgpack.decode, base64=False)
         if ledger.uuid != uuid:
-            raise SchemaError(f"{self.path}: the header of ledger {uuid} says that it is {ledger.uuid}.")
+            raise SchemaError(f"{self.path}: ledger {uuid} has the header of ledger {ledger.uuid}.")
         if check:
             check_ledger(ledger)
         return ledger
 
     def resume(self, uuid: str) -> Ledger:
-        """Return a ledger to go on with: the one that already streams here, else as the file has it.
+        """Return a ledger to continue: the one that already streams into this file, else the stored one, attached.
 
         Raises:
             KeyError, SchemaError, LawViolationError: As `load`.
         """
         with self._lock:
-            live = self._live.get(uuid)
-            return self.attach(self.load(uuid)) if live is None else live
+            attached = self._attached.get(uuid)
+            return self.attach(self.load(uuid)) if attached is None else attached
 
     def append(self, ledger: Ledger) -> None:
-        """Write what the file does not have of a ledger yet (`Sink`).
+        """Write a ledger's turns and annotations that the file does not have yet (`Sink`).
 
         Raises:
-            SchemaError: The file has more of this ledger than it holds itself, or has something else under its name.
+            SchemaError: The file has more turns or annotations of this ledger, or another ledger with its UUID.
         """
         with self._exclusive():
             self._expect_same(ledger)
-            turns_written, said = (
-                self._index.count(ledger.uuid, Kind.TURN),
-                self._index.count(ledger.uuid, Kind.ANNOTATION),
-            )
-            turns, annotations = list(ledger)[turns_written:], ledger.annotations[said:]
-            if turns_written > len(ledger) or said > len(ledger.annotations):
+            stored_turns = self._index.count(ledger.uuid, Kind.TURN)
+            stored_notes = self._index.count(ledger.uuid, Kind.ANNOTATION)
+            turns, annotations = list(ledger)[stored_turns:], ledger.annotations[stored_notes:]
+            if stored_turns > len(ledger) or stored_notes > len(ledger.annotations):
                 raise SchemaError(
-                    f"{self.path} has {turns_written} turns of ledger {ledger.uuid}, which itself holds "
-                    f"{len(ledger)}: load it from the file before going on with it."
+                    f"{self.path} has {stored_turns} turns and {stored_notes} annotations of ledger {ledger.uuid}, "
+                    f"but this copy has {len(ledger)} and {len(ledger.annotations)}: load it from the file "
+                    "(LedgerFile.resume) before you continue it."
                 )
-            parts = [framed(Kind.TURN, packed(ledger.uuid), _payload(turn)) for turn in turns]
+            parts = [framed(Kind.TURN, uuid_bytes(ledger.uuid), _payload(turn)) for turn in turns]
             parts += [
-                framed(Kind.ANNOTATION, packed(ledger.uuid), _ENCODER.encode(record_of(annotation)))
+                framed(Kind.ANNOTATION, uuid_bytes(ledger.uuid), _ENCODER.encode(record_of(annotation)))
                 for annotation in annotations
             ]
             self._write(ledger.header, b"".join(parts))
 
     def attach(self, ledger: Ledger) -> Ledger:
-        """Write what a ledger holds so far, and from now on every turn and annotation as it comes.
+        """Write everything a ledger has so far, and from now on every new turn and annotation. Return the ledger.
 
-        A ledger has one writer: another copy of it, in this process or elsewhere, cannot go on beside it (`resume`).
+        A ledger has one writer. A second copy of it cannot be continued, in this process or elsewhere; see `resume`.
+
+        Raises:
+            SchemaError: As `append`.
         """
         ledger.stream_to(self)
-        self._live[ledger.uuid] = ledger
+        self._attached[ledger.uuid] = ledger
         return ledger
 
     def turn(self, header: Header, turn: Turn) -> None:
-        """Take a turn that is about to be committed (`Sink`)."""
+        """Write a turn that is about to be committed (`Sink`)."""
         self._stream(header, Kind.TURN, turn.index, _payload(turn))
 
     def annotation(self, header: Header, index: int, annotation: Annotation) -> None:
-        """Take a ledger's next annotation (`Sink`)."""
+        """Write a ledger's next annotation (`Sink`)."""
         self._stream(header, Kind.ANNOTATION, index, _ENCODER.encode(record_of(annotation)))
 
     def sync(self) -> None:
-        """Wait until everything that was written is on the disk."""
+        """Wait until everything written is on disk (fsync)."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file. What was written stays, and is on the disk after `sync`."""
+        """Close the file, without `sync`."""
         self._file.close()
 
     def _stream(self, header: Header, kind: Kind, index: int, payload: bytes) -> None:
         with self._exclusive():
             written = self._index.count(header.uuid, kind)
             if written != index:
+                record = f"{kind.name.lower()} record"
                 raise SchemaError(
-                    f"{self.path} has {written} {kind.name.lower()} records of ledger {header.uuid}, and number "
-                    f"{index} came: another copy of it went on, in this process or elsewhere. A ledger has one writer; "
-                    "share the one that streams (LedgerFile.resume), or give the other agent a session of its own."
+                    f"{self.path} has {written} {record}s of ledger {header.uuid}, so it cannot append {record} "
+                    f"{index}: another copy of the ledger was continued, in this process or elsewhere. A ledger has "
+                    "one writer. Share the ledger that streams (LedgerFile.resume), or give the other agent its own "
+                    "session."
                 )
-            self._write(header, framed(kind, packed(header.uuid), payload))
+            self._write(header, framed(kind, uuid_bytes(header.uuid), payload))
 
     def _expect_same(self, ledger: Ledger) -> None:
-        """Compare the header and the last common turn with what the file has under the same name."""
-        found = self._index.records(ledger.uuid)
-        if not found:
+        """Compare the header and the last common turn with the file's."""
+        records = self._index.records(ledger.uuid)
+        if not records:
             return
-        last = min(len(ledger), len(found[Kind.TURN])) - 1
+        last = min(len(ledger), len(records[Kind.TURN])) - 1
         ours = [_ENCODER.encode(record_of(ledger.header)), *([_payload(ledger[last])] if last >= 0 else [])]
-        theirs = found[Kind.HEADER][:1] + (found[Kind.TURN][last : last + 1] if last >= 0 else [])
+        theirs = records[Kind.HEADER][:1] + (records[Kind.TURN][last : last + 1] if last >= 0 else [])
         if list(map(_canonical, ours)) != list(map(_canonical, self._read(theirs))):
             raise SchemaError(
-                f"{self.path} has another ledger under the name {ledger.uuid}, or another copy of it went on: its "
-                f"{'turn ' + str(last) if last >= 0 else 'header'} differs. Load it from the file before going on."
+                f"{self.path} has another ledger with UUID {ledger.uuid}, or another copy of it was continued: "
+                f"{f'header or turn {last}' if last >= 0 else 'header'} differs. Load it from the file "
+                "(LedgerFile.resume) before you continue it."
             )
 
     def _write(self, header: Header, data: bytes) -> None:
-        """Append whole records, after the ledger's header where it has none yet; on failure nothing stays."""
+        """Append whole records, with the ledger's header before its first one. On failure the file is unchanged."""
         if self._index.records(header.uuid) is None:
-            data = framed(Kind.HEADER, packed(header.uuid), _ENCODER.encode(record_of(header))) + data
+            data = framed(Kind.HEADER, uuid_bytes(header.uuid), _ENCODER.encode(record_of(header))) + data
         added = self._index.parsed(data)
         try:
             written = 0
@@ -222,18 +228,18 @@ class LedgerFile:
             raise
         self._index.add(added)
 
-    def _known(self) -> Index:
-        """Return the index, with what other writers added since; what they are still writing is not whole yet."""
+    def _fresh_index(self) -> Index:
+        """Return the index, updated with the whole records that other writers added since."""
         with self._lock:
-            found = os.fstat(self._file.fileno())
-            state = found.st_size, found.st_mtime_ns
-            if state != self._scanned:  # a torn tail may be long, and is not read again for every ledger
+            stat = os.fstat(self._file.fileno())
+            state = stat.st_size, stat.st_mtime_ns
+            if state != self._scanned:  # otherwise a long torn tail would be read again for every ledger
                 self._index.scan(self._file)
                 self._scanned = state
             return self._index
 
     def _read(self, frames: Sequence[Frame]) -> Iterator[memoryview]:
-        """Read payloads, several at once where they lie together, as those of a finished ledger do."""
+        """Yield payloads; neighbouring ones are read in one block."""
         first = 0
         while first < len(frames):
             start = stop = frames[first].offset
@@ -249,8 +255,8 @@ class LedgerFile:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the file alone, with its index up to date and its torn tail cut."""
-        if self._process != os.getpid():  # a fork shares its parent's open file, and with it the lock
+        """Hold the file's exclusive lock, with the index up to date and any torn tail cut off."""
+        if self._process != os.getpid():  # after a fork: a shared open file would share its lock with the parent
             self._file.close()
             self._lock = threading.RLock()
             self._open()
@@ -270,20 +276,20 @@ class LedgerFile:
                 self._file.truncate(0)
                 self._file.write(PREAMBLE)
                 size = len(PREAMBLE)
-        if not self._is_ours:
+        if not self._has_preamble:
             self._file.seek(0)
             expect_preamble(self._file, self.path)
-            self._is_ours = True
+            self._has_preamble = True
         if size != self._index.end:
             self._index.scan(self._file)
             self._file.truncate(self._index.end)
 
 
 def _canonical(payload: bytes | memoryview) -> bytes:
-    """Return a record with its keys in one order: a copy that came by JSON has them in another.
+    """Encode a record again with sorted keys: a ledger loaded from JSON has another order.
 
     Raises:
-        SchemaError: It is not MessagePack, or is nested too deeply.
+        SchemaError: The record is not MessagePack, or is nested too deeply.
     """
     try:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(payload), order="deterministic")

@@ -1,8 +1,8 @@
-"""The file's framing: a magic number with the format's version, then records, each with its length and checksum.
+"""The file's framing: a magic number with the format's version, then records, each with its length and checksums.
 
-A claimed length is compared with the file's size before any memory is taken (law 12). Reading a whole file, damaged or
-hostile ones too, takes at most 256 bytes of memory for each byte of the file, and a mebibyte beyond that: an empty
-MessagePack map is one byte, and a Python dict of its own. Nothing in the format is compressed.
+A record's length is compared with the file's size before memory is allocated (law 12). Reading any file, even a damaged
+or hostile one, takes at most 256 bytes of memory per byte of the file, plus one MiB: an empty MessagePack map is one
+byte, but a whole Python dict. Nothing in the format is compressed.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from typing import NamedTuple, Protocol
 SCHEMA = 1
 MAGIC = b"\x89TITO\r\n"
 PREAMBLE = MAGIC + bytes([SCHEMA])
-"""How a file begins: the magic number, then the version of the schema as one byte."""
+"""The start of a file: the magic number, then the schema version as one byte."""
 _FACTS = struct.Struct("<IIB16s")
-"""A record's head: length of its payload in bytes, CRC-32 of its payload, its kind, the UUID of its ledger."""
+"""The first part of a record's head: payload length in bytes, CRC-32 of the payload, kind, UUID of the ledger."""
 _HEAD = struct.Struct("<IIB16sI")
 HEAD_BYTES = _HEAD.size
-"""The head ends in a CRC-32 of its facts, so that a damaged length is not taken for a torn tail."""
+"""Size of a head. It ends with a CRC-32 of its first part, so that a damaged length is not mistaken for a torn tail."""
 BLOCK = 1 << 16
-"""Bytes of a file that are read at once."""
+"""Number of bytes that are read at once."""
 
 
 class SchemaError(ValueError):
-    """The record is no ledger, or a newer one than this version reads."""
+    """A file or record is not a ledger, is damaged, contradicts the ledger, or has a newer schema."""
 
 
 class Readable(Protocol):
-    """A file that is open to read, or bytes as one."""
+    """A binary file that is open for reading."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go to an offset from the beginning, or from the end, and return it from the beginning."""
+        """Move to an offset, counted as `io.IOBase.seek` does, and return the new position."""
 
     def read(self, size: int, /) -> bytes:
-        """Read at most so many bytes; none at the end."""
+        """Read at most `size` bytes; empty at the end."""
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Read into a buffer, and give how many bytes."""
+        """Read into a buffer, and return the number of bytes."""
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     HEADER = 1
     TURN = 2
@@ -57,13 +57,13 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """Where a record lies.
+    """The position of a record.
 
     Attributes:
-        kind: What it is.
-        uuid: The ledger that it belongs to, 16 bytes.
-        offset: Its payload's offset in the file.
-        length: Its payload's length in bytes.
+        kind: Its kind.
+        uuid: UUID of its ledger, 16 bytes.
+        offset: Offset of its payload in the file.
+        length: Length of its payload in bytes.
     """
 
     kind: Kind
@@ -73,23 +73,23 @@ class Frame(NamedTuple):
 
 
 def framed(kind: Kind, uuid: bytes, payload: bytes) -> bytes:
-    """Put a record in its frame."""
+    """Return a record: head and payload."""
     facts = _FACTS.pack(len(payload), zlib.crc32(payload), kind, uuid)
     return facts + zlib.crc32(facts).to_bytes(4, "little") + payload
 
 
 def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
-    """Read the file's beginning.
+    """Read and check the preamble.
 
     Raises:
-        SchemaError: It is no file of ledgers, or one of a newer version.
+        SchemaError: The file is not a rollout file, or has a newer schema.
     """
-    found = file.read(len(PREAMBLE))
-    if not found.startswith(MAGIC) or len(found) < len(PREAMBLE):
-        raise SchemaError(f"{Path(path)} holds no rollouts of strands-tito: it does not start with {MAGIC!r}.")
-    if found[-1] != SCHEMA:
+    preamble = file.read(len(PREAMBLE))
+    if not preamble.startswith(MAGIC) or len(preamble) < len(PREAMBLE):
+        raise SchemaError(f"{Path(path)} is not a strands-tito rollout file: it does not start with {MAGIC!r}.")
+    if preamble[-1] != SCHEMA:
         raise SchemaError(
-            f"{Path(path)} has schema {found[-1]}, this version of strands-tito reads {SCHEMA}: "
+            f"{Path(path)} has schema {preamble[-1]}, this version of strands-tito reads {SCHEMA}: "
             "upgrade strands-tito to read it."
         )
 
@@ -97,17 +97,17 @@ def expect_preamble(file: Readable, path: str | os.PathLike[str]) -> None:
 def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator[Frame]:
     """Yield the whole records from an offset on.
 
-    What a crash left at the end, cut short or zeros that were never written over, ends them.
+    Stop at a torn tail, which a crash leaves: a record that is cut short, or zeros that were never overwritten.
 
     Raises:
-        SchemaError: A record is damaged. Nothing is cut away, since it was whole once.
+        SchemaError: A record is damaged, or of an unknown kind. A damaged record was whole once, so nothing is cut off.
     """
     window = _Window(file, start)
     while window.hold(HEAD_BYTES):
         at, block = window.at, window.view
         length, checksum, kind, uuid, head_checksum = _HEAD.unpack_from(block, at)
         if zlib.crc32(block[at : at + _FACTS.size]) != head_checksum:
-            if not window.only_zeros_after(HEAD_BYTES):  # a head cut short, and zeros, are torn too
+            if not window.only_zeros_after(HEAD_BYTES):  # else it is a torn tail
                 raise _damaged(path, window.offset)
             return
         size = HEAD_BYTES + length
@@ -116,7 +116,7 @@ def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator
                 return
             at, block = window.at, window.view
         if zlib.crc32(block[at + HEAD_BYTES : at + size]) != checksum:
-            was_whole = block[at + size - 1] != 0  # what a power cut left unwritten is zeros up to the end
+            was_whole = block[at + size - 1] != 0  # a power cut leaves zeros up to the end of the file
             if was_whole or not window.only_zeros_after(size):
                 raise _damaged(path, window.offset)
             return
@@ -130,28 +130,28 @@ def frames(file: Readable, start: int, path: str | os.PathLike[str]) -> Iterator
 
 
 class _Window:
-    """What is held of a file that is read from `start` to its end: one buffer, into which the file is read.
+    """A buffer that moves over a file, from `start` to the file's end.
 
     Attributes:
         view: The buffer.
-        at: Where in it the next record begins.
-        stop: Where in it what was read ends.
+        at: Position of the next record in the buffer.
+        stop: End of the bytes that were read into the buffer.
     """
 
     def __init__(self, file: Readable, start: int) -> None:
         file.seek(start)
         self._file = file
-        self._start = start  # offset in the file of the buffer's first byte
+        self._start = start  # the buffer's offset in the file
         self.view = memoryview(bytearray(BLOCK))
         self.at = self.stop = 0
 
     @property
     def offset(self) -> int:
-        """Where in the file the next record begins."""
+        """Offset of the next record in the file."""
         return self._start + self.at
 
     def hold(self, size: int) -> bool:
-        """Hold so many bytes of the next record; False when the file ends before."""
+        """Read until the buffer holds `size` bytes from the next record on. Return False if the file ends before."""
         if self.stop - self.at >= size:
             return True
         if size > len(self.view) and size > self._left():
@@ -168,7 +168,7 @@ class _Window:
         return True
 
     def only_zeros_after(self, size: int) -> bool:
-        """Return whether nothing but zeros comes from `size` bytes into the next record to the end of the file."""
+        """Return whether the file has only zeros from `size` bytes after the next record's start to its end."""
         chunk = bytes(self.view[self.at + size : self.stop])
         while chunk.count(0) == len(chunk):
             if not (chunk := self._file.read(1 << 20)):
@@ -176,14 +176,14 @@ class _Window:
         return False
 
     def _left(self) -> int:
-        """Count the file's bytes from the next record on."""
+        """Return the number of bytes of the file from the next record on."""
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(self._start + self.stop)
         return size - self.offset
 
 
-def _damaged(path: str | os.PathLike[str], at: int) -> SchemaError:
+def _damaged(path: str | os.PathLike[str], offset: int) -> SchemaError:
     return SchemaError(
-        f"{Path(path)} is damaged: the record at byte {at} does not match its checksum. Nothing was changed; restore "
-        "the file from a copy."
+        f"{Path(path)} is damaged: the record at byte {offset} does not match its checksum. Nothing was changed; "
+        "restore the file from a copy."
     )

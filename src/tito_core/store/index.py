@@ -1,4 +1,4 @@
-"""Where each record of a file lies, by the ledger that it belongs to."""
+"""An index of a file: the positions of its records, by ledger."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from io import BytesIO
 from tito_core.store.frames import PREAMBLE, Frame, Kind, Readable, frames
 
 Records = tuple[list[Frame], ...]
-"""The records of one ledger by their kind, each in the order they were written."""
+"""The records of one ledger: a list per kind, in the order they were written."""
 
 
 class Index:
-    """What is known of a file: its ledgers, in the order they began, and where its last whole record ends.
+    """The ledgers of a file, in the order they began, and the end of its last whole record.
 
     Attributes:
         end: Offset after the last whole record.
@@ -30,41 +30,41 @@ class Index:
 
     @property
     def uuids(self) -> list[str]:
-        """Identities of the ledgers."""
+        """UUIDs of the ledgers."""
         return [str(uuid_module.UUID(bytes=uuid)) for uuid in self._ledgers]
 
     def records(self, uuid: str) -> Records | None:
-        """Return a ledger's records, or None for one that is not there."""
-        return self._ledgers.get(packed(uuid))
+        """Return a ledger's records, or None if the file has no such ledger."""
+        return self._ledgers.get(uuid_bytes(uuid))
 
     def count(self, uuid: str, kind: Kind) -> int:
-        """Count a ledger's records of a kind."""
-        found = self.records(uuid)
-        return len(found[kind]) if found else 0
+        """Return the number of a ledger's records of one kind."""
+        records = self.records(uuid)
+        return len(records[kind]) if records else 0
 
     def scan(self, file: Readable) -> None:
-        """Take up the whole records that the file has beyond `end`, from whomever."""
+        """Add the whole records that the file has after `end`."""
         self.add(frames(file, self.end, self._path))
 
     def parsed(self, data: bytes) -> list[Frame]:
-        """Read the frames of records that are about to be appended at `end`."""
+        """Return the frames of records that are about to be appended at `end`."""
         return [frame._replace(offset=frame.offset + self.end) for frame in frames(BytesIO(data), 0, self._path)]
 
     def add(self, added: Iterable[Frame]) -> None:
-        """Take up records that were appended, without reading the disk again, which may fail where writing did not."""
+        """Add appended records. The file is not read again, since reading may fail where writing succeeded."""
         for frame in added:
             kind, uuid, offset, length = frame
-            found = self._ledgers.get(uuid)
-            if found is None:
-                found = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
-            found[kind].append(frame)
+            records = self._ledgers.get(uuid)
+            if records is None:
+                records = self._ledgers[uuid] = tuple([] for _ in range(max(Kind) + 1))
+            records[kind].append(frame)
             self.end = offset + length
 
 
-def packed(uuid: str) -> bytes:
-    """Return an identity's 16 bytes; none for what is no identity, which no file has."""
+def uuid_bytes(uuid: str) -> bytes:
+    """Return a UUID's 16 bytes, or b"", which no file has, for a string that is not a canonical UUID."""
     try:
-        found = uuid_module.UUID(uuid)
+        parsed = uuid_module.UUID(uuid)
     except ValueError:
         return b""
-    return found.bytes if str(found) == uuid else b""
+    return parsed.bytes if str(parsed) == uuid else b""

@@ -1,4 +1,4 @@
-"""Small ledgers as JSON that people and other programs read: columns as lists, digests as base64."""
+"""Ledgers as JSON, for people and other programs: columns as lists, digests as base64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tito_core.store.records import Record, from_record, to_record
 
 
 def to_json(ledger: Ledger) -> Record:
-    """Return a ledger as a value of JSON: `json.dumps` takes it. A file of ours takes a third of the room."""
+    """Return a ledger as a JSON value for `json.dumps`. A `.tito` file takes a third of the space."""
     record: Record = msgspec.to_builtins(to_record(ledger))
     for turn, plain in zip(ledger, record["turns"], strict=True):
         columns = turn.draft.columns
@@ -34,32 +34,32 @@ def from_json(record: Any) -> Ledger:
     """Rebuild a ledger from `to_json`'s value, and check its laws.
 
     Raises:
-        SchemaError: It is no ledger, of a newer schema, or its parts do not fit together.
-        LawViolationError: It breaks a law.
+        SchemaError: The value is not a ledger, has a newer schema, or its parts contradict each other.
+        LawViolationError: The ledger breaks a law.
     """
     if not isinstance(record, Mapping):
         raise SchemaError(f"This is not a ledger: it is of type {type(record).__name__}, expected an object.")
-    ledger = from_record(record, _plain_of)
+    ledger = from_record(record, _decode)
     check_ledger(ledger)
     return ledger
 
 
-def _plain_of(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     if isinstance(value, dict) and "columns" in value:
         value = {**value, "columns": _packed(value["columns"])}
-    # A lone surrogate, or a number of more than 64 bits, has no place in a file, so no ledger is loaded with one.
+    # Raises on a lone surrogate or a number of more than 64 bits: a file could not hold the ledger.
     msgspec.msgpack.encode(value, enc_hook=lambda _: None)
     return value
 
 
 def _packed(lists: Mapping[str, Any]) -> Record:
     try:
-        # NumPy would find a type for anything: with strings, each element would take the longest one's memory.
+        # NumPy accepts any type: in a list with one long string, every element would take that string's memory.
         columns = Columns.pack(
             msgspec.convert(lists["prompt_ids"], list[int]),
             msgspec.convert(lists["prompt_provenance"], list[int]),
             msgspec.convert(lists["output_ids"], list[int]),
-            np.array(msgspec.convert(lists["logprobs"], list[float]), np.float64),  # others write 0.0 as 0
+            np.array(msgspec.convert(lists["logprobs"], list[float]), np.float64),  # other languages write 0.0 as 0
         )
     except (KeyError, TypeError, OverflowError, msgspec.ValidationError) as error:
         raise ValueError(f"columns must hold four lists of numbers: {type(error).__name__}: {error}") from error
@@ -73,4 +73,4 @@ LedgerField = Annotated[
     PlainSerializer(to_json, return_type=dict[str, Any]),
     WithJsonSchema({"type": "object", "title": "Ledger", "required": ["format", "schema", "header", "turns"]}),
 ]
-"""A ledger as a field of a pydantic model, so that rollouts cross processes inside the models of an environment."""
+"""A ledger as a field of a pydantic model, for environments that pass rollouts between processes."""

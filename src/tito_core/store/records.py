@@ -1,9 +1,9 @@
-"""Ledgers as plain values and back (law 12): one record for the header, one a turn, one an annotation.
+"""Ledgers as plain values and back (law 12): one record for the header, one per turn, one per annotation.
 
-Records hold dicts, lists, str, int, float, bytes and None, so that any carrier takes them. Their fields are those of
-the ledger's own classes (`Header`, `Draft`, `Annotation`), which are the schema; one that has its default is left out.
-Columns are little-endian bytes, so that a reader in another language needs no numpy. `sampling` and `engine.server` are
-either the values or the index of the first turn that has the same ones.
+Records contain only dicts, lists, str, int, float, bytes and None, so that any format can hold them. Their fields are
+those of the ledger's own classes (`Header`, `Draft`, `Annotation`), which are the schema; fields with their default
+value are left out. Columns are little-endian bytes, so that a reader in another language needs no NumPy. `sampling` and
+`engine.server` are either the values or the index of the first turn that has the same ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMAT = "strands-tito/ledger"
 T = TypeVar("T")
 Record = dict[str, Any]
 UNREADABLE = (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError)
-"""What decoding a hostile record raises; the callers of this package see a `SchemaError`."""
+"""Errors of decoding a hostile record. Callers of this package see a `SchemaError` instead."""
 
 
 def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
@@ -37,8 +37,8 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
 
     Args:
         ledger: The ledger.
-        engine: Keep each turn's `engine` record. Without it, the same conversation and answers give
-            equal records on every backend (law 13); such a record compares, it does not load.
+        engine: Keep each turn's `engine` record. Without it, the same conversation and answers give equal records on
+            every backend (law 13). Such a record is for comparison only and cannot be loaded.
     """
     return {
         "format": FORMAT,
@@ -49,15 +49,15 @@ def to_record(ledger: Ledger, *, engine: bool = True) -> Record:
     }
 
 
-def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lambda part: part) -> Ledger:
-    """Rebuild a ledger, unchecked: `check_ledger` tells whether the laws hold.
+def from_record(record: Mapping[str, Any], decode: Callable[[Any], Any] = lambda part: part) -> Ledger:
+    """Rebuild a ledger. The laws are not checked; call `check_ledger`.
 
     Args:
-        record: The ledger as `to_record` gives it.
-        plain_of: Makes the header, a turn or an annotation as it is in `record` what `to_record` gives.
+        record: The ledger as `to_record` returns it.
+        decode: Converts the record's header, turns and annotations to the form that `to_record` returns.
 
     Raises:
-        SchemaError: Another format, a schema newer than this version knows, or parts that do not fit together.
+        SchemaError: The record has another format or a newer schema, or its parts contradict each other.
     """
     if record.get("format") != FORMAT:
         raise SchemaError(f"This is not a ledger: its format is {record.get('format')!r}, expected {FORMAT!r}.")
@@ -69,11 +69,11 @@ def from_record(record: Mapping[str, Any], plain_of: Callable[[Any], Any] = lamb
     for name in ("turns", "annotations"):
         if not isinstance(record.get(name), list):
             raise SchemaError(f"This ledger has no list of {name}.")
-    return load(record.get("header"), record["turns"], record["annotations"], plain_of)
+    return load(record.get("header"), record["turns"], record["annotations"], decode)
 
 
 def turn_record(turn: Turn, *, engine: bool = True) -> Record:
-    """Return a turn as a plain value, which refers to earlier turns for what they have in common."""
+    """Return a turn as a plain value. It refers to the first turn with the same `sampling` or `engine.server`."""
     draft = turn.draft
     record = record_of(draft)
     record["sampling"] = dict(draft.sampling) if draft.sampling.first == turn.index else draft.sampling.first
@@ -87,13 +87,13 @@ def turn_record(turn: Turn, *, engine: bool = True) -> Record:
 
 
 def record_of(value: Any) -> Record:
-    """Return a dataclass as a plain value, without the fields that have their default."""
+    """Return a dataclass as a plain value, without fields that have their default value."""
     record = {}
     for name, default, factory in _defaults(value.__class__):
-        found = getattr(value, name)
-        if found == default or (factory is not None and found == factory()):
+        item = getattr(value, name)
+        if item == default or (factory is not None and item == factory()):
             continue
-        record[name] = _plain(found)
+        record[name] = _plain(item)
     return record
 
 
@@ -111,11 +111,11 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type) -> tuple[tuple[str, Any, Callable[[], Any] | None], ...]:
-    nothing = object()
+    no_default = object()
     return tuple(
         (
             field.name,
-            nothing if field.default is MISSING else field.default,
+            no_default if field.default is MISSING else field.default,
             None if field.default_factory is MISSING else field.default_factory,
         )
         for field in fields(kind)
@@ -126,48 +126,57 @@ def load(
     header: Any,
     turns: Iterable[Any],
     annotations: Iterable[Any],
-    plain_of: Callable[[Any], Any] = lambda part: part,
+    decode: Callable[[Any], Any] = lambda part: part,
     *,
     base64: bool = True,
 ) -> Ledger:
-    """Rebuild one ledger from its records, in the order they were written; `plain_of` decodes each.
+    """Rebuild one ledger from its records.
 
     Args:
-        base64: Whether bytes may be strings of base64, as in JSON.
+        header: The header's record.
+        turns: Records of the turns, in commit order.
+        annotations: Records of the annotations, in order.
+        decode: Converts each record to a plain value.
+        base64: Whether bytes may be base64 strings, as in JSON.
 
     Raises:
-        SchemaError: They do not have the schema's fields, or do not fit together.
+        SchemaError: A record does not match the schema, or records contradict each other.
     """
     drafts: list[Draft] = []
 
     def shared(kind: type, value: Any) -> Any:
-        """Return what a turn has in common with an earlier one, or is the first to have."""
+        """Return the sampling or server of a turn: an earlier turn's, or a new one."""
         if value.__class__ is not int:
-            return _first(kind, value, len(drafts))
+            return _new_shared(kind, value, len(drafts))
         if not 0 <= value < len(drafts):
-            raise ValueError(f"It refers to turn {value}, and {len(drafts)} come before it.")
+            raise ValueError(f"It refers to turn {value}, but only {len(drafts)} turns come before it.")
         return drafts[value].sampling if kind is Sampling else drafts[value].engine.server
 
+    part = "header"
     try:
-        begun = _read(plain_of(header), Header, base64=base64)
+        own_header = _read(decode(header), Header, base64=base64)
+        part = "turn"
         for record in turns:
-            drafts.append(_read(plain_of(record), Draft, shared, base64=base64))  # noqa: PERF401  # which `shared` looks at meanwhile
-        notes = [_read(plain_of(record), Annotation, base64=base64) for record in annotations]
-        return Ledger.load(begun, drafts, notes)
+            drafts.append(_read(decode(record), Draft, shared, base64=base64))  # noqa: PERF401  # `shared` reads the list
+        part = "annotation"
+        notes = [_read(decode(record), Annotation, base64=base64) for record in annotations]
+        part = "forest"
+        return Ledger.load(own_header, drafts, notes)
     except UNREADABLE as error:
-        raise SchemaError(f"Record {len(drafts)} of a ledger cannot be read: {error}") from error
+        name = f"Turn {len(drafts)}" if part == "turn" else f"The {part}"
+        raise SchemaError(f"{name} of a ledger cannot be read: {error}") from error
 
 
 def expect_readable(turn: Turn, payload: bytes) -> None:
-    """Read a turn's payload as a loader would: one that cannot be read back would cost its whole ledger.
+    """Decode a turn's payload as a loader would: one unreadable turn would make the whole ledger unreadable.
 
     Raises:
-        SchemaError: A field is not of the schema's type, such as a request id that is None.
+        SchemaError: A field does not have the schema's type, such as a request id that is None.
     """
     known = {Sampling: turn.draft.sampling, Server: turn.draft.engine.server}
 
     def shared(kind: type, value: Any) -> Any:
-        return known[kind] if isinstance(value, int) else _first(kind, value, 0)
+        return known[kind] if isinstance(value, int) else _new_shared(kind, value, 0)
 
     try:
         _read(msgspec.msgpack.decode(payload), Draft, shared, base64=False)
@@ -176,9 +185,9 @@ def expect_readable(turn: Turn, payload: bytes) -> None:
 
 
 def _read(value: Any, kind: type[T], shared: Callable[[type, Any], Any] | None = None, *, base64: bool) -> T:
-    """Make a plain value a `kind`; `shared` makes what turns have in common.
+    """Convert a plain value to a `kind`; `shared` converts `sampling` and `engine.server`.
 
-    A field that `kind` does not have raises: what a damaged name or a newer version says is not dropped in silence.
+    Unknown fields raise, so that a damaged field name or a newer version's field is not silently dropped.
     """
     _expect_known_fields(value, kind)
     return msgspec.convert(value, kind, dec_hook=shared, builtin_types=None if base64 else (bytes,))
@@ -191,8 +200,8 @@ def _expect_known_fields(value: Any, kind: type) -> None:
     if not known >= value.keys():
         raise ValueError(f"Unknown fields {sorted(map(str, value.keys() - known))} of {kind.__name__}.")
     for name, part in parts:
-        found = value.get(name)
-        for each in found.values() if part is Column and isinstance(found, dict) else (found,):
+        item = value.get(name)
+        for each in item.values() if part is Column and isinstance(item, dict) else (item,):
             _expect_known_fields(each, part)
 
 
@@ -217,10 +226,10 @@ _FIELDS: dict[type, tuple[frozenset[str], tuple[tuple[str, type], ...]]] = {
         _Server: (("semantics", Semantics),),
     }.items()
 }
-"""The names of each class's fields, and its parts that are checked, too; of columns there is a mapping."""
+"""Each class's field names, and its fields that are checked in turn; `extras` is a mapping of columns."""
 
 
-def _first(kind: type, value: Any, index: int) -> Any:
+def _new_shared(kind: type, value: Any, index: int) -> Any:
     if kind is Sampling:
         return Sampling(_json_of(msgspec.convert(value, dict[str, Any])), index)
     whole = _read(value, _Server, base64=False)
@@ -228,7 +237,7 @@ def _first(kind: type, value: Any, index: int) -> Any:
 
 
 def _json_of(parameters: dict[str, Any]) -> Any:
-    """Return sampling parameters as JSON: MessagePack also says bytes, dates and more, which JSON would change."""
+    """Return sampling parameters as JSON. Raise on types that only MessagePack has, such as bytes and dates."""
     try:
         return plain(parameters, "sampling")
     except TypeError as error:

@@ -125,7 +125,7 @@ def _outsider(context: HistoryContext, parent: int | None) -> Branch:
     reason = Reason.SEPARATE if context.is_agents else Reason.SIDE_CALL
     if parent is not None:
         return Branch(reason, parent)
-    for entry in context.history.entry.upward():
+    for entry in context.history.node.upward():
         if entry.turns:
             return Branch(reason, max(entry.turns), context.history.known - 1)
     return Branch(reason)
@@ -148,7 +148,7 @@ def _departure(context: HistoryContext, own: int, parent: int | None) -> Branch:
 
 def _change(context: HistoryContext) -> _Change | None:
     """Compare an agent's history with the one that its own last turn ended; None where that one is not known."""
-    last = None if context.own is None else context.ledger.entry_of(context.own)
+    last = None if context.own is None else context.ledger.node_of(context.own)
     if last is None:
         return None
     entries = list(last.upward())[::-1]
@@ -185,7 +185,7 @@ def _reason(context: HistoryContext, change: _Change) -> Reason:
 def _retry_or_rewind(context: HistoryContext, parent: int | None) -> Reason:
     """Return RETRY when the same messages were answered after the same turn before, else REWIND."""
     history, ledger = context.history, context.ledger
-    answers = () if history.new else (turn for answer in history.entry.children for turn in answer.turns)
+    answers = () if history.new else (turn for answer in history.node.children for turn in answer.turns)
     return Reason.RETRY if any(ledger[turn].parent == parent for turn in answers) else Reason.REWIND
 
 

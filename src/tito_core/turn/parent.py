@@ -134,7 +134,7 @@ def find_parent(
     """
     messages = [message if len(message) == 2 else _role_and_content(message) for message in messages]
     own = _own_turn(ledger, state)
-    history = ledger.walk([opening, *messages], own)
+    history = ledger.match([opening, *messages], own)
     fit = _deepest_fit(history, messages)
     parent, answered = None, 0
     if fit is not None:
@@ -177,7 +177,7 @@ def _deepest_fit(history: Match, messages: Messages) -> tuple[Node, int] | None:
     if any(message["role"] == "assistant" for message in history.new if "role" in message):
         return None
     answered = history.known - 1
-    for entry in history.entry.upward():
+    for entry in history.node.upward():
         if entry.turns:
             return entry, answered
         if answered < 1 or messages[answered - 1]["role"] == "assistant":
@@ -212,7 +212,7 @@ def _root_messages(ledger: Ledger, history: Match, turn: int) -> int:
     """Count the messages in the prompt of the root of a turn's path, which the template rendered at once."""
     root = ledger.path(turn)[0].index
     depth = history.known - 1  # without the opening
-    for entry in history.entry.upward():
+    for entry in history.node.upward():
         if root in entry.turns:
             break
         depth -= 1

@@ -62,7 +62,7 @@ async def run_turn(
             f"{error} {how_to_shorten(turn_input.messages, turn_input.system_prompt, turn_input.tool_specs)}",
         )
         raise
-    with ledger.call_ids.of_a_turn() as next_call_id:
+    with ledger.call_ids.for_turn() as next_call_id:
         answer = read(policy, prepared, response, next_call_id, settings)
         ledger.check(answer.draft)
         text = policy.prompts.answered(ledger, answer.draft, prepared.text, response.output_ids)
