@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from strands_tito.conformance.player import _broken_off
+from strands_tito.conformance.player import _cancel
 from strands_tito.testing import moves as m
 
 
@@ -32,7 +32,7 @@ def test_a_run_that_is_stopped_meanwhile_stops(how: Literal["task", "close", "si
 
         after_s = 600.0 if when.startswith("before") else 0.0
         signal = threading.Event()
-        move = asyncio.create_task(_broken_off(stream(), signal, m.Cancel(how=how, after_s=after_s)))
+        move = asyncio.create_task(_cancel(stream(), signal, m.Cancel(how=how, after_s=after_s)))
         await begun.wait()
         if when.startswith("before") or how == "signal":  # which nobody looks at here, so that it waits on
             for _ in range(5):

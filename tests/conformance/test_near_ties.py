@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.conformance.fixed import NEAR_TIE_NATS, _alike
+from strands_tito.conformance.fixed_prompts import NEAR_TIE_NATS, _compare
 from strands_tito.conformance.laws import BrokenLawError, Tally
 
 
@@ -20,7 +20,7 @@ def answer(*tokens: tuple[int, float]) -> Any:
 def held(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
     connected: Any = SimpleNamespace(target=SimpleNamespace(tolerance_nats=tolerance))
-    _alike(connected, tally, "alone", one, other, "Count.")
+    _compare(connected, tally, "alone", one, other, "Count.")
     return tally
 
 

@@ -13,7 +13,7 @@ from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SOUND, Defect
 from conformance.defects.scripted_policy import ConformancePolicy
 from strands_tito.conformance import suite
-from strands_tito.conformance.laws import OF_ONE
+from strands_tito.conformance.laws import SINGLE_SERVER_CHECKS
 from strands_tito.conformance.profiles import PROFILES, Profile
 from strands_tito.conformance.report import rows
 from strands_tito.conformance.target import Target
@@ -83,7 +83,7 @@ def test_one_policy_on_two_wires_makes_one_ledger(one: str, other: str) -> None:
     assert not set(outcome.tally.not_applicable.get("greedy", ())), "nothing was left out"
     assert outcome.tally.passed["forced"]
     verdicts = {row.check: row.verdict for row in rows(outcome)}
-    assert {verdicts[name] for name in OF_ONE} == {"not applicable"}
+    assert {verdicts[name] for name in SINGLE_SERVER_CHECKS} == {"not applicable"}
 
 
 def test_a_near_tie_may_fall_two_ways_and_is_told_with_its_margin() -> None:

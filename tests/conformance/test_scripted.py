@@ -15,8 +15,8 @@ from conformance.defects.defect import SERVERS, SOUND, Defect, planted
 from conformance.defects.parity import PARITY
 from conformance.defects.trial import tried
 from strands_tito.conformance import suite
-from strands_tito.conformance.closing import UNSPELLED
-from strands_tito.conformance.laws import CHECKS, OF_PARITY, OF_WEIGHTS
+from strands_tito.conformance.final_checks import UNKNOWN_ID
+from strands_tito.conformance.laws import CHECKS, PARITY_CHECKS, WEIGHT_CHECKS
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.conformance.report import rows
 from strands_tito.conformance.target import Target
@@ -48,8 +48,8 @@ def test_a_sound_engine_passes_and_every_check_is_made(wire: str) -> None:
     not_made = {row.check for row in rows(outcome) if row.verdict != "holds"}
     assert not_made == {
         "refused",
-        *OF_PARITY,
-        *OF_WEIGHTS,
+        *PARITY_CHECKS,
+        *WEIGHT_CHECKS,
         *(() if wire == "sglang" else ("left",)),
         *(("text",) if wire == "vllm" else ()),
     }
@@ -65,9 +65,9 @@ def test_weights_change_under_answers_where_the_owner_asks_for_it(wire: str) -> 
     if wire == "vllm-completions":  # whose answers name no version, so that nothing can be held to one
         assert not passed["changed"]
         assert left_out["changed"] == left_out["live"] == {"The server names no version on an answer.": 1}
-        assert outcome.connected.changes == 1
+        assert outcome.server.weight_updates == 1
         return
-    assert passed["changed"] > outcome.connected.changes > 1
+    assert passed["changed"] > outcome.server.weight_updates > 1
     assert passed["live"] > 10
     assert any("weights that are gone" in why for why in left_out["rescored"])
     assert passed["rescored"] > 300
@@ -87,7 +87,7 @@ def test_an_id_that_no_token_has_may_be_spelled_in_any_way() -> None:
     target = Target("sglang", "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
     outcome = suite.run(target, PROFILES["quick"])
     assert "text" not in str(outcome.broken), str(outcome.broken)
-    assert outcome.tally.not_applicable["text"][UNSPELLED] > 5
+    assert outcome.tally.not_applicable["text"][UNKNOWN_ID] > 5
     assert outcome.tally.passed["text"] > 0
 
 
@@ -107,10 +107,10 @@ def test_a_server_need_not_name_the_stop_string() -> None:
 
 def test_weights_are_left_alone_where_nobody_asks() -> None:
     outcome = run("sglang", "quick")
-    assert outcome.connected.changes == 0
-    assert outcome.connected.log is not None
-    assert {row.verdict for row in rows(outcome) if row.check in OF_WEIGHTS} == {"not applicable"}
-    assert outcome.connected.policy.info.weight_version == "default"
+    assert outcome.server.weight_updates == 0
+    assert outcome.server.log is not None
+    assert {row.verdict for row in rows(outcome) if row.check in WEIGHT_CHECKS} == {"not applicable"}
+    assert outcome.server.policy.info.weight_version == "default"
 
 
 def _one_wire_each() -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.conformance.generation import MOST_TRIES, shrink_moves
+from strands_tito.conformance.generation import MAX_TRIES, shrink_moves
 from strands_tito.conformance.laws import BrokenLawError
 from strands_tito.testing import strategies
 from strands_tito.testing.moves import Ask, Cut, Edit, Force, Move
@@ -49,4 +49,4 @@ def test_it_tries_so_often_and_no_more() -> None:
         return None
 
     list(shrink_moves(BrokenLawError("echo", "first"), tuple(Force(text=str(n)) for n in range(40)), play))
-    assert len(tried) == MOST_TRIES
+    assert len(tried) == MAX_TRIES

@@ -47,8 +47,8 @@ def test_its_prompts_ids_logprobs_and_counts_are_checked_without_a_wire(run: Any
     passed = outcome.tally.passed
     names = ("answers", "prompt", "echo", "output", "logprobs", "usage", "finish", "versions", "lost", "rescored")
     assert all(passed[name] >= 8 for name in names), passed
-    assert outcome.connected.wire is None
-    assert not outcome.connected.recorder.recorded[outcome.tally.turns * 10 :], "what was checked is forgotten"
+    assert outcome.server.wire is None
+    assert not outcome.server.recorder.recorded[outcome.tally.turns * 10 :], "what was checked is forgotten"
     left = did_not_apply(rows(outcome))
     assert {"text", "forced", "routed", "changed"} <= set(left)
     assert not {"prompt", "echo", "output", "logprobs", "usage"} & set(left)
