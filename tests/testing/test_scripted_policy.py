@@ -104,7 +104,7 @@ def test_without_a_seed_the_number_decides() -> None:
 def test_a_grammar_and_a_small_alphabet_are_refused() -> None:
     with pytest.raises(ScriptError, match="grammar"):
         POLICY(asked([1], grammar={"regex": "a"}))
-    with pytest.raises(ValueError, match="more than 8 ids, got 3"):
+    with pytest.raises(ValueError, match="3 ids; HashPolicy needs more than 8"):
         HashPolicy(3)
 
 

@@ -437,7 +437,7 @@ def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
 def test_clear_refusals() -> None:
     with pytest.raises(ValueError, match=r"Unknown wire 'tgi'\. Installed wires: sglang, vllm"):
         scripted_engine("tgi", TEN)
-    with pytest.raises(RuntimeError, match="enter it with"):
+    with pytest.raises(RuntimeError, match="Start it with `with`"):
         _ = scripted_server("vllm", TEN).base_url
 
 
