@@ -1,4 +1,4 @@
-"""Commands that get Ctrl-C at some moment, and what is to be seen of them then."""
+"""Runs commands that get Ctrl-C at some moment."""
 
 from __future__ import annotations
 
