@@ -1,4 +1,4 @@
-"""A third party's wire is found by its entry point, scripted and read by the suite, exactly as ours are."""
+"""A third party's wire is found by its entry point, scripted and read by the suite, as ours are."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ POINTS = "[tito.wires]\ntoy = toy_wire:KIT\ntoy-read = toy_wire:READ_ALONE\ntoy-
 
 @pytest.fixture
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A third party's distribution, as an installer leaves it."""
+    """An installed third-party distribution."""
     info = tmp_path / "toy_wire-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-wire\nVersion: 1.0\n")
