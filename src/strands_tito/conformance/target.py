@@ -83,7 +83,7 @@ class ConnectedServer:
     weight_updates: int = 0
     reports_versions: bool = True
 
-    @property
+    @functools.cached_property
     def wire(self) -> WireKit[WireGeneration] | None:
         """The reader of the log; None if nothing is logged, or if no installed package reads the wire."""
         if self.log is None or self.target.backend not in installed_wires():

@@ -103,8 +103,8 @@ def histories(
         words += [{"toolUse": call} for call in calls]
         messages.append({"role": "assistant", "content": words})
         results: list[Any] = [{"toolResult": _result(draw, call["toolUseId"], say)} for call in calls]
-        heard: list[Any] = draw(st.permutations(results)) if results else [{"text": draw(say)}]
-        messages.append({"role": "user", "content": heard})
+        blocks: list[Any] = draw(st.permutations(results)) if results else [{"text": draw(say)}]
+        messages.append({"role": "user", "content": blocks})
     return messages
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from conformance.defects.answer_views import View, view_of
@@ -80,6 +81,11 @@ def latency(request: ScriptedRequest) -> float:
     return _LATENCY_S if request.max_new_tokens == WATCHED_TOKENS else 0.0
 
 
+@lru_cache(100_000)
+def _decode(tokenizer: Any, ids: tuple[int, ...]) -> str:
+    return str(tokenizer.decode(list(ids)))
+
+
 def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
     """Return the transport of a scripted engine that has the defect.
 
@@ -96,7 +102,7 @@ def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool
         policy if defect.wrap is None else defect.wrap(policy),
         vocab_size=len(tokenizer),
         eos_ids=[end],
-        decode=lambda ids: str(tokenizer.decode(list(ids))),
+        decode=lambda ids: _decode(tokenizer, tuple(ids)),
         encode=lambda text, special: list(tokenizer.encode(text, add_special_tokens=special)),
         scale_out=wire == "vllm",
         fault=defect.fault(wire),
