@@ -32,7 +32,7 @@ from strands_tito.testing import (
     scripted_engine,
     scripted_server,
 )
-from support.client import Client, Got, lines
+from support.client import Client, Response, lines
 from tito_core.backend.http.connections import ConnectionPool
 
 Kind = Literal["vllm", "sglang"]
@@ -83,13 +83,13 @@ def fields(kind: Kind, **extra: Any) -> dict[str, Any]:
     return {"input_ids": [1, 3], "sampling_params": {"max_new_tokens": 10}, "return_logprob": True, **extra}
 
 
-def output_ids(kind: Kind, response: Got) -> list[int]:
+def output_ids(kind: Kind, response: Response) -> list[int]:
     value = response.json()
     found: list[int] = value["choices"][0]["token_ids"] if kind == "vllm" else value["output_ids"]
     return found
 
 
-def finish(kind: Kind, response: Got) -> str:
+def finish(kind: Kind, response: Response) -> str:
     value = response.json()
     return str(value["choices"][0]["finish_reason"] if kind == "vllm" else value["meta_info"]["finish_reason"]["type"])
 
