@@ -273,13 +273,12 @@ async def test_a_paused_server_makes_requests_wait(kind: Kind, connect: Connect)
 
 
 async def test_new_weights_in_mid_generation_leave_two_spans(kind: Kind, connect: Connect) -> None:
-    engine = made(kind, latency=0.6)
+    engine = made(kind, latency=1.0)
     path = "/inference/v1/generate" if kind == "vllm" else "/generate"
     body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
     async with connect(engine) as client:
         pending = asyncio.create_task(client.post(path, json=body))
-        await until(lambda: engine.running == 1)
-        await asyncio.sleep(0.15)
+        await until(lambda: engine.running == 1 and engine._active[0].began and engine._active[0].emitted() > 0)
         await client.post("/update_weight_version", json={"new_version": "v2"})
         value = (await pending).json()
     spans = value["choices"][0]["weight_versions"] if kind == "vllm" else value["meta_info"]["weight_versions"]
