@@ -310,7 +310,7 @@ async def test_a_stream_reports_version_spans_at_its_end(kind: Kind, connect: Co
 
 
 async def test_concurrency_is_limited(kind: Kind, connect: Connect) -> None:
-    engine = made(kind, latency=0.15, max_running=1, max_queued=1)
+    engine = made(kind, latency=0.3, max_running=1, max_queued=1)
     async with connect(engine) as client:
         pending = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
         await until(lambda: engine.running == 2)
