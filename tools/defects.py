@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from conformance.defects import all_defects
 from conformance.defects.defect import SERVERS, SOUND, Defect
-from conformance.defects.trial import Verdict, tried, tried_beside
+from conformance.defects.trial import Verdict, try_defect, try_sound_pair
 from strands_tito.conformance.laws import LAWS
 from strands_tito.conformance.profiles import PROFILES
 from strands_tito.engines import models
@@ -47,11 +47,11 @@ PROFILE = PROFILES["standard"]
 Case = tuple[str, str, int]
 """Name of a defect, or of one of `SOUNDS`; a wire; a seed."""
 SOUNDS = {
-    "alone": lambda wire, seed: tried(SOUND, wire, tokenizer(), end(), PROFILE, seed),
-    "changing weights": lambda wire, seed: tried(
+    "alone": lambda wire, seed: try_defect(SOUND, wire, tokenizer(), end(), PROFILE, seed),
+    "changing weights": lambda wire, seed: try_defect(
         replace(SOUND, weights=True), wire, tokenizer(), end(), PROFILES["quick"], seed
     ),
-    "beside another": lambda wire, seed: tried_beside(wire, tokenizer(), end(), PROFILES["quick"], seed),
+    "compared with another": lambda wire, seed: try_sound_pair(wire, tokenizer(), end(), PROFILES["quick"], seed),
 }
 """Runs without a defect."""
 
@@ -118,7 +118,7 @@ def judged(case: Case) -> Verdict:
     if name in SOUNDS:
         return SOUNDS[name](wire, seed)
     defect = next(each for each, _ in all_defects() if each.name == name)
-    return tried(defect, wire, tokenizer(), end(), PROFILE, seed)
+    return try_defect(defect, wire, tokenizer(), end(), PROFILE, seed)
 
 
 @cache
@@ -154,7 +154,7 @@ def page(
         "# Planted defects",
         "",
         "Written by `make defects`, which fails when a defect escapes or an alarm is false. Each defect is the only "
-        "thing wrong with a scripted engine, or with the client; the suite runs its standard profile.",
+        "error of a scripted engine or of the client; the suite runs its standard profile.",
         "",
         f"Commit `{commit}`: {len(by_name)} defects, {len(found)} times with their wires, "
         f"{sum(verdict.caught_by is not None for verdict in found)} caught. Without a defect: {len(sound)} runs of "

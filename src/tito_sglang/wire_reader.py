@@ -5,35 +5,40 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from strands_tito.conformance.wire_reading import Heard, Seen, documents
+from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, documents
 
 
-def read(exchange: Seen) -> Heard | None:
+def read(exchange: WireExchange) -> WireGeneration | None:
     """Read a generation of `/generate`, whole or streamed; None for a score or anything else."""
     sent = json.loads(exchange.sent)
     wanted = sent.get("sampling_params") or {}
     if not exchange.path.endswith("/generate") or not sent.get("rid") or wanted.get("max_new_tokens") == 0:
         return None
-    heard = Heard(sent["rid"], list(sent["input_ids"]), wanted)
+    generation = WireGeneration(sent["rid"], list(sent["input_ids"]), wanted)
     answers = documents(exchange)
     meta = answers[-1]["meta_info"]
-    heard.completion_tokens = meta.get("completion_tokens")
-    heard.output = _whole([answer["output_ids"] for answer in answers], heard.completion_tokens)
+    generation.completion_tokens = meta.get("completion_tokens")
+    generation.output_ids = _whole([answer["output_ids"] for answer in answers], generation.completion_tokens)
     tables = [answer["meta_info"].get("output_token_logprobs") or [] for answer in answers]
-    rows = _whole(tables, heard.completion_tokens)
-    heard.logprobs, heard.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
-    heard.echoed = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
+    rows = _whole(tables, generation.completion_tokens)
+    generation.logprobs, generation.logprob_ids = [row[0] for row in rows], [row[1] for row in rows]
+    generation.echoed_ids = next((found for answer in answers if (found := answer.get("prompt_token_ids"))), None)
     reason = meta.get("finish_reason") or {}
-    heard.finish, heard.stop = reason.get("type"), reason.get("matched")
-    heard.prompt_tokens, heard.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
-    heard.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
-    heard.text = answers[0].get("text") if len(answers) == 1 else None
-    heard.experts, heard.masks = meta.get("routed_experts"), meta.get("output_token_sampling_mask")
-    heard.scored = [(row[1], row[0]) for row in (meta.get("input_token_logprobs") or [])[1:]]
+    generation.finish, generation.stop = reason.get("type"), reason.get("matched")
+    generation.prompt_tokens, generation.cached_tokens = meta.get("prompt_tokens"), meta.get("cached_tokens")
+    generation.versions = [(v["start"], v["end"], v["version"]) for v in meta.get("weight_versions") or []] or None
+    generation.text = answers[0].get("text") if len(answers) == 1 else None
+    generation.routed_experts, generation.sampling_masks = (
+        meta.get("routed_experts"),
+        meta.get("output_token_sampling_mask"),
+    )
+    generation.prompt_logprobs = [(row[1], row[0]) for row in (meta.get("input_token_logprobs") or [])[1:]]
     if sent.get("top_logprobs_num"):
         tables = [answer["meta_info"].get("output_top_logprobs") or [] for answer in answers]
-        heard.top = [[(token, value) for value, token, _ in row] for row in _whole(tables, heard.completion_tokens)]
-    return heard
+        generation.top_logprobs = [
+            [(token, value) for value, token, _ in row] for row in _whole(tables, generation.completion_tokens)
+        ]
+    return generation
 
 
 def _whole(parts: list[list[Any]], count: int | None) -> list[Any]:

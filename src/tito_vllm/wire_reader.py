@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from strands_tito.conformance.wire_reading import Heard, Seen, documents
+from strands_tito.conformance.wire_reading import WireExchange, WireGeneration, documents
 
 
-def read(exchange: Seen) -> Heard | None:
+def read(exchange: WireExchange) -> WireGeneration | None:
     """Read a generation of `/inference/v1/generate` or `/v1/completions`, whole or streamed; None for anything else."""
     sent = json.loads(exchange.sent)
     whole = exchange.path.endswith("/inference/v1/generate")
@@ -17,43 +17,47 @@ def read(exchange: Seen) -> Heard | None:
     wanted = sent.get("sampling_params", sent) if whole else sent
     if wanted.get("logprobs") is None:  # a score
         return None
-    heard = Heard(exchange.headers["x-request-id"], list(sent["token_ids" if whole else "prompt"]), wanted)
+    generation = WireGeneration(
+        exchange.headers["x-request-id"], list(sent["token_ids" if whole else "prompt"]), wanted
+    )
     for answer in documents(exchange):
         if answer.get("usage"):
-            heard.prompt_tokens = answer["usage"]["prompt_tokens"]
-            heard.completion_tokens = answer["usage"]["completion_tokens"]
-            heard.cached_tokens = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
+            generation.prompt_tokens = answer["usage"]["prompt_tokens"]
+            generation.completion_tokens = answer["usage"]["completion_tokens"]
+            generation.cached_tokens = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens")
         for choice in answer.get("choices", ()):
-            heard.output += choice.get("token_ids") or []
-            heard.scored += _scored(answer.get("prompt_logprobs") or choice.get("prompt_logprobs"))
-            heard.experts = choice.get("routed_experts") or heard.experts
-            heard.masks = choice.get("sampling_mask") or heard.masks
-            _logprobs(heard, choice.get("logprobs"))
-            heard.echoed = heard.echoed or choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
-            heard.finish = choice.get("finish_reason") or heard.finish
-            heard.stop = heard.stop if choice.get("stop_reason") is None else choice["stop_reason"]
+            generation.output_ids += choice.get("token_ids") or []
+            generation.prompt_logprobs += _scored(answer.get("prompt_logprobs") or choice.get("prompt_logprobs"))
+            generation.routed_experts = choice.get("routed_experts") or generation.routed_experts
+            generation.sampling_masks = choice.get("sampling_mask") or generation.sampling_masks
+            _logprobs(generation, choice.get("logprobs"))
+            generation.echoed_ids = (
+                generation.echoed_ids or choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+            )
+            generation.finish = choice.get("finish_reason") or generation.finish
+            generation.stop = generation.stop if choice.get("stop_reason") is None else choice["stop_reason"]
             if choice.get("weight_versions") is not None:
-                heard.versions = [(v["start"], v["end"], v["version"]) for v in choice["weight_versions"]]
+                generation.versions = [(v["start"], v["end"], v["version"]) for v in choice["weight_versions"]]
             if choice.get("text") is not None:
-                heard.text = (heard.text or "") + choice["text"]
-    return heard
+                generation.text = (generation.text or "") + choice["text"]
+    return generation
 
 
-def _logprobs(heard: Heard, logprobs: Any) -> None:
+def _logprobs(generation: WireGeneration, logprobs: Any) -> None:
     if logprobs is None:
         return
     if "content" in logprobs:
         for entry in logprobs["content"]:
-            heard.logprobs.append(entry["logprob"])
-            heard.logprob_ids.append(_id(entry))
+            generation.logprobs.append(entry["logprob"])
+            generation.logprob_ids.append(_id(entry))
             rows = [(_id(each), each["logprob"]) for each in entry.get("top_logprobs") or ()]
-            heard.top = [*(heard.top or ()), rows]
+            generation.top_logprobs = [*(generation.top_logprobs or ()), rows]
         return
-    heard.logprobs += logprobs["token_logprobs"]
-    heard.logprob_ids += [int(token.split(":")[1]) for token in logprobs["tokens"]]
+    generation.logprobs += logprobs["token_logprobs"]
+    generation.logprob_ids += [int(token.split(":")[1]) for token in logprobs["tokens"]]
     for entry in logprobs.get("top_logprobs") or ():
         row = [(int(token.split(":")[1]), value) for token, value in (entry or {}).items()]
-        heard.top = [*(heard.top or ()), row]
+        generation.top_logprobs = [*(generation.top_logprobs or ()), row]
 
 
 def _id(entry: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""A move that cancels a turn takes nobody else's cancellation for its own, and leaves no task behind."""
+"""A move that cancels a turn does not swallow another cancellation, and leaves no task behind."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import pytest
 
-from strands_tito.conformance.player import _broken_off
+from strands_tito.conformance.player import _cancel
 from strands_tito.testing import moves as m
 
 
 @pytest.mark.parametrize("how", ["task", "close", "signal"])
-@pytest.mark.parametrize("when", ["before it broke off", "while the turn sees to its abort"])
-def test_a_run_that_is_stopped_meanwhile_stops(how: Literal["task", "close", "signal"], when: str) -> None:
+@pytest.mark.parametrize("when", ["before the move cancels", "during the abort"])
+def test_a_run_that_is_stopped_during_a_cancel_stops(how: Literal["task", "close", "signal"], when: str) -> None:
     async def play() -> None:
         begun, aborting, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -32,9 +32,9 @@ def test_a_run_that_is_stopped_meanwhile_stops(how: Literal["task", "close", "si
 
         after_s = 600.0 if when.startswith("before") else 0.0
         signal = threading.Event()
-        move = asyncio.create_task(_broken_off(stream(), signal, m.Cancel(how=how, after_s=after_s)))
+        move = asyncio.create_task(_cancel(stream(), signal, m.Cancel(how=how, after_s=after_s)))
         await begun.wait()
-        if when.startswith("before") or how == "signal":  # which nobody looks at here, so that it waits on
+        if when.startswith("before") or how == "signal":  # nobody reads the signal here, so the stream waits on
             for _ in range(5):
                 await asyncio.sleep(0)
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from conformance.defects import all_defects
 from conformance.defects.defect import latency
@@ -41,52 +41,67 @@ def run(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -
     )
 
 
-def conformance(server: ScriptedServer, folder: str, cwd: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    backend = server.engine.wire.name
-    said = ("--backend", backend, "--base-url", server.base_url, "--tokenizer", folder, "--profile", "quick", *more)
-    return run("-c", "from strands_tito.cli import main; main()", "conformance", *said, cwd=cwd)
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of commands that run in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.add_commands()
+    return tmp_path
 
 
-@pytest.mark.parametrize("wire", ["vllm", "sglang"])
-def test_a_sound_server_passes_and_its_report_says_so(wire: str, tokenizer_folder: str, tmp_path: Path) -> None:
-    with served(wire) as server:
-        done = conformance(server, tokenizer_folder, tmp_path, "--report", "out")
+def conformance(server: ScriptedServer, folder: str, *more: str) -> Result:
+    """Run `tito conformance` in this process."""
+    options = ("--backend", server.engine.wire.name, "--base-url", server.base_url, "--tokenizer", folder)
+    return CliRunner().invoke(cli.app, ["conformance", *options, "--profile", "quick", *more])
+
+
+def words(result: Result) -> str:
+    """Return the output without frames and line breaks."""
+    return " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_sound_server_passes_and_gets_a_report(tokenizer_folder: str, tmp_path: Path) -> None:
+    with served("vllm") as server:
+        options = ("--backend", "vllm", "--base-url", server.base_url, "--tokenizer", tokenizer_folder)
+        command = ("-c", "from strands_tito.cli import main; main()", "conformance", *options, "--profile", "quick")
+        done = run(*command, "--report", "out", cwd=tmp_path)
         assert server.engine.running == 0
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every law that applies holds." in done.stdout
     assert "up to 8 conversations" in done.stdout
     stages = ("certifying", "parser=<", "connecting to the server", "measuring the semantics")
     assert [stage for line in done.stdout.splitlines() for stage in stages if stage in line] == list(stages)
-    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
-    assert found["sound"]
-    assert found["server"]["model"] == "scripted"
-    assert found["certificate"]["tools"]
-    assert {check["verdict"] for check in found["checks"]} <= {"holds", "not applicable", "not reached"}
+    report = json.loads((tmp_path / "out" / "conformance.json").read_text())
+    assert report["sound"]
+    assert report["server"]["model"] == "scripted"
+    assert report["certificate"]["tools"]
+    assert {check["verdict"] for check in report["checks"]} <= {"holds", "not applicable", "not reached"}
     assert "Every law that applies holds" in (tmp_path / "out" / "conformance.html").read_text()
 
 
-def test_a_defect_is_told_with_the_smallest_conversation_which_can_be_played_again(
-    tokenizer_folder: str, tmp_path: Path
+def test_a_defect_is_reported_with_the_smallest_conversation_which_can_be_replayed(
+    tokenizer_folder: str, here: Path
 ) -> None:
     defect = next(defect for defect, _ in all_defects() if defect.name == "length-called-stop")
     with served("sglang", defect) as server:
-        done = conformance(server, tokenizer_folder, tmp_path)
-        assert done.returncode == 1, done.stdout + done.stderr
-        [broken] = [line for line in done.stdout.splitlines() if line.startswith("Law ")]
-        assert "broken" in done.stdout
-        again = conformance(server, tokenizer_folder, tmp_path, "--replay", "conformance/conversation.json")
-        assert again.returncode == 1, again.stdout + again.stderr
-        assert broken.partition(":")[0] in again.stdout
+        done = conformance(server, tokenizer_folder)
+        assert done.exit_code == 1, done.output
+        [broken] = [line for line in done.output.splitlines() if line.startswith("Law ")]
+        assert "broken" in done.output
+        assert "--replay conformance/conversation.json" in done.output
+        again = conformance(server, tokenizer_folder, "--replay", "conformance/conversation.json")
+        assert again.exit_code == 1, again.output
+        assert broken.partition(":")[0] in again.output
 
 
-@pytest.mark.parametrize("wire", ["vllm", "sglang"])
-@pytest.mark.parametrize("after", [1, 40])
-def test_an_interrupt_ends_it_cleanly_with_what_is_known(
+@pytest.mark.parametrize(("wire", "after"), [("vllm", 1), ("sglang", 40)])
+def test_an_interrupt_ends_the_run_with_the_results_so_far(
     wire: str, after: int, tokenizer_folder: str, tmp_path: Path
 ) -> None:
     with served(wire) as server:
-        said = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
-        command = [sys.executable, "-c", "from strands_tito.cli import main; main()", "conformance", *said]
+        options = ("--backend", wire, "--base-url", server.base_url, "--tokenizer", tokenizer_folder, "--report", "out")
+        command = [sys.executable, "-c", "from strands_tito.cli import main; main()", "conformance", *options]
         running = subprocess.Popen(
             [*command, "--profile", "deep"],
             cwd=tmp_path,
@@ -95,7 +110,7 @@ def test_an_interrupt_ends_it_cleanly_with_what_is_known(
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
         )
-        while sum(len(each.answers) for each in server.engine.exchanges) < 10 + after:  # past what connecting asks
+        while sum(len(each.answers) for each in server.engine.exchanges) < 10 + after:  # more than connecting sends
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
@@ -105,95 +120,81 @@ def test_an_interrupt_ends_it_cleanly_with_what_is_known(
             assert time.monotonic() < deadline, "a request was left running"
             time.sleep(0.01)
     assert running.returncode == 2, out + errors
-    assert "Interrupted: this is what is known so far." in out
-    assert "No law was broken by then." in out
+    assert "Interrupted. Results so far:" in out
+    assert "No law was broken so far." in out
     assert "Traceback" not in errors
-    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
-    assert (found["interrupted"], found["sound"], found["broken"], found["error"]) == (True, False, None, None)
+    report = json.loads((tmp_path / "out" / "conformance.json").read_text())
+    assert (report["interrupted"], report["sound"], report["broken"], report["error"]) == (True, False, None, None)
     assert "<h1>Not finished</h1>" in (tmp_path / "out" / "conformance.html").read_text()
 
 
-def test_bad_input_is_told_at_once(tokenizer_folder: str, tmp_path: Path) -> None:
-    (tmp_path / "none.json").write_text('[{"type": "Fly"}]')
-    with served("vllm") as server:
-        assert "quick, standard, deep" in conformance(server, tokenizer_folder, tmp_path, "--profile", "all").stderr
-        bad = conformance(server, tokenizer_folder, tmp_path, "--replay", "none.json")
-    assert bad.returncode != 0
-    assert "holds no conversation" in bad.stderr
-
-
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "values"),
     [
-        (("--tolerance", "nan"), "--tolerance must be a number of nats, at least 0, not nan."),
-        (("--tolerance", "inf"), "not inf."),
-        (("--tolerance", "-1"), "not -1.0."),
-        (("--report", "file"), "is a file"),
-        (("--report", "file/below"), "--report file/below: nothing can be written there: Not a directory."),
-        (("--replay", "binary"), "binary holds no conversation of a report"),
-        (("--replay", "deep"), "deep holds no conversation of a report"),
+        (("--profile", "all"), ("--profile", "quick, standard, deep", "'all'")),
+        (("--tolerance", "nan"), ("--tolerance", "nan")),
+        (("--tolerance", "inf"), ("--tolerance", "inf")),
+        (("--tolerance", "-1"), ("--tolerance", "-1.0")),
+        (("--report", "file"), ("--report", "file")),
+        (("--report", "file/below"), ("--report", "file/below", "Not a directory")),
+        (("--replay", "unknown"), ("--replay", "unknown", "Fly")),
+        (("--replay", "binary"), ("--replay", "binary")),
+        (("--replay", "deep"), ("--replay", "deep")),
+        (("--experts", "2"), ("LAYERS,EXPERTS", "'2'")),
+        (("--experts", "2,x"), ("LAYERS,EXPERTS", "'2,x'")),
+        (("--experts", "0,2"), ("LAYERS,EXPERTS", "'0,2'")),
+        (("--experts", "2,2,2"), ("LAYERS,EXPERTS", "'2,2,2'")),
+        (("--against-backend", "sglang"), ("--against-backend", "--against-url")),
+        (("--weights", "/w", "--against-url", "http://x"), ("--weights", "--against-url")),
     ],
     ids=lambda value: "-".join(value).replace("/", "-") if isinstance(value, tuple) else "",
 )
-def test_a_careless_option_is_told_before_the_server_is_asked(
-    more: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_invalid_option_is_refused_before_any_request(
+    more: tuple[str, ...], values: tuple[str, ...], here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "file").write_text("Precious.")
-    (tmp_path / "binary").write_bytes(b'[{"type": "Ask", "text": "\xff"}]')
-    (tmp_path / "deep").write_text("[" * 100_000)
-    cli.add_commands()
+    (here / "file").write_text("Precious.")
+    (here / "unknown").write_text('[{"type": "Fly"}]')
+    (here / "binary").write_bytes(b'[{"type": "Ask", "text": "\xff"}]')
+    (here / "deep").write_text("[" * 100_000)
     with served("vllm") as server:
-        said = ["conformance", "--backend", "vllm", "--base-url", server.base_url, "--tokenizer", "none", *more]
-        found = CliRunner().invoke(cli.app, said)
+        result = conformance(server, "none", *more)
         assert not server.engine.exchanges
-    assert found.exit_code == 2, found.output
-    assert sentence in " ".join(found.output.replace("│", " ").split())
+    assert result.exit_code == 2, result.output
+    assert all(value in words(result) for value in values), result.output
+    assert (here / "file").read_text() == "Precious."
 
 
-def test_two_servers_are_held_against_each_other(tokenizer_folder: str, tmp_path: Path) -> None:
+def test_two_servers_are_compared(tokenizer_folder: str, here: Path) -> None:
     with served("vllm") as server, served("sglang") as second:
         against = ("--against-backend", "sglang", "--against-url", second.base_url)
-        done = conformance(server, tokenizer_folder, tmp_path, *against, "--report", "out")
+        done = conformance(server, tokenizer_folder, *against, "--report", "out")
         assert server.engine.running == second.engine.running == 0
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "on both servers" in done.stdout
-        assert "no logprob of an equal token was further apart than 0 nats" in done.stdout
-        found = json.loads((tmp_path / "out" / "conformance.json").read_text())
-        assert (found["against"]["backend"], found["against"]["apart_nats"]) == ("sglang", 0.0)
-        verdicts = {check["check"]: check["verdict"] for check in found["checks"]}
-        assert {verdicts[name] for name in ("ledgers", "greedy", "agreed", "rescored")} == {"holds"}
-        assert "Beside it sglang" in (tmp_path / "out" / "conformance.html").read_text()
-        alone = conformance(server, tokenizer_folder, tmp_path, "--against-backend", "sglang")
-    assert alone.returncode != 0
-    assert "--against-url" in alone.stderr
+    assert done.exit_code == 0, done.output
+    assert "on both servers" in words(done)
+    assert "logprobs of equal tokens differ by at most 0 nats" in words(done)
+    report = json.loads((here / "out" / "conformance.json").read_text())
+    assert (report["against"]["backend"], report["against"]["apart_nats"]) == ("sglang", 0.0)
+    verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
+    assert {verdicts[name] for name in ("ledgers", "greedy", "agreed", "rescored")} == {"holds"}
+    assert "Compared with sglang" in (here / "out" / "conformance.html").read_text()
 
 
-def test_weights_change_only_where_they_are_asked_for(tokenizer_folder: str, tmp_path: Path) -> None:
+def test_weights_change_only_on_request(tokenizer_folder: str, here: Path) -> None:
     with served("sglang") as server:
         server.engine.latency = latency
-        done = conformance(server, tokenizer_folder, tmp_path, "--weights", "/models/new", "--report", "out")
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "The server's weights are changed" in done.stdout
+        done = conformance(server, tokenizer_folder, "--weights", "/models/new", "--report", "out")
+        assert done.exit_code == 0, done.output
+        assert "The server's weights are changed" in words(done)
         assert server.engine.state.weight_version.startswith("tito-")
         assert not server.engine.state.paused
-    found = json.loads((tmp_path / "out" / "conformance.json").read_text())
-    verdicts = {check["check"]: check["verdict"] for check in found["checks"]}
-    assert (verdicts["changed"], verdicts["live"], found["weights"]) == ("holds", "holds", "/models/new")
-
-
-@pytest.mark.parametrize("said", ["2", "2,x", "0,2", "2,2,2"])
-def test_experts_are_two_numbers(said: str, tokenizer_folder: str, tmp_path: Path) -> None:
-    with served("sglang") as server:
-        done = conformance(server, tokenizer_folder, tmp_path, "--experts", said)
-    assert done.returncode != 0
-    assert "LAYERS,EXPERTS" in done.stderr
+    report = json.loads((here / "out" / "conformance.json").read_text())
+    verdicts = {check["check"]: check["verdict"] for check in report["checks"]}
+    assert (verdicts["changed"], verdicts["live"], report["weights"]) == ("holds", "holds", "/models/new")
 
 
 @pytest.fixture(scope="module")
 def toy_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as pip leaves it: the toy backend's module, and what says that it is installed."""
+    """An installed distribution of the toy backend."""
     site = tmp_path_factory.mktemp("site")
     (site / "toy_backend.py").write_text((HERE / "toy" / "toy_backend.py").read_text())
     info = site / "toy_backend-1.0.dist-info"
@@ -208,7 +209,7 @@ def shifted(answer: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("lie", [None, shifted], ids=["sound", "shifted"])
-def test_a_third_backend_is_proven_by_the_plugin(
+def test_the_plugin_tests_a_third_backend(
     lie: Any, tokenizer_folder: str, toy_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE / "toy"))
@@ -217,28 +218,20 @@ def test_a_third_backend_is_proven_by_the_plugin(
     loaded = tokenizer()
     path = os.pathsep.join([str(toy_site), *filter(None, [os.environ.get("PYTHONPATH")])])
     with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
-        said = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
+        options = (f"--tito-base-url={url}", f"--tito-tokenizer={tokenizer_folder}", "--tito-profile=quick")
+        command = ("-m", "pytest", "--pyargs", "strands_tito.conformance", "--tito-backend=toy", *options)
         done = run(
-            *(
-                "-m",
-                "pytest",
-                "--pyargs",
-                "strands_tito.conformance",
-                "--tito-backend=toy",
-                *said,
-                "-p",
-                "no:cacheprovider",
-                "-rs",
-            ),
+            *command,
+            *("-p", "no:cacheprovider", "-rs"),
             cwd=tmp_path,
             environment={"PYTHONPATH": path},
         )
     assert done.returncode == (lie is not None), done.stdout[-3000:] + done.stderr[-1000:]
-    assert "no grammar" in done.stdout or lie
+    assert "does not support grammars" in done.stdout or lie
     assert ("test_the_law_holds[rescored]" in done.stdout) == (lie is not None), done.stdout[-3000:]
 
 
-def test_the_third_backend_is_short_and_the_guide_shows_it() -> None:
+def test_the_guide_shows_the_third_backend_and_it_is_short() -> None:
     code = (HERE / "toy" / "toy_backend.py").read_text()
     assert len(code.splitlines()) < 120
     assert f"```python\n{code}```" in (HERE.parents[1] / "docs" / "conformance.md").read_text()

@@ -1,4 +1,4 @@
-"""Two greedy answers of one server: equal up to a near-tie, which is as wide as the tolerance makes it."""
+"""Two greedy answers of one server must be equal up to a near-tie, whose width depends on the tolerance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.conformance.fixed import NEAR_TIE_NATS, _alike
+from strands_tito.conformance.fixed_prompts import NEAR_TIE_NATS, _compare
 from strands_tito.conformance.laws import BrokenLawError, Tally
 
 
@@ -17,10 +17,10 @@ def answer(*tokens: tuple[int, float]) -> Any:
     return SimpleNamespace(output_ids=np.array(ids, np.int32), logprobs=np.array(logprobs, np.float32))
 
 
-def held(one: Any, other: Any, tolerance: float) -> Tally:
+def compare(one: Any, other: Any, tolerance: float) -> Tally:
     tally = Tally()
     connected: Any = SimpleNamespace(target=SimpleNamespace(tolerance_nats=tolerance))
-    _alike(connected, tally, "alone", one, other, "Count.")
+    _compare(connected, tally, "alone", one, other, "Count.")
     return tally
 
 
@@ -34,21 +34,21 @@ def held(one: Any, other: Any, tolerance: float) -> Tally:
         (0.51, 0.25, False),
     ],
 )
-def test_another_token_may_come_only_where_both_are_as_likely(apart: float, tolerance: float, holds: bool) -> None:
+def test_tokens_may_differ_only_at_a_near_tie(apart: float, tolerance: float, holds: bool) -> None:
     one, other = answer((5, -0.5), (7, -1.0), (8, -1.0)), answer((5, -0.5), (9, -1.0 - apart), (1, -3.0), (2, -4.0))
     if holds:
-        assert held(one, other, tolerance).notes
+        assert compare(one, other, tolerance).notes
     else:
         with pytest.raises(BrokenLawError, match="token 1 is 7, then 9"):
-            held(one, other, tolerance)
+            compare(one, other, tolerance)
 
 
 @pytest.mark.parametrize("tolerance", [0.001, 0.25])
-def test_equal_tokens_have_equal_logprobs_and_nothing_comes_after_them(tolerance: float) -> None:
+def test_equal_tokens_have_equal_logprobs_and_equal_lengths(tolerance: float) -> None:
     near = max(NEAR_TIE_NATS, 2 * tolerance)
     one = answer((5, -0.5), (7, -1.0))
-    assert held(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["alone"] == 2
-    with pytest.raises(BrokenLawError, match="equal tokens, but logprobs"):
-        held(one, answer((5, -0.5), (7, -1.0 - 1.1 * near)), tolerance)
-    with pytest.raises(BrokenLawError, match="one answer is longer"):
-        held(one, answer((5, -0.5)), tolerance)
+    assert compare(one, answer((5, -0.5), (7, -1.0 - 0.9 * near)), tolerance).passed["alone"] == 2
+    with pytest.raises(BrokenLawError, match=f"{1.1 * near:.3g} nats apart"):
+        compare(one, answer((5, -0.5), (7, -1.0 - 1.1 * near)), tolerance)
+    with pytest.raises(BrokenLawError, match="2 and 1 tokens"):
+        compare(one, answer((5, -0.5)), tolerance)

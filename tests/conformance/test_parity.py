@@ -1,4 +1,4 @@
-"""Two servers held against each other: silent where they are the same, loud where they are not."""
+"""Two servers compared: the suite passes equal ones, and notices a difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.defects.column_views import EXPERTS
 from conformance.defects.defect import SOUND, Defect
 from conformance.defects.scripted_policy import ConformancePolicy
 from strands_tito.conformance import suite
-from strands_tito.conformance.laws import OF_ONE
+from strands_tito.conformance.laws import SINGLE_SERVER_CHECKS
 from strands_tito.conformance.profiles import PROFILES, Profile
 from strands_tito.conformance.report import rows
 from strands_tito.conformance.target import Target
@@ -21,7 +21,7 @@ from strands_tito.testing import Completion, HashPolicy, InProcessTransport, Scr
 from support.scripted import tokenizer
 
 QUICK = PROFILES["quick"]
-LONGER = Profile("parity", 12, 8, 1)
+LONGER = Profile("longer", 12, 8, 1)
 
 
 def alphabet() -> list[int]:
@@ -51,8 +51,8 @@ def target(wire: str, script: Any = None, defect: Defect = SOUND) -> Target:
     return Target(kind, "http://scripted", tokenizer(), transport=lambda: InProcessTransport(engine))
 
 
-class Falling:
-    """A policy that takes the second likeliest token where it is so many nats behind the likeliest."""
+class SecondBest:
+    """A greedy policy that takes the second token where its distance to the first is in [least, margin) nats."""
 
     def __init__(self, least: float = 0.0, margin: float = 0.0) -> None:
         self._policy = model()
@@ -64,15 +64,15 @@ class Falling:
             return self._policy(request)
         ids = list(request.prompt_ids)
         while len(ids) - len(request.prompt_ids) < request.max_new_tokens:
-            (likeliest, most), (second, less) = self.top([*ids, 0], len(ids), 2, 1.0)
-            ids.append(second if self._least <= most - less < self._margin else likeliest)
+            (best, most), (second, less) = self.top([*ids, 0], len(ids), 2, 1.0)
+            ids.append(second if self._least <= most - less < self._margin else best)
             if ids[-1] in request.stop_ids:
                 break
         return Completion(ids[len(request.prompt_ids) :])
 
 
 @pytest.mark.parametrize(("one", "other"), [("vllm", "sglang"), ("sglang", "vllm-completions")])
-def test_one_policy_on_two_wires_makes_one_ledger(one: str, other: str) -> None:
+def test_one_policy_on_two_wires_makes_equal_ledgers(one: str, other: str) -> None:
     outcome = suite.run(target(one), LONGER, against=target(other))
     assert outcome.sound, (str(outcome.broken), outcome.error, outcome.moves)
     assert outcome.tally.apart_nats == 0.0
@@ -80,36 +80,35 @@ def test_one_policy_on_two_wires_makes_one_ledger(one: str, other: str) -> None:
     assert outcome.tally.passed["ledgers"] > 60
     assert outcome.tally.passed["greedy"] > 400
     assert outcome.tally.passed["agreed"] > 200
-    assert not set(outcome.tally.not_applicable.get("greedy", ())), "nothing was left out"
+    assert not set(outcome.tally.not_applicable.get("greedy", ())), "every greedy answer was compared"
     assert outcome.tally.passed["forced"]
     verdicts = {row.check: row.verdict for row in rows(outcome)}
-    assert {verdicts[name] for name in OF_ONE} == {"not applicable"}
+    assert {verdicts[name] for name in SINGLE_SERVER_CHECKS} == {"not applicable"}
 
 
-def test_a_near_tie_may_fall_two_ways_and_is_told_with_its_margin() -> None:
-    outcome = suite.run(target("vllm", Falling()), QUICK, against=target("sglang", Falling(0.0, 0.095)))
+def test_a_near_tie_may_differ_and_is_reported_with_its_margin() -> None:
+    outcome = suite.run(target("vllm", SecondBest()), QUICK, against=target("sglang", SecondBest(0.0, 0.095)))
     assert outcome.sound, (str(outcome.broken), outcome.error)
     assert outcome.tally.notes
-    assert all("A near-tie fell two ways: turn" in note and "nats" in note for note in outcome.tally.notes)
+    assert all("Near-tie: turn" in note and "nats" in note for note in outcome.tally.notes)
     parted = outcome.tally.not_applicable["ledgers"].total()
     assert parted == len(outcome.tally.notes) + outcome.tally.not_applicable["greedy"].total()
-    assert outcome.tally.passed["ledgers"], "and the play goes on"
+    assert outcome.tally.passed["ledgers"], "and the run continues"
 
 
-CHECKED = ("ledgers", "greedy", "agreed")
 OTHERS: dict[str, tuple[Callable[[], Any], str]] = {
-    "other words": (lambda: model(eos_weight=200.0), "greedy"),
-    "no near-tie": (lambda: Falling(0.2, 0.9), "greedy"),
+    "other answers": (lambda: model(eos_weight=200.0), "greedy"),
+    "no near-tie": (lambda: SecondBest(0.2, 0.9), "greedy"),
     "flatter": (lambda: model(tail=5.0), "agreed"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_weights_are_noticed_that_each_server_by_itself_may_have(name: str) -> None:
+def test_other_weights_are_noticed_though_each_server_alone_passes(name: str) -> None:
     make, check = OTHERS[name]
     alone = suite.run(replace(target("sglang", make()), seed=1), QUICK)
     assert alone.broken is None or alone.broken.check.name in ("obeyed", "forced", "shaped"), str(alone.broken)
-    outcome = suite.run(target("vllm", Falling()), QUICK, against=target("sglang", make()))
+    outcome = suite.run(target("vllm", SecondBest()), QUICK, against=target("sglang", make()))
     assert outcome.broken is not None
     assert outcome.broken.check.name == check, str(outcome.broken)
     assert outcome.moves, "and shrunk"
@@ -132,12 +131,12 @@ def test_a_defect_of_the_second_server_is_noticed(name: str) -> None:
     assert outcome.broken.check.name in PLANTED[name], str(outcome.broken)
 
 
-def test_what_broke_is_played_again_on_both() -> None:
-    one, other = target("vllm", Falling()), target("sglang", Falling(0.2, 0.9))
+def test_a_broken_law_is_replayed_on_both_servers() -> None:
+    one, other = target("vllm", SecondBest()), target("sglang", SecondBest(0.2, 0.9))
     outcome = suite.run(one, QUICK, against=other)
     again = suite.replay(one, QUICK, outcome.moves, against=other)
     assert again.broken is not None
     assert outcome.broken is not None
     assert again.broken.check == outcome.broken.check
-    same = suite.replay(one, QUICK, outcome.moves, against=target("sglang", Falling()))
+    same = suite.replay(one, QUICK, outcome.moves, against=target("sglang", SecondBest()))
     assert same.sound

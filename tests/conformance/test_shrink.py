@@ -1,38 +1,38 @@
-"""Making a conversation smaller: it keeps what breaks the check, and lets the rest go."""
+"""Shrinking a conversation keeps the moves that break the check, and drops the others."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_tito.conformance.generation import MOST_TRIES, shrink_moves
+from strands_tito.conformance.generation import MAX_TRIES, shrink_moves
 from strands_tito.conformance.laws import BrokenLawError
 from strands_tito.testing import strategies
 from strands_tito.testing.moves import Ask, Cut, Edit, Force, Move
 
-DRAWN = st.lists(strategies.moves(), min_size=1, max_size=16).map(tuple)
+CONVERSATIONS = st.lists(strategies.moves(), min_size=1, max_size=16).map(tuple)
 
 
-@settings(max_examples=60, deadline=None)
-@given(DRAWN, st.data())
-def test_what_is_needed_stays_in_order_and_nothing_else(moves: tuple[Move, ...], data: st.DataObject) -> None:
+@settings(max_examples=25, deadline=None)
+@given(CONVERSATIONS, st.data())
+def test_only_the_needed_moves_stay_in_order(moves: tuple[Move, ...], data: st.DataObject) -> None:
     needed = sorted(data.draw(st.sets(st.integers(0, len(moves) - 1), min_size=1, max_size=3)))
     kinds = [type(moves[at]) for at in needed]
     tried = []
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
         tried.append(candidate)
-        left = iter([type(move) for move in candidate])
-        return BrokenLawError("echo", str(len(candidate))) if all(kind in left for kind in kinds) else None
+        rest = iter([type(move) for move in candidate])
+        return BrokenLawError("echo", str(len(candidate))) if all(kind in rest for kind in kinds) else None
 
     first = BrokenLawError("echo", "first")
     *_, (broken, found) = [(first, moves), *shrink_moves(first, moves, play, tries=1000)]
-    assert found == tuple(kind() for kind in kinds), "each as plain as it can be"
+    assert found == tuple(kind() for kind in kinds), "each with default values"
     assert moves not in tried
     assert found == moves or broken.problem == str(len(found))
 
 
-def test_another_check_shows_nothing_smaller() -> None:
+def test_a_conversation_that_breaks_another_check_is_not_smaller() -> None:
     moves = (Ask(text="one"), Cut(), Edit())
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
@@ -41,7 +41,7 @@ def test_another_check_shows_nothing_smaller() -> None:
     assert not list(shrink_moves(BrokenLawError("echo", "first"), moves, play))
 
 
-def test_it_tries_so_often_and_no_more() -> None:
+def test_the_number_of_tries_is_limited() -> None:
     tried = []
 
     def play(candidate: tuple[Move, ...]) -> BrokenLawError | None:
@@ -49,4 +49,4 @@ def test_it_tries_so_often_and_no_more() -> None:
         return None
 
     list(shrink_moves(BrokenLawError("echo", "first"), tuple(Force(text=str(n)) for n in range(40)), play))
-    assert len(tried) == MOST_TRIES
+    assert len(tried) == MAX_TRIES

@@ -1,4 +1,4 @@
-"""A third party's backend is checked as ours are: lies of its server that nobody could read off a known wire."""
+"""A third party's backend is checked as ours are, although no reader knows its wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strands_tito.conformance import suite, target
-from strands_tito.conformance.profiles import PROFILES
+from strands_tito.conformance.profiles import PROFILES, Profile
 from strands_tito.conformance.report import did_not_apply, rows
 from strands_tito.conformance.target import Target
 from support.scripted import tokenizer
@@ -30,28 +30,28 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(installed: None) -> Callable[[Lie | None], suite.Outcome]:
+def run(installed: None) -> Callable[[Lie | None, Profile], suite.Outcome]:
     from toy_server import ToyServer, serving
 
-    def play(lie: Lie | None) -> suite.Outcome:
+    def play(lie: Lie | None, profile: Profile) -> suite.Outcome:
         loaded = tokenizer()
         with serving(ToyServer(loaded, loaded.eos_token_id, lie=lie)) as url:
-            return suite.run(Target("toy", url, loaded), PROFILES["quick"], shrink=False)
+            return suite.run(Target("toy", url, loaded), profile, shrink=False)
 
     return play
 
 
-def test_its_prompts_ids_logprobs_and_counts_are_checked_without_a_wire(run: Any) -> None:
-    outcome = run(None)
+def test_prompts_ids_logprobs_and_counts_are_checked_without_a_wire_reader(run: Any) -> None:
+    outcome = run(None, PROFILES["quick"])
     assert outcome.sound, (str(outcome.broken), outcome.error)
     passed = outcome.tally.passed
     names = ("answers", "prompt", "echo", "output", "logprobs", "usage", "finish", "versions", "lost", "rescored")
     assert all(passed[name] >= 8 for name in names), passed
-    assert outcome.connected.wire is None
-    assert not outcome.connected.recorder.recorded[outcome.tally.turns * 10 :], "what was checked is forgotten"
-    left = did_not_apply(rows(outcome))
-    assert {"text", "forced", "routed", "changed"} <= set(left)
-    assert not {"prompt", "echo", "output", "logprobs", "usage"} & set(left)
+    assert outcome.server.wire is None
+    assert not outcome.server.recorder.recorded[outcome.tally.turns * 10 :], "checked responses are dropped"
+    skipped = set(did_not_apply(rows(outcome)))
+    assert {"text", "forced", "routed", "changed"} <= skipped
+    assert not {"prompt", "echo", "output", "logprobs", "usage"} & skipped
 
 
 def set_to(name: str, change: Callable[[Any], Any]) -> Lie:
@@ -61,15 +61,16 @@ def set_to(name: str, change: Callable[[Any], Any]) -> Lie:
     return lie
 
 
-SOUND = 30
-"""Answers before the first lie: those at connect are sound."""
+SOUND_ANSWERS = 30
+"""Answers before the first lie, so that those at connect are sound."""
+SHORT = Profile("short", 6, 6, 2)
 LIES: dict[str, Lie] = {
-    "it read another prompt": set_to("read", lambda ids: [*ids[:-1], ids[-1] + 1]),
-    "it read a cut prompt": set_to("read", lambda ids: ids[1:]),
-    "it does not say what it read": set_to("read", lambda ids: None),
-    "it counts a longer prompt": set_to("prompt_tokens", lambda count: count + 1),
-    "it counts fewer tokens": set_to("completion_tokens", lambda count: count - 1),
-    "it counts in floats": set_to("completion_tokens", float),
+    "another prompt": set_to("read", lambda ids: [*ids[:-1], ids[-1] + 1]),
+    "a truncated prompt": set_to("read", lambda ids: ids[1:]),
+    "no echo": set_to("read", lambda ids: None),
+    "a longer prompt count": set_to("prompt_tokens", lambda count: count + 1),
+    "a shorter completion count": set_to("completion_tokens", lambda count: count - 1),
+    "a float count": set_to("completion_tokens", float),
     "a logprob is positive": set_to("logprobs", lambda values: [0.5, *values[1:]]),
     "a logprob is missing": set_to("logprobs", lambda values: [None, *values[1:]]),
     "logprobs are text": set_to("logprobs", lambda values: list(map(str, values))),
@@ -77,25 +78,25 @@ LIES: dict[str, Lie] = {
     "an id is negative": set_to("ids", lambda ids: [-1, *ids[1:]]),
     "an id is past the vocabulary": set_to("ids", lambda ids: [10_000_000, *ids[1:]]),
     "an id is a fraction": set_to("ids", lambda ids: [ids[0] + 0.5, *ids[1:]]),
-    "a token more": lambda answer: answer.update(
+    "too many tokens": lambda answer: answer.update(
         ids=[*answer["ids"], 5] * 10, logprobs=[*answer["logprobs"], -1.0] * 10
     ),
-    "it stopped for no reason": set_to("why", lambda why: "tired"),
-    "length is called a stop": set_to("why", lambda why: "length"),
-    "another token stopped it": set_to("stop", lambda stop: 7),
+    "an unknown finish reason": set_to("why", lambda why: "tired"),
+    "length instead of stop": set_to("why", lambda why: "length"),
+    "another stop token": set_to("stop", lambda stop: 7),
 }
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_lie_of_its_server_does_not_come_in(run: Any, lie: Lie) -> None:
+def test_a_lie_of_its_server_breaks_a_law(run: Any, lie: Lie) -> None:
     answers = 0
 
     def late(answer: dict[str, Any]) -> None:
         nonlocal answers
         answers += 1
-        if answers > SOUND:
+        if answers > SOUND_ANSWERS:
             lie(answer)
 
-    outcome = run(late)
+    outcome = run(late, SHORT)
     assert outcome.broken is not None, outcome.error
     assert outcome.broken.check.law in (2, 4)

@@ -1,4 +1,4 @@
-"""The log of the wire: what users' own pool carries is written down as it goes by, and nothing of it is changed."""
+"""The log of the wire records every exchange of the transport, and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tito_core.backend.checked import generate
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("carried", [in_process, over_socket])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_exchange_is_recorded_as_it_went_over_the_wire(kind: Kind, carried: Any, streams: bool) -> None:
+async def test_every_exchange_is_logged_unchanged(kind: Kind, carried: Any, streams: bool) -> None:
     engine = engine_of(kind)
     log = WireLog(carried(engine))
     backend = BACKENDS[kind]("http://scripted", api_key="secret", http_transport=log.transport, sleep=Waits())
@@ -38,7 +38,7 @@ async def test_every_exchange_is_recorded_as_it_went_over_the_wire(kind: Kind, c
 
 
 async def failed_exchange(carried: Any, fault: Fault) -> Exchange:
-    """Return what the log holds of a generation that a fault ends."""
+    """Return the logged exchange of a generation that a fault ends."""
     log = WireLog(carried(engine_of("sglang", fault=always(fault))))
     backend = BACKENDS["sglang"]("http://scripted", http_transport=log.transport, max_attempts=1)
     await backend.connect()
@@ -49,18 +49,18 @@ async def failed_exchange(carried: Any, fault: Fault) -> Exchange:
 
 
 @pytest.mark.parametrize("carried", [in_process, over_socket])
-async def test_of_an_answer_that_breaks_off_what_came_is_kept(carried: Any) -> None:
+async def test_the_start_of_a_broken_response_is_logged(carried: Any) -> None:
     broken = await failed_exchange(carried, Fault(close_after=20))
     assert (broken.status, len(broken.got), broken.whole) == (200, 20, False)
 
 
-async def test_a_request_without_an_answer_is_recorded_too() -> None:
+async def test_a_request_without_a_response_is_logged() -> None:
     lost = await failed_exchange(over_socket, Fault(reset_after=0))
     assert (lost.status, lost.whole) == (None, False)
     assert json.loads(lost.sent)["rid"] == "r"
 
 
-async def test_the_suite_listens_to_a_server_behind_a_unix_socket(tmp_path: Path) -> None:
+async def test_a_server_behind_a_unix_socket_is_logged(tmp_path: Path) -> None:
     size = len(tokenizer())
     engine = engine_of("sglang", HashPolicy(size, eos_ids=[2]), vocab_size=size)
     serving = ScriptedServer(engine)

@@ -22,7 +22,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 from fuzz.mutation import changed_bytes, changed_value, dumped
 from fuzz.target import Finding, Outcome, require
-from strands_tito.conformance.wire_reading import Heard, generations
+from strands_tito.conformance.wire_reading import WireGeneration, generations
 from strands_tito.testing import InProcessTransport, ScriptedEngine, find_wire
 from support.backends import BACKENDS
 from support.scripted import Says, engine_of, policy_of
@@ -226,42 +226,40 @@ async def _run_turn(model: TITOModel, messages: Any) -> None:
 def expect_answer(model: TITOModel, exchanged: list[Exchanged], kind: str) -> None:
     """Compare a committed turn with the answer, as the suite's reader parses it."""
     turn = model.ledger[1]
-    parsed = _read(exchanged[-1], kind)
+    generation = _read(exchanged[-1], kind)
     ids, prompt = (
         turn.draft.output_ids.tolist(),
         [*model.ledger.path_ids(turn.parent).tolist(), *turn.draft.prompt_ids.tolist()],
     )
-    require(parsed.output == ids, f"the ledger has {ids}, the answer has {parsed.output}")
-    require(parsed.logprob_ids == ids, f"the logprobs are of {parsed.logprob_ids}, the output is {ids}")
-    logprobs = np.array(parsed.logprobs, np.float32)
+    require(generation.output_ids == ids, f"the ledger has {ids}, the answer says {generation.output_ids}")
+    require(generation.logprob_ids == ids, f"the logprobs are of {generation.logprob_ids}, the output is {ids}")
+    said = np.array(generation.logprobs, np.float32)
+    require(np.array_equal(said, turn.draft.logprobs), f"the ledger has {turn.draft.logprobs}, the answer says {said}")
+    require(generation.prompt_ids == prompt, "the ledger has another prompt than was sent")
+    require(generation.echoed_ids in (None, prompt), "the answer echoes another prompt")
     require(
-        np.array_equal(logprobs, turn.draft.logprobs),
-        f"the ledger has {turn.draft.logprobs}, the answer {logprobs}",
-    )
-    require(parsed.prompt == prompt, "the ledger has another prompt than was sent")
-    require(parsed.echoed in (None, prompt), "the answer echoes another prompt")
-    require(
-        parsed.prompt_tokens in (None, len(prompt)),
-        f"the answer counts {parsed.prompt_tokens} prompt tokens of {len(prompt)}",
+        generation.prompt_tokens in (None, len(prompt)),
+        f"the answer counts {generation.prompt_tokens} prompt tokens of {len(prompt)}",
     )
     require(
-        parsed.completion_tokens in (None, len(ids)),
-        f"the answer counts {parsed.completion_tokens} tokens of {len(ids)}",
+        generation.completion_tokens in (None, len(ids)),
+        f"the answer counts {generation.completion_tokens} tokens of {len(ids)}",
     )
     require(
-        parsed.finish == turn.draft.finish, f"the ledger has finish {turn.draft.finish}, the answer has {parsed.finish}"
+        generation.finish == turn.draft.finish,
+        f"the ledger has finish {turn.draft.finish}, the answer says {generation.finish}",
     )
     require(
-        parsed.cached_tokens == turn.draft.engine.cached_tokens,
-        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {parsed.cached_tokens}",
+        generation.cached_tokens == turn.draft.engine.cached_tokens,
+        f"the ledger has {turn.draft.engine.cached_tokens} cached tokens, not {generation.cached_tokens}",
     )
-    if parsed.versions:  # an empty list means unknown, too (law 10)
-        versions = [(span.start, span.stop, span.version) for span in turn.draft.engine.versions]
-        require(versions == parsed.versions, f"the ledger has versions {versions}, the answer has {parsed.versions}")
+    if generation.versions:  # an empty list says as little as none (law 10)
+        found = [(span.start, span.stop, span.version) for span in turn.draft.engine.versions]
+        require(found == generation.versions, f"the ledger has versions {found}, the answer says {generation.versions}")
 
 
-def _read(exchanged: Exchanged, kind: str) -> Heard:
-    """Read an answer as the client documents it.
+def _read(exchanged: Exchanged, kind: str) -> WireGeneration:
+    """Read an answer as the client says that it does.
 
     Fields that the request did not ask for are left out, since the client skips them; so are events after [DONE], and a
     prompt echo that a later event replaces.
@@ -276,10 +274,12 @@ def _read(exchanged: Exchanged, kind: str) -> Heard:
             body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
         else:
             body = json.dumps(_without_extras(text))
-        [parsed] = generations(find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))])
+        [generation] = generations(
+            find_wire(kind).read, [replace(exchanged, got=bytearray(body.encode(errors="replace")))]
+        )
     except Exception as error:
         raise Finding(f"a turn is committed whose answer cannot be read: {type(error).__name__}") from error
-    return parsed
+    return generation
 
 
 NOT_REQUESTED = ("top_logprobs", "prompt_logprobs", "routed_experts", "sampling_mask", "text", "input_token_logprobs")

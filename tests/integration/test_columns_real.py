@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_tito.conformance.agents import listen
+from strands_tito.conformance.agents import collect_answer
 from strands_tito.engines.spec import EngineSpec, find
 from support.real import Served, serve
 from support.reference import reference
@@ -36,7 +36,7 @@ async def talk(served: Served, sampling: dict[str, Any], optional_outputs: dict[
     messages: list[Any] = []
     for question in QUESTIONS:
         messages.append({"role": "user", "content": [{"text": question}]})
-        answer = await listen(model.stream(messages, system_prompt="You count. " * 30))
+        answer = await collect_answer(model.stream(messages, system_prompt="You count. " * 30))
         messages.append({"role": "assistant", "content": answer.message["content"] or [{"text": "[blank text]"}]})
     assert [turn.parent for turn in model.ledger] == [None, 0]
     check_ledger(model.ledger)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from strands import Agent, tool
 
-from strands_tito.conformance.agents import listen
+from strands_tito.conformance.agents import collect_answer
 from strands_tito.inspect.verify import rescore
 from support.real import Served
 from tito_core.ledger import Provenance, check_ledger
@@ -50,7 +50,10 @@ async def test_random_sampling_is_confirmed_with_ids_that_no_text_gives(served: 
     agent = Agent(model=model, tools=[add], callback_handler=None, system_prompt="Be brief. <|im_end|> <think>")
     for question in ("Hello <|im_start|>system", "And </tool_call> now?"):
         messages: Any = [*agent.messages, {"role": "user", "content": [{"text": question}]}]
-        agent.messages = [*messages, (await listen(model.stream(messages, system_prompt=agent.system_prompt))).message]
+        agent.messages = [
+            *messages,
+            (await collect_answer(model.stream(messages, system_prompt=agent.system_prompt))).message,
+        ]
     check_ledger(model.ledger)
     rescored = await rescore(model.ledger, served.policy.backend)
     assert rescored.quantile(1) <= 1e-4
@@ -69,7 +72,7 @@ async def test_reasoning_that_the_template_strips_begins_a_branch_that_the_engin
     ]
     state: dict[str, Any] = {}
     for question in ("Sure?", "Really?"):
-        answer = await listen(model.stream(messages, [add.tool_spec], model_state=state))
+        answer = await collect_answer(model.stream(messages, [add.tool_spec], model_state=state))
         content = answer.message["content"] or [{"text": "[blank text]"}]
         messages = [
             *messages,

@@ -1,4 +1,4 @@
-"""A plain HTTP client over any carrier, for tests of a scripted engine that leave our backends out of it."""
+"""A plain HTTP client over any transport, for tests of scripted engines without our backends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LIMIT = 1 << 30
 
 
 @dataclass(frozen=True)
-class Got:
-    """A whole answer."""
+class Response:
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -32,27 +32,27 @@ class Got:
 
 
 class Client:
-    def __init__(self, carrier: HttpTransport, base_url: str) -> None:
-        self._carrier = carrier
+    def __init__(self, transport: HttpTransport, base_url: str) -> None:
+        self._transport = transport
         self._base_url = base_url
 
-    async def post(self, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None) -> Got:
+    async def post(self, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         async with self.stream("POST", path, json=json, headers=headers) as reply:
-            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Response(reply.status, reply.headers, await reply.whole(LIMIT))
 
-    async def get(self, path: str) -> Got:
+    async def get(self, path: str) -> Response:
         async with self.stream("GET", path) as reply:
-            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Response(reply.status, reply.headers, await reply.whole(LIMIT))
 
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[Reply]:
         body = b"" if json is None else codec.dumps(json).encode()
-        kind = {} if json is None else {"Content-Type": "application/json"}
+        content_type = {} if json is None else {"Content-Type": "application/json"}
         async with asyncio.timeout(5):
-            reply = await self._carrier.send(
-                method, self._base_url + path, {**kind, **(headers or {})}, in_pieces(body)
+            reply = await self._transport.send(
+                method, self._base_url + path, {**content_type, **(headers or {})}, in_pieces(body)
             )
         try:
             yield reply

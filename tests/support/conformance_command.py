@@ -1,4 +1,4 @@
-"""Scripted servers whose policy answers what the conformance suite asks."""
+"""Scripted servers for `tito conformance`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that get Ctrl-C at some moment, and what is to be seen of them then."""
+"""Runs commands that get Ctrl-C at some moment."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENTRY = "from strands_tito.__main__ import main; print('begun', flush=True); main()"
-"""Runs `tito`; its line says that Python has started, whose own start nobody can guard."""
+"""Runs `tito`. The line shows that Python has started; an earlier interrupt cannot be handled."""
 NOISE = ("Traceback", "Exception ignored", "never retrieved", "never awaited", "Task was destroyed", "Fatal", "Error:")
-"""What no interrupted command prints."""
+"""Words that no interrupted command may print."""
 WITHIN_S = 10.0
 """How long an interrupted command may take to end, in seconds: twice its own limit, on a busy machine."""
 
@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def noise(self) -> list[str]:
-        """What is printed that nobody should see."""
+        """Words of `NOISE` in the output."""
         return [word for word in NOISE if word in self.out + self.errors]
 
 

@@ -1,4 +1,4 @@
-"""Ask examples/third_engine, which needs torch, for what its README says; the argument is the model's folder."""
+"""Check the README's claims about examples/third_engine, which needs torch. The argument is the model's folder."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The scripted engines answer recorded requests as the recorded servers did: status, every key, type and value.
 
-Of a refusal the sentence may be that of another request, where it holds no value that a client reads.
+The sentence of a refusal may be that of another request, if a client reads no value of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from strands_tito.testing import Fault, ScriptedEngine, first, from_function, scripted_engine
 from support.wire_recordings import Recorded, Recording, load, trimmed
 
-# Fields whose values only a server can know: they are compared by type alone.
+# Fields whose values only the server knows: only their type is compared.
 OWN = {
     "created",
     "e2e_latency",
@@ -33,16 +33,16 @@ TIMES = {
     *("request_finished_ts", "request_received_ts"),
 }
 
-# What a scripted engine does not have: recording -> (keys left out of the comparison, reason).
+# Keys that a scripted engine does not return: recording -> (keys left out of the comparison, reason).
 DIFFERENCES: dict[str, tuple[set[str], str]] = {
-    "info_model_info": ({"embedding", "cache", "model_type", "architectures"}, "describes weights that do not exist"),
-    "info_get_model_info": ({"embedding", "cache", "model_type", "architectures"}, "the same under its older path"),
-    "moe_routed_experts": (TIMES, "times that a server started with metrics adds"),
+    "info_model_info": ({"embedding", "cache", "model_type", "architectures"}, "a scripted engine has no weights"),
+    "info_get_model_info": ({"embedding", "cache", "model_type", "architectures"}, "the same, under its older path"),
+    "moe_routed_experts": (TIMES, "times of a server with metrics enabled"),
     "moe_routed_experts_start": (TIMES, "the same"),
     "gen_while_paused": ({"cached_tokens", "cached_tokens_details"}, "recorded before a pause cleared the cache"),
 }
 
-# Recordings of a server that is busy with other requests: each has a test of its own below.
+# Recordings of a busy server: each has its own test below.
 APART = {
     *("dup_rid_second", "q_overflow", "q_waiting_aborted", "abort_requests_all"),
     *("flush_cache_while_running", "flush_while_inplace"),
@@ -51,8 +51,8 @@ APART = {
 
 def engine_for(recording: Recording) -> ScriptedEngine:
     script = Recorded(recording)
-    told = recording.response.get("model") if isinstance(recording.response, dict) else None
-    name = recording.fields.get("model", told or "qwen3-tiny")
+    served = recording.response.get("model") if isinstance(recording.response, dict) else None
+    name = recording.fields.get("model", served or "qwen3-tiny")
     model = "models/qwen3-tiny-f32" if recording.kind == "sglang" else "qwen3-tiny" if name == "nope" else name
     engine = scripted_engine(
         recording.kind,
@@ -65,7 +65,7 @@ def engine_for(recording: Recording) -> ScriptedEngine:
         api_key="sk-x" if recording.name.startswith("auth") else None,
         skip_tokenizer_init=recording.name.startswith("skiptok"),
     )
-    if recording.path == "/tokenize":  # SGLang tells the tokenizer's own limit there
+    if recording.path == "/tokenize":  # SGLang reports the tokenizer's own limit there
         engine.state.max_model_len = recording.response.get("max_model_len", 4096)
     if found := re.search(r'"weight_version": "([^"]+)"', json.dumps(recording.response)):
         engine.state.weight_version = found[1]
@@ -73,7 +73,7 @@ def engine_for(recording: Recording) -> ScriptedEngine:
 
 
 WORDS = re.compile(r"validation error|invalid type:|unknown field")
-"""What a body fails the schema or the contract with: it repeats the body, and a client reads none of it."""
+"""Sentences of schema errors: they repeat the body, and clients read no value of them."""
 
 
 def decoded(content: bytes) -> Any:
@@ -108,7 +108,7 @@ def differences(expected: Any, actual: Any, left_out: set[str], at: str = "") ->
 
 
 def unhexed(value: Any) -> Any:
-    """Random ids look alike."""
+    """Replace random ids by one placeholder."""
     return re.sub(r"\b([0-9a-f]{32}|[0-9a-f]{16})\b", "<hex>", value) if isinstance(value, str) else value
 
 
@@ -134,7 +134,7 @@ async def test_answers_as_recorded(recording: Recording) -> None:
 
 @asynccontextmanager
 async def busy(recording: Recording, rid: str, **settings: Any) -> AsyncIterator[ScriptedEngine]:
-    """An engine that answers like the recorded one, while a request of this id never ends by itself."""
+    """Yield an engine that answers as the recorded one, while a request with this id never ends."""
     engine = engine_for(recording)
     again = Recorded(recording)
     engine.script = from_function(lambda prompt: [5] * 16)
@@ -152,7 +152,7 @@ async def busy(recording: Recording, rid: str, **settings: Any) -> AsyncIterator
     running.cancel()
 
 
-async def replayed(engine: ScriptedEngine, recording: Recording) -> list[str]:
+async def replay_differences(engine: ScriptedEngine, recording: Recording) -> list[str]:
     response = await engine.handle(recording.method, recording.path, recording.headers, recording.sent)
     assert response.status == recording.status
     return list(differences(recording.response, decoded(response.content), set()))
@@ -161,32 +161,32 @@ async def replayed(engine: ScriptedEngine, recording: Recording) -> list[str]:
 async def test_a_rid_runs_only_once() -> None:
     second = recorded("sglang", "dup_rid_second")
     async with busy(second, "d1") as engine:
-        assert await replayed(engine, second) == []
+        assert await replay_differences(engine, second) == []
 
 
 @pytest.mark.parametrize("name", ["flush_cache_while_running", "flush_while_inplace"])
 async def test_a_busy_server_flushes_nothing(name: str) -> None:
     flush = recorded("sglang", name)
     async with busy(flush, "x") as engine:
-        assert await replayed(engine, flush) == []
+        assert await replay_differences(engine, flush) == []
 
 
 async def test_an_abort_in_the_queue_and_a_full_queue() -> None:
     waiting, full = recorded("sglang", "q_waiting_aborted"), recorded("sglang", "q_overflow")
     async with busy(waiting, "a1", max_running=1, max_queued=1) as engine:
-        asked = asyncio.create_task(replayed(engine, waiting))
+        pending = asyncio.create_task(replay_differences(engine, waiting))
         await asyncio.sleep(0.01)
         assert engine.running == 2
-        assert await replayed(engine, full) == []
-        assert await replayed(engine, recorded("sglang", "q_abort_waiting")) == []
-        assert await asked == []
+        assert await replay_differences(engine, full) == []
+        assert await replay_differences(engine, recorded("sglang", "q_abort_waiting")) == []
+        assert await pending == []
     assert engine.aborted == ["a2"]
 
 
 async def test_aborting_everything_counts_it() -> None:
     everything = recorded("vllm", "abort_requests_all")
     async with busy(everything, "") as engine:
-        assert await replayed(engine, everything) == []
+        assert await replay_differences(engine, everything) == []
     assert len(engine.aborted) == 1
 
 

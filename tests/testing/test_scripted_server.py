@@ -1,4 +1,4 @@
-"""The same engine over a socket and in process: faults, aborts, disconnects, pauses and streams look alike."""
+"""One engine over a socket and in process: faults, aborts, disconnects, pauses and streams are the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from strands_tito.testing import (
     scripted_engine,
     scripted_server,
 )
-from support.client import Client, Got, lines
+from support.client import Client, Response, lines
 from tito_core.backend.http.connections import ConnectionPool
 
 Kind = Literal["vllm", "sglang"]
@@ -83,13 +83,13 @@ def fields(kind: Kind, **extra: Any) -> dict[str, Any]:
     return {"input_ids": [1, 3], "sampling_params": {"max_new_tokens": 10}, "return_logprob": True, **extra}
 
 
-def output_ids(kind: Kind, response: Got) -> list[int]:
+def output_ids(kind: Kind, response: Response) -> list[int]:
     value = response.json()
     found: list[int] = value["choices"][0]["token_ids"] if kind == "vllm" else value["output_ids"]
     return found
 
 
-def finish(kind: Kind, response: Got) -> str:
+def finish(kind: Kind, response: Response) -> str:
     value = response.json()
     return str(value["choices"][0]["finish_reason"] if kind == "vllm" else value["meta_info"]["finish_reason"]["type"])
 
@@ -191,13 +191,13 @@ async def test_abort_during_a_hang_gives_the_tokens_so_far(kind: Kind, connect: 
     extra: dict[str, Any] = {"request_id": "r7"} if kind == "vllm" else {"rid": "r7"}
     server_id = "cmpl-r7-0" if kind == "vllm" else "r7"
     async with connect(engine) as client:
-        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra)))
+        pending = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra)))
         await until(lambda: engine.running == 1)
         assert engine.requests[0].request_id == "r7"
         await abort(kind, client, "nobody")
         assert engine.aborted == []
         await abort(kind, client, server_id)
-        answer = await asked
+        answer = await pending
     assert (finish(kind, answer), output_ids(kind, answer)) == ("abort", [5, 6, 7])
     assert (engine.aborted, engine.disconnected, engine.running) == ([server_id], [], 0)
 
@@ -207,23 +207,23 @@ async def test_latency_can_be_aborted_too(kind: Kind, connect: Connect) -> None:
     extra: dict[str, Any] = {} if kind == "vllm" else {"rid": "r8"}
     async with connect(engine) as client:
         headers = {"X-Request-Id": "r8"}
-        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra), headers=headers))
+        pending = asyncio.create_task(client.post(PATHS[kind], json=fields(kind, **extra), headers=headers))
         await until(lambda: engine.running == 1)
         await abort(kind, client, engine.requests[0].server_id)
-        answer = await asked
+        answer = await pending
     assert (finish(kind, answer), output_ids(kind, answer)) == ("abort", [])
 
 
 @pytest.mark.parametrize("how", [Fault(hang=True), Fault(delay=30.0)], ids=["hang", "delay"])
-async def test_a_client_that_goes_away_is_noticed(kind: Kind, connect: Connect, how: Fault) -> None:
+async def test_a_disconnect_is_noticed(kind: Kind, connect: Connect, how: Fault) -> None:
     engine = made(kind, fault=always(how))
     async with connect(engine) as client:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.post(PATHS[kind], json=fields(kind)), 0.1)
         await until(lambda: engine.running == 0)
-        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
+        pending = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
         await until(lambda: engine.running == 1)
-        asked.cancel()
+        pending.cancel()
         await until(lambda: engine.running == 0)
     assert engine.disconnected == [request.server_id for request in engine.requests]
     assert (len(engine.disconnected), engine.peak) == (2, 1)
@@ -242,14 +242,14 @@ async def test_a_stream_comes_token_by_token_and_an_abort_ends_it(kind: Kind, co
     last = events[-1]
     reason = last["choices"][0]["finish_reason"] if kind == "vllm" else last["meta_info"]["finish_reason"]["type"]
     assert reason == "abort"
-    told = [event["choices"][0]["token_ids"] for event in events] if kind == "vllm" else [last["output_ids"]]
-    said = [i for ids in told for i in ids]
-    assert said == list(range(5, 5 + len(said)))
-    assert 4 <= len(said) < 10
+    parts = [event["choices"][0]["token_ids"] for event in events] if kind == "vllm" else [last["output_ids"]]
+    output = [i for ids in parts for i in ids]
+    assert output == list(range(5, 5 + len(output)))
+    assert 4 <= len(output) < 10
     assert engine.running == 0
 
 
-async def test_leaving_a_stream_is_noticed(kind: Kind, connect: Connect) -> None:
+async def test_a_disconnect_from_a_stream_is_noticed(kind: Kind, connect: Connect) -> None:
     engine = made(kind, latency=20.0)
     async with connect(engine) as client:
         with pytest.raises(TimeoutError):
@@ -263,32 +263,31 @@ async def test_a_paused_server_makes_requests_wait(kind: Kind, connect: Connect)
     pause, resume = ("/pause?mode=keep", "/resume") if kind == "vllm" else ("/pause_generation", "/continue_generation")
     async with connect(engine) as client:
         assert (await client.post(pause, json={"mode": "keep" if kind == "vllm" else "in_place"})).status == 200
-        asked = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
+        pending = asyncio.create_task(client.post(PATHS[kind], json=fields(kind)))
         await until(lambda: engine.running == 1)
         await asyncio.sleep(0.03)
-        assert not asked.done()
+        assert not pending.done()
         assert (await client.get("/health")).status == 200
         assert (await client.post(resume)).status == 200
-        assert len(output_ids(kind, await asked)) == 10
+        assert len(output_ids(kind, await pending)) == 10
 
 
 async def test_new_weights_in_mid_generation_leave_two_spans(kind: Kind, connect: Connect) -> None:
-    engine = made(kind, latency=0.6)
+    engine = made(kind, latency=1.0)
     path = "/inference/v1/generate" if kind == "vllm" else "/generate"
     body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
     async with connect(engine) as client:
-        asked = asyncio.create_task(client.post(path, json=body))
-        await until(lambda: engine.running == 1)
-        await asyncio.sleep(0.15)
+        pending = asyncio.create_task(client.post(path, json=body))
+        await until(lambda: engine.running == 1 and engine._active[0].began and engine._active[0].emitted() > 0)
         await client.post("/update_weight_version", json={"new_version": "v2"})
-        value = (await asked).json()
+        value = (await pending).json()
     spans = value["choices"][0]["weight_versions"] if kind == "vllm" else value["meta_info"]["weight_versions"]
     assert [span["version"] for span in spans] == ["default", "v2"]
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 10)
     assert 0 < spans[1]["start"] < 10
 
 
-async def test_a_stream_tells_at_its_end_which_weights_sampled_what(kind: Kind, connect: Connect) -> None:
+async def test_a_stream_reports_version_spans_at_its_end(kind: Kind, connect: Connect) -> None:
     engine = made(kind, latency=0.6)
     path = "/inference/v1/generate" if kind == "vllm" else "/generate"
     body = {"token_ids": [1], "sampling_params": {"max_tokens": 10}} if kind == "vllm" else fields(kind)
@@ -300,23 +299,23 @@ async def test_a_stream_tells_at_its_end_which_weights_sampled_what(kind: Kind, 
             if len(events) == 4 and engine.state.weight_version == "default":
                 await client.post("/update_weight_version", json={"new_version": "v2"})
     if kind == "vllm":
-        told = [event["choices"][0]["weight_versions"] for event in events if event["choices"]]
+        versions = [event["choices"][0]["weight_versions"] for event in events if event["choices"]]
     else:
-        told = [event["meta_info"].get("weight_versions") for event in events]
-    *before, spans = told
+        versions = [event["meta_info"].get("weight_versions") for event in events]
+    *before, spans = versions
     assert not any(before)
     assert [span["version"] for span in spans] == ["default", "v2"]
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 10)
-    assert 4 <= spans[1]["start"] <= 5, "the tokens that were out by then are the older weights'"
+    assert 4 <= spans[1]["start"] <= 5, "tokens before the update are the old weights'"
 
 
-async def test_only_so_many_run_at_once(kind: Kind, connect: Connect) -> None:
+async def test_concurrency_is_limited(kind: Kind, connect: Connect) -> None:
     engine = made(kind, latency=0.3, max_running=1, max_queued=1)
     async with connect(engine) as client:
-        asked = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
+        pending = [asyncio.create_task(client.post(PATHS[kind], json=fields(kind))) for _ in range(2)]
         await until(lambda: engine.running == 2)
         third = await client.post(PATHS[kind], json=fields(kind))
-        statuses = {(await one).status for one in asked}
+        statuses = {(await one).status for one in pending}
     assert statuses == {200}
     assert third.status == (200 if kind == "vllm" else 503)
     if kind == "sglang":
@@ -401,7 +400,7 @@ async def test_other_paths_answer_by_method_and_body(
     assert engine.state.weight_version == ("v2" if method == "POST" and status == 200 else "default")
 
 
-async def test_vllm_reads_how_to_pause_from_the_query() -> None:
+async def test_vllm_reads_the_pause_mode_from_the_query() -> None:
     engine = made("vllm")
     assert (await engine.handle("POST", "/pause?mode=never", {}, b"")).status == 400
     assert not engine.state.paused
@@ -409,7 +408,7 @@ async def test_vllm_reads_how_to_pause_from_the_query() -> None:
     assert engine.state.paused
 
 
-async def test_nothing_is_kept_without_record(kind: Kind) -> None:
+async def test_nothing_is_recorded_without_record(kind: Kind) -> None:
     engine = made(kind, record=False)
     async with in_process(engine) as client:
         assert (await client.post(PATHS[kind], json=fields(kind))).status == 200
@@ -417,8 +416,8 @@ async def test_nothing_is_kept_without_record(kind: Kind) -> None:
 
 
 def posted(url: str, body: Any, timeout: float = 5.0) -> int:
-    asked = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with build_opener(ProxyHandler({})).open(asked, timeout=timeout) as answer:
+    pending = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(pending, timeout=timeout) as answer:
         return int(answer.status)
 
 
@@ -434,10 +433,10 @@ def test_in_a_thread_for_synchronous_code(kind: Kind) -> None:
         posted(f"{server.base_url}/health", {})
 
 
-def test_clear_refusals() -> None:
+def test_usage_errors() -> None:
     with pytest.raises(ValueError, match=r"Unknown wire 'tgi'\. Installed wires: sglang, vllm"):
         scripted_engine("tgi", TEN)
-    with pytest.raises(RuntimeError, match="enter it with"):
+    with pytest.raises(RuntimeError, match="Start it with `with`"):
         _ = scripted_server("vllm", TEN).base_url
 
 

@@ -1,4 +1,4 @@
-"""Both wires carry the same script unchanged: ids, logprobs, stops, lengths, scores, streams, versions."""
+"""Both wires transfer one script unchanged: ids, logprobs, stops, lengths, scores, streams and versions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.testing import Completion, HashPolicy, Replay, ScriptedEngine, from_function, scripted_engine
 
 Kind = Literal["vllm", "sglang"]
 KINDS: tuple[Kind, ...] = ("vllm", "sglang")
+FEW = settings(max_examples=25)
 VOCAB, EOS = 500, (2, 3)
 token_ids = st.integers(0, VOCAB - 1)
 prompts = st.lists(token_ids, min_size=1, max_size=60)
-answers = st.lists(st.integers(4, VOCAB - 1), max_size=20)
+outputs = st.lists(st.integers(4, VOCAB - 1), max_size=20)
 
 
-class ParsedCallText:
-    """An answer of either wire, read with nothing but `json`."""
+class WireAnswer:
+    """A response of either wire, read with `json` alone."""
 
     def __init__(self, kind: Kind, content: bytes) -> None:
         value = json.loads(content)
@@ -45,13 +46,13 @@ class ParsedCallText:
 
 
 def body(kind: Kind, prompt: Sequence[int], limit: int, **sampling: Any) -> dict[str, Any]:
-    """The same request in each wire's words; `sampling` are fields that both call alike."""
+    """Return the same request for each wire. `sampling` are fields that have the same name on both."""
     if kind == "vllm":
-        wanted = {"logprobs": 0, "return_token_ids": True, "max_tokens": limit}
-        return {"model": "scripted", "prompt": list(prompt), **wanted, **sampling}
+        outputs = {"logprobs": 0, "return_token_ids": True, "max_tokens": limit}
+        return {"model": "scripted", "prompt": list(prompt), **outputs, **sampling}
     params = {"max_new_tokens": limit, **sampling}
-    wanted = {"return_logprob": True, "return_prompt_token_ids": True}
-    return {"input_ids": list(prompt), "sampling_params": params, **wanted}
+    outputs = {"return_logprob": True, "return_prompt_token_ids": True}
+    return {"input_ids": list(prompt), "sampling_params": params, **outputs}
 
 
 async def send(engine: ScriptedEngine, fields: dict[str, Any]) -> bytes:
@@ -61,14 +62,14 @@ async def send(engine: ScriptedEngine, fields: dict[str, Any]) -> bytes:
     return response.content
 
 
-async def ask(engine: ScriptedEngine, prompt: Sequence[int], limit: int = 64, **sampling: Any) -> ParsedCallText:
+async def generate(engine: ScriptedEngine, prompt: Sequence[int], limit: int = 64, **sampling: Any) -> WireAnswer:
     kind = engine.wire.name
     assert kind in KINDS
-    return ParsedCallText(kind, await send(engine, body(kind, prompt, limit, **sampling)))
+    return WireAnswer(kind, await send(engine, body(kind, prompt, limit, **sampling)))
 
 
 async def score(engine: ScriptedEngine, ids: Sequence[int]) -> list[float]:
-    """Teacher-forced logprobs of `ids[1:]`, as a client of each wire asks for them."""
+    """Return teacher-forced logprobs of `ids[1:]`, requested as a client of each wire does."""
     if engine.wire.name == "vllm":
         fields = {"model": "scripted", "prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0}
         found = json.loads(await send(engine, fields))["choices"][0]["prompt_logprobs"]
@@ -87,120 +88,124 @@ def made(kind: Kind, script: Any, **settings: Any) -> ScriptedEngine:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(prompts, answers, st.sampled_from(EOS))
-async def test_ids_pass_unchanged(kind: Kind, prompt: list[int], answer: list[int], eos: int) -> None:
-    engine = made(kind, Replay([[*answer, eos]]))
-    said = await ask(engine, prompt)
-    assert said.prompt == prompt
+@FEW
+@given(prompts, outputs, st.sampled_from(EOS))
+async def test_ids_pass_unchanged(kind: Kind, prompt: list[int], output: list[int], eos: int) -> None:
+    engine = made(kind, Replay([[*output, eos]]))
+    answer = await generate(engine, prompt)
+    assert answer.prompt == prompt
     assert list(engine.requests[0].prompt_ids) == prompt
-    assert said.ids == [*answer, eos]
-    assert (said.finish, len(said.logprobs)) == ("stop", len(said.ids))
-    assert said.stop == (None if kind == "vllm" and eos == EOS[0] else eos)
-    assert said.text == "".join(f"<{i}>" for i in answer)
-    assert (said.prompt_tokens, said.completion_tokens) == (len(prompt), len(said.ids))
+    assert answer.ids == [*output, eos]
+    assert (answer.finish, len(answer.logprobs)) == ("stop", len(answer.ids))
+    assert answer.stop == (None if kind == "vllm" and eos == EOS[0] else eos)
+    assert answer.text == "".join(f"<{i}>" for i in output)
+    assert (answer.prompt_tokens, answer.completion_tokens) == (len(prompt), len(answer.ids))
 
 
+@FEW
 @given(prompts, st.integers(0, 2**31), st.sampled_from([0.0, 1.0]), st.integers(1, 40))
-async def test_both_wires_say_the_same_and_score_it_the_same(
+async def test_both_wires_return_and_score_the_same_tokens(
     prompt: list[int], seed: int, temperature: float, limit: int
 ) -> None:
-    said, scores = [], []
+    answers, scores = [], []
     for kind, seed_name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
         engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
-        told = await ask(engine, prompt, limit, temperature=temperature, **{seed_name: seed})
-        said.append((told.ids, told.logprobs, told.finish))
-        scores.append(await score(engine, [*prompt, *told.ids]))
-        assert scores[-1][len(prompt) - 1 :] == told.logprobs
-    assert said[0] == said[1]
+        answer = await generate(engine, prompt, limit, temperature=temperature, **{seed_name: seed})
+        answers.append((answer.ids, answer.logprobs, answer.finish))
+        scores.append(await score(engine, [*prompt, *answer.ids]))
+        assert scores[-1][len(prompt) - 1 :] == answer.logprobs
+    assert answers[0] == answers[1]
     assert scores[0] == scores[1]
 
 
-@given(prompts, answers.filter(bool))
-async def test_derived_logprobs_are_the_same_everywhere(prompt: list[int], answer: list[int]) -> None:
-    told = []
+@FEW
+@given(prompts, outputs.filter(bool))
+async def test_derived_logprobs_are_the_same_everywhere(prompt: list[int], output: list[int]) -> None:
+    logprobs = []
     for kind in KINDS:
-        engine = made(kind, Replay([Completion(answer, finish="stop")]))
-        said = await ask(engine, prompt)
-        assert all(-8 <= value < 0 for value in said.logprobs)
-        assert (await score(engine, [*prompt, *answer]))[len(prompt) - 1 :] == said.logprobs
-        told.append(said.logprobs)
-    assert told[0] == told[1]
+        engine = made(kind, Replay([Completion(output, finish="stop")]))
+        answer = await generate(engine, prompt)
+        assert all(-8 <= value < 0 for value in answer.logprobs)
+        assert (await score(engine, [*prompt, *output]))[len(prompt) - 1 :] == answer.logprobs
+        logprobs.append(answer.logprobs)
+    assert logprobs[0] == logprobs[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestEndings:
     async def test_cut_after_the_first_stop_id(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 6, 2, 7, 8]]))
-        said = await ask(engine, [1])
-        assert (said.ids, said.finish) == ([5, 6, 2], "stop")
+        answer = await generate(engine, [1])
+        assert (answer.ids, answer.finish) == ([5, 6, 2], "stop")
 
     async def test_the_requests_own_stop_id(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 6, 7, 2]]))
-        said = await ask(engine, [1], stop_token_ids=[6])
-        assert (said.ids, said.finish, said.stop) == ([5, 6], "stop", 6)
+        answer = await generate(engine, [1], stop_token_ids=[6])
+        assert (answer.ids, answer.finish, answer.stop) == ([5, 6], "stop", 6)
 
     async def test_eos_ignored(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 2, 6, 2]]))
-        said = await ask(engine, [1], 3, ignore_eos=True)
-        assert (said.ids, said.finish) == ([5, 2, 6], "length")
+        answer = await generate(engine, [1], 3, ignore_eos=True)
+        assert (answer.ids, answer.finish) == ([5, 2, 6], "length")
 
     async def test_length(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 6, 7, 8, 2]]))
-        said = await ask(engine, [1], 3)
-        assert (said.ids, said.finish, said.stop) == ([5, 6, 7], "length", None)
+        answer = await generate(engine, [1], 3)
+        assert (answer.ids, answer.finish, answer.stop) == ([5, 6, 7], "length", None)
 
     async def test_a_stop_string_keeps_the_ids_and_cuts_the_text(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 60, 61, 7, 2]]))
-        said = await ask(engine, [1], stop=["0><6"])
-        assert (said.ids, said.finish, said.stop) == ([5, 60, 61], "stop", "0><6")
-        assert said.text == "<5><6"
+        answer = await generate(engine, [1], stop=["0><6"])
+        assert (answer.ids, answer.finish, answer.stop) == ([5, 60, 61], "stop", "0><6")
+        assert answer.text == "<5><6"
 
-    async def test_a_script_without_an_end_is_told_so(self, kind: Kind) -> None:
+    async def test_a_script_without_an_end_is_a_400(self, kind: Kind) -> None:
         engine = made(kind, Replay([[5, 6]]))
         path = "/v1/completions" if kind == "vllm" else "/generate"
         response = await engine.handle("POST", path, {}, json.dumps(body(kind, [1], 9)).encode())
         assert response.status == 400
-        assert "holds no stop id (any of [2, 3]) and does not fill max_new_tokens=9" in response.content.decode()
+        message = response.content.decode()
+        assert all(value in message for value in ("stop id", "[2, 3]", "max_new_tokens=9")), message
 
-    async def test_an_exhausted_replay_and_a_strange_id_are_told_so(self, kind: Kind) -> None:
+    async def test_an_exhausted_replay_and_an_unknown_id_are_400s(self, kind: Kind) -> None:
         engine = made(kind, Replay([[VOCAB, 2]]))
         path = "/v1/completions" if kind == "vllm" else "/generate"
-        for words in ("outside the vocabulary of 500", "Replay holds 1 answers and request 1 asks for one more"):
+        for message in ("outside the vocabulary of 500", "All 1 answers of Replay are used up at request 1"):
             response = await engine.handle("POST", path, {}, json.dumps(body(kind, [1], 9)).encode())
             assert response.status == 400
-            assert words in response.content.decode()
+            assert message in response.content.decode()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_replay_by_prompt_repeats_itself_and_scores_use_no_answer(kind: Kind) -> None:
     script = Replay([[5, 2], [6, 2]], by="prompt")
     engine = made(kind, script)
-    assert (await ask(engine, [1, 1])).ids == [5, 2]
-    assert (await ask(engine, [1, 1])).ids == [5, 2]
+    assert (await generate(engine, [1, 1])).ids == [5, 2]
+    assert (await generate(engine, [1, 1])).ids == [5, 2]
     await score(engine, [1, 2, 3])
     assert script.remaining == 1
-    assert (await ask(engine, [1, 2])).ids == [6, 2]
+    assert (await generate(engine, [1, 2])).ids == [6, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_told_logprobs_are_what_scoring_gives_back(kind: Kind) -> None:
+async def test_scoring_returns_the_logprobs_of_a_completion(kind: Kind) -> None:
     engine = made(kind, Replay([Completion([5, 6, 2], [-0.5, -0.25, -0.125])]))
-    assert (await ask(engine, [1, 9])).logprobs == [-0.5, -0.25, -0.125]
+    assert (await generate(engine, [1, 9])).logprobs == [-0.5, -0.25, -0.125]
     assert (await score(engine, [1, 9, 5, 6, 2]))[1:] == [-0.5, -0.25, -0.125]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_from_function(kind: Kind) -> None:
     engine = made(kind, from_function(lambda prompt: [*reversed(prompt), 2]))
-    assert (await ask(engine, [7, 8, 9])).ids == [9, 8, 7, 2]
+    assert (await generate(engine, [7, 8, 9])).ids == [9, 8, 7, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_prefix_cache_counts_as_the_servers_do(kind: Kind) -> None:
     engine = made(kind, from_function(lambda prompt: [5, 2]))
     prompt = list(range(4, 104))
-    said = [(await ask(engine, ids)).cached for ids in (prompt, prompt, [*prompt, 5, 9], [4, 5, 6, 400])]
-    assert said == ([0, 96, 96, 0] if kind == "vllm" else [0, 99, 101, 3])
+    cached = [(await generate(engine, ids)).cached for ids in (prompt, prompt, [*prompt, 5, 9], [4, 5, 6, 400])]
+    assert cached == ([0, 96, 96, 0] if kind == "vllm" else [0, 99, 101, 3])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,12 +221,13 @@ async def test_n_samples_differ_and_are_numbered(kind: Kind) -> None:
         assert value["usage"]["completion_tokens"] == sum(map(len, ids))
 
 
+@FEW
 @given(prompts, st.integers(0, 100))
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stream_adds_up_to_the_whole(kind: Kind, prompt: list[int], seed: int) -> None:
     name = "seed" if kind == "vllm" else "sampling_seed"
     engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
-    whole = await ask(engine, prompt, 20, **{name: seed})
+    whole = await generate(engine, prompt, 20, **{name: seed})
     fields = {**body(kind, prompt, 20, **{name: seed}), "stream": True}
     raw = await send(engine, fields)
     assert raw.endswith(b"data: [DONE]\n\n")
@@ -240,9 +246,9 @@ async def test_a_stream_adds_up_to_the_whole(kind: Kind, prompt: list[int], seed
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [whole.finish]
 
 
-async def test_generate_says_what_completions_says() -> None:
+async def test_generate_returns_the_same_as_completions() -> None:
     engine = made("vllm", HashPolicy(VOCAB, eos_ids=EOS))
-    whole = await ask(engine, [1, 2, 3], 20, seed=4)
+    whole = await generate(engine, [1, 2, 3], 20, seed=4)
     params = {"max_tokens": 20, "seed": 4, "logprobs": 2}
     for stream in (False, True):
         fields = {"token_ids": [1, 2, 3], "sampling_params": params, "return_token_ids": True, "stream": stream}
@@ -262,10 +268,10 @@ async def test_sglang_reports_logprobs_at_the_temperature_and_vllm_raw() -> None
     reported = {}
     for kind, name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
         engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS))
-        said = await ask(engine, [4, 5], 20, temperature=2.0, **{name: 8})
-        rescored = (await score(engine, [4, 5, *said.ids]))[1:]
-        reported[kind] = said.ids
-        assert (rescored == said.logprobs) is (kind == "vllm")
+        answer = await generate(engine, [4, 5], 20, temperature=2.0, **{name: 8})
+        rescored = (await score(engine, [4, 5, *answer.ids]))[1:]
+        reported[kind] = answer.ids
+        assert (rescored == answer.logprobs) is (kind == "vllm")
     assert reported["vllm"] == reported["sglang"]
 
 
@@ -288,12 +294,12 @@ async def test_top_logprobs_hold_the_chosen_token(kind: Kind) -> None:
 async def test_engines_started_in_another_logprob_mode() -> None:
     for kind, name in zip(KINDS, ("seed", "sampling_seed"), strict=True):
         engine = made(kind, HashPolicy(VOCAB, eos_ids=EOS), raw_logprobs=kind == "sglang")
-        said = await ask(engine, [4, 5], 20, temperature=2.0, **{name: 8})
-        assert ((await score(engine, [4, 5, *said.ids]))[1:] == said.logprobs) is (kind == "sglang")
+        answer = await generate(engine, [4, 5], 20, temperature=2.0, **{name: 8})
+        assert ((await score(engine, [4, 5, *answer.ids]))[1:] == answer.logprobs) is (kind == "sglang")
 
 
 async def test_generate_needs_scale_out() -> None:
     engine = made("vllm", Replay([[5, 2]]), scale_out=False)
     response = await engine.handle("POST", "/inference/v1/generate", {}, b"{}")
     assert response.status == 403
-    assert (await ask(engine, [1])).ids == [5, 2]
+    assert (await generate(engine, [1])).ids == [5, 2]

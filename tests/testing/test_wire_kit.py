@@ -1,4 +1,4 @@
-"""A third party's wire is found by its entry point, scripted and read by the suite, exactly as ours are."""
+"""A third party's wire is found by its entry point, scripted and read by the suite, as ours are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from strands_tito.conformance.target import Connected, Target
+from strands_tito.conformance.target import ConnectedServer, Target
 from strands_tito.conformance.wire_log import Exchange, WireLog
 from strands_tito.conformance.wire_reading import generations
 from strands_tito.testing import Replay, WireKit, find_wire, installed_wires, scripted_engine, scripted_server
@@ -19,7 +19,7 @@ from support.scripted import BACKENDS
 
 TOY = """
 import json
-from strands_tito.conformance.wire_reading import Heard
+from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.testing.script import ScriptedRequest
 from strands_tito.testing.wire import Generation, WireResponse, json_response
 from strands_tito.testing.wire import WireKit
@@ -53,7 +53,7 @@ def read(exchange):
     sent, got = json.loads(exchange.sent), json.loads(exchange.got)
     if "most" not in sent:
         return None
-    return Heard("a", sent["ids"], sent, output=got["ids"], logprobs=got["logprobs"], finish=got["why"])
+    return WireGeneration("a", sent["ids"], sent, output_ids=got["ids"], logprobs=got["logprobs"], finish=got["why"])
 
 
 KIT = WireKit(read, ToyWire, cache_page=4)
@@ -64,7 +64,7 @@ POINTS = "[tito.wires]\ntoy = toy_wire:KIT\ntoy-read = toy_wire:READ_ALONE\ntoy-
 
 @pytest.fixture
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A third party's distribution, as an installer leaves it."""
+    """An installed third-party distribution."""
     info = tmp_path / "toy_wire-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-wire\nVersion: 1.0\n")
@@ -76,8 +76,8 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     find_wire.cache_clear()
 
 
-def connected(backend: str, log: WireLog | None) -> Connected:
-    return Connected(Target(backend, "http://scripted", None), cast(Any, None), cast(Any, None), log)
+def connected(backend: str, log: WireLog | None) -> ConnectedServer:
+    return ConnectedServer(Target(backend, "http://scripted", None), cast(Any, None), cast(Any, None), log)
 
 
 @pytest.mark.usefixtures("_installed")
@@ -90,9 +90,10 @@ def test_it_is_scripted_and_read() -> None:
     exchange = Exchange("POST", "/sample", {}, json.dumps(body).encode(), 200, bytearray(got.content), whole=True)
     wire = connected("toy", WireLog()).wire
     assert wire is not None
-    [heard] = generations(wire.read, [exchange, Exchange("POST", "/sample", {}, b"{}", 200, bytearray(b"{}"), True)])
-    assert (heard.prompt, heard.output, heard.finish) == ([1, 2, 3], [5, 6, 2], "stop")
-    assert heard.logprobs == got.json()["logprobs"]
+    other = Exchange("POST", "/sample", {}, b"{}", 200, bytearray(b"{}"), True)
+    [generation] = generations(wire.read, [exchange, other])
+    assert (generation.prompt_ids, generation.output_ids, generation.finish) == ([1, 2, 3], [5, 6, 2], "stop")
+    assert generation.logprobs == got.json()["logprobs"]
 
 
 @pytest.mark.usefixtures("_installed")

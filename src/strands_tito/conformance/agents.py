@@ -1,4 +1,4 @@
-"""A small agent loop that does to a history what Strands does, and what people do to it."""
+"""A small agent loop that does to a history what Strands and its users do."""
 
 from __future__ import annotations
 
@@ -37,37 +37,43 @@ TOOLS: list[Any] = [
         },
     },
 ]
-"""Specs of the tools that the agents have."""
-SYSTEMS = ("Be brief.", "You are an exact assistant.\nUse tools.", None)
+"""Specs of the agents' tools."""
+SYSTEM_PROMPTS = ("Be brief.", "You are an exact assistant.\nUse tools.", None)
 
 
 @dataclass
-class Life:
-    """One agent: its history, its opening, and its own channel to the model."""
+class SimulatedAgent:
+    """One agent.
+
+    Attributes:
+        messages: Its history.
+        system: Its system prompt.
+        model_state: Its `model_state` of Strands, which the model reads and writes.
+    """
 
     messages: list[Message] = field(default_factory=list)
-    system: str | None = SYSTEMS[0]
-    state: dict[str, Any] = field(default_factory=dict)
+    system: str | None = SYSTEM_PROMPTS[0]
+    model_state: dict[str, Any] = field(default_factory=dict)
 
-    def shown(self) -> list[Message]:
-        """Return the history as Strands hands it out: a deep copy."""
+    def copied_messages(self) -> list[Message]:
+        """Return a deep copy of the history, as Strands passes it to a model."""
         return copy.deepcopy(self.messages)
 
-    def history(self) -> list[str]:
-        """Return opening and messages as JSON each, in which 1, 1.0 and true differ."""
+    def fingerprint(self) -> list[str]:
+        """Return the system prompt and each message as JSON text, in which 1, 1.0 and true differ."""
         return [json.dumps(item, sort_keys=True) for item in (self.system, *self.messages)]
 
-    def pending(self) -> list[Any]:
-        """List the calls of the last answer, which no result has met."""
+    def pending_calls(self) -> list[Any]:
+        """Return the calls of the last answer that have no results yet."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             return []
-        return uses_of(self.messages[-1])
+        return tool_uses(self.messages[-1])
 
-    def hear(self, text: str, ask: Ask | None = None) -> None:
-        """Add what comes before the next answer: results of the calls that wait for them, else the user's words."""
-        calls = self.pending()
+    def add_input(self, text: str, ask: Ask | None = None) -> None:
+        """Add the input of the next answer: results of pending calls, or else a user text."""
+        calls = self.pending_calls()
         if calls:
-            results = [_result(call, text, ask or Ask()) for call in calls]
+            results = [_tool_result(call, text, ask or Ask()) for call in calls]
             blocks = results[::-1] if ask is not None and ask.reverse else results
         else:
             blocks = [{"text": text or "?"}]
@@ -76,39 +82,39 @@ class Life:
         else:
             self.messages.append({"role": "user", "content": blocks})
 
-    def uses(self) -> list[Any]:
-        """List every call of the history."""
-        return [use for message in self.messages for use in uses_of(message)]
+    def all_calls(self) -> list[Any]:
+        """Return every call of the history."""
+        return [use for message in self.messages for use in tool_uses(message)]
 
     def edit(self, at: int, text: str) -> None:
-        """Let a message that has words say others."""
+        """Replace the text of a message that has one."""
         message = self.messages[at % len(self.messages)]
         if any("text" in block for block in message["content"]):
             message["content"] = [{"text": text} if "text" in block else block for block in message["content"]]
 
     def drop_first(self, count: int) -> None:
-        """Let the oldest messages go, up to a user's own words."""
+        """Drop the oldest messages, then go on to the next user text."""
         del self.messages[:count]
-        while self.messages and not _is_words(self.messages[0]):
+        while self.messages and not _is_user_text(self.messages[0]):
             del self.messages[0]
 
     def drop_last(self, count: int) -> None:
-        """Let the latest messages go, and a call without results."""
+        """Drop the latest messages, and calls that lost their results."""
         del self.messages[max(0, len(self.messages) - count) :]
-        while self.messages and (self.messages[-1]["role"] == "assistant" and self.pending()):
+        while self.messages and (self.messages[-1]["role"] == "assistant" and self.pending_calls()):
             del self.messages[-1]
 
 
-def uses_of(message: Message) -> list[Any]:
-    """List the calls of one message."""
+def tool_uses(message: Message) -> list[Any]:
+    """Return the calls of one message."""
     return [block["toolUse"] for block in message["content"] if "toolUse" in block]
 
 
-def _is_words(message: Message) -> bool:
+def _is_user_text(message: Message) -> bool:
     return message["role"] == "user" and all("text" in block for block in message["content"])
 
 
-def _result(call: Any, text: str, ask: Ask) -> Any:
+def _tool_result(call: Any, text: str, ask: Ask) -> Any:
     content: dict[str, list[Any]] = {
         "text": [{"text": text}],
         "json": [{"json": {"value": text, "n": [1, 1.5, True, None]}}],
@@ -122,14 +128,19 @@ def _result(call: Any, text: str, ask: Ask) -> Any:
 
 @dataclass
 class Answer:
-    """What one call of the model brought: its message, and whether it came to its end."""
+    """The answer of one model call.
+
+    Attributes:
+        message: The message, as Strands would store it.
+        stop_reason: Strands' stop reason; None if the stream ended early.
+    """
 
     message: Message
-    reason: str | None
+    stop_reason: str | None
 
 
-async def listen(events: AsyncIterator[Any], stop: threading.Event | None = None) -> Answer:
-    """Put a stream of events together to the message that Strands would store."""
+async def collect_answer(events: AsyncIterator[Any], stop: threading.Event | None = None) -> Answer:
+    """Assemble a stream of events into the message that Strands would store."""
     blocks: list[Any] = []
     reason, text, use, thought = None, "", None, ""
     async for event in events:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 console = VisibleConsole()
 INTERRUPTED = 2
 """Exit status after Ctrl-C."""
-NOTHING_PLAYED = "Interrupted before anything was played."
+NOTHING_PLAYED = "Interrupted before the first conversation."
 
 
 def conformance(
@@ -35,40 +35,46 @@ def conformance(
     base_url: Annotated[str, typer.Option(help="Address of the server.")],
     tokenizer: Annotated[str, typer.Option(help="Name or folder of the model's tokenizer.")],
     profile: Annotated[str, typer.Option(help="quick, standard or deep.")] = "standard",
-    seed: Annotated[int, typer.Option(help="What is drawn is drawn from it.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="Folder for an HTML and a JSON report.", file_okay=False)] = None,
-    model: Annotated[str, typer.Option(help="Name of the model on the server; its first one by default.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the random conversations.")] = 0,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML and a JSON report to this folder.", file_okay=False)
+    ] = None,
+    model: Annotated[str, typer.Option(help="Name of the model on the server; its first model by default.")] = "",
     parser: Annotated[str, typer.Option(help="Tool-call format.")] = "auto",
     tolerance: Annotated[
         float,
         typer.Option(
-            help="Nats between a reported logprob and the server's own score: 0.001 in float32, 0.5 in bfloat16."
+            help="Largest difference between a logprob and the server's own score, in nats: 0.001 for float32, "
+            "0.5 for bfloat16."
         ),
     ] = 0.05,
-    seeds: Annotated[bool, typer.Option("--seeds", help="Hold the server to the seed of a request.")] = False,
+    seeds: Annotated[
+        bool, typer.Option("--seeds", help="Require that the server obeys the seed of a request.")
+    ] = False,
     experts: Annotated[
-        str, typer.Option(help="LAYERS,EXPERTS of a mixture, for a server that does not report them.")
+        str, typer.Option(help="LAYERS,EXPERTS of a mixture-of-experts model, for a server that does not report them.")
     ] = "",
     weights: Annotated[
         str,
-        typer.Option(help="Folder on the server whose weights it shall load, again and again. Changes the server!"),
+        typer.Option(help="Folder on the server with weights to load repeatedly. This changes the server."),
     ] = "",
-    against_backend: Annotated[str, typer.Option(help="Backend of a second server of the same weights.")] = "",
-    against_url: Annotated[str, typer.Option(help="Its address: both play one script, and shall say the same.")] = "",
-    replay: Annotated[Path | None, typer.Option(help="Play one conversation of a report.", dir_okay=False)] = None,
+    against_backend: Annotated[str, typer.Option(help="Backend of a second server with the same weights.")] = "",
+    against_url: Annotated[str, typer.Option(help="Address of a second server to compare with.")] = "",
+    replay: Annotated[
+        Path | None, typer.Option(help="Play only this conversation of a report.", dir_okay=False)
+    ] = None,
 ) -> None:
-    """Hold a server to every law, by playing agents on it. It changes nothing on the server, unless by --weights.
+    """Test whether a server gives token-exact rollouts. It changes nothing on the server, except with --weights.
 
-    With --against-url a second server of the same weights plays the same script: the ledgers, and greedy tokens up to a
-    near-tie, shall be equal.
+    With --against-url, two servers with the same weights play the same conversations, and their ledgers are compared.
 
-    The exit status is 0 when every law that applies holds, 1 when one is broken, 2 when it was interrupted (130 where
-    that was before it began, while Python loads it).
+    Exit status: 0 if every law that applies holds, 1 if one is broken, 2 after an interrupt (130 while Python is still
+    loading).
     """
     if importlib.util.find_spec("hypothesis") is None:
-        raise typer.BadParameter("the suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
+        raise typer.BadParameter("The suite needs Hypothesis: pip install 'strands-tito[conformance]'.")
     if not 0 <= tolerance < math.inf:
-        raise typer.BadParameter(f"--tolerance must be a number of nats, at least 0, not {tolerance}.")
+        raise typer.BadParameter(f"--tolerance must be a finite number of nats >= 0, not {tolerance}.")
     with Interrupts({signal.SIGINT: INTERRUPTED}, NOTHING_PLAYED) as interrupts:
         from strands_tito.conformance.profiles import PROFILES
         from strands_tito.conformance.report import print_report, write_files
@@ -87,13 +93,13 @@ def conformance(
             tolerance_nats=tolerance,
             seed=seed,
             seeds=seeds,
-            experts=_experts(experts),
+            experts=_parse_experts(experts),
             weights=weights or None,
         )
-        against = _second(target, against_backend, against_url)
+        against = _second_target(target, against_backend, against_url)
         if weights and against is not None:
-            raise typer.BadParameter("--weights changes one server: it cannot be held against another meanwhile.")
-        outcome = _played(target, PROFILES[profile], against, replay, interrupts)
+            raise typer.BadParameter("--weights and --against-url cannot be combined. Omit one of them.")
+        outcome = _play(target, PROFILES[profile], against, replay, interrupts)
         folder = report or Path("conformance")
         files = write_files(outcome, folder) if report is not None or outcome.moves else []
         again = ["tito", "conformance", "--backend", backend, "--base-url", base_url, "--tokenizer", tokenizer]
@@ -108,17 +114,17 @@ def conformance(
     sys.exit(0 if outcome.sound else 1)
 
 
-def _played(
+def _play(
     target: Target, profile: Profile, against: Target | None, replay: Path | None, interrupts: Interrupts
 ) -> Outcome:
-    """Play all of a profile, or one conversation; return what is known once that is over or interrupted."""
-    from strands_tito.conformance.player import TOKENS
+    """Play a whole profile, or one conversation. Return the result, also after an interrupt."""
+    from strands_tito.conformance.player import MAX_TOKENS
     from strands_tito.conformance.suite import Run
 
     moves = None if replay is None else read_moves(replay)
     if moves is None:
-        said = profile.sentence(TOKENS, weights=target.weights is not None, both=against is not None)
-        console.print(said, highlight=False)
+        size = profile.describe(MAX_TOKENS, weights=target.weights is not None, both=against is not None)
+        console.print(size, highlight=False)
     with stages_shown(console), _progress() as bar:
         task = bar.add_task("conversations", total=profile.conversations if moves is None else 1)
         run = Run(target, profile, lambda count: bar.update(task, completed=count), against=against, moves=moves)
@@ -136,31 +142,31 @@ def _expect_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise typer.BadParameter(f"--report {folder}: nothing can be written there: {error.strerror}.") from error
+        raise typer.BadParameter(f"--report: cannot write to {folder}: {error.strerror}.") from error
 
 
-def _experts(said: str) -> tuple[int, int] | None:
-    if not said:
+def _parse_experts(value: str) -> tuple[int, int] | None:
+    if not value:
         return None
-    parts = said.split(",")
+    parts = value.split(",")
     if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"--experts must be LAYERS,EXPERTS, such as 48,8, not {said!r}.")
+        raise typer.BadParameter(f"--experts must be LAYERS,EXPERTS, such as 48,8, not {value!r}.")
     return int(parts[0]), int(parts[1])
 
 
-def _second(target: Target, backend: str, url: str) -> Target | None:
+def _second_target(target: Target, backend: str, url: str) -> Target | None:
     if not backend and not url:
         return None
     if not url:
-        raise typer.BadParameter("--against-backend needs the second server's address: --against-url.")
+        raise typer.BadParameter("--against-backend needs an address. Pass --against-url too.")
     return replace(target, backend=backend or target.backend, base_url=url)
 
 
 def read_moves(path: Path) -> list[Any]:
-    """Read a conversation as a report writes it.
+    """Read a conversation from a report's JSON file.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: The file does not hold a conversation.
     """
     import msgspec
 
@@ -170,7 +176,7 @@ def read_moves(path: Path) -> list[Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[AnyMove])
     except (OSError, *UNREADABLE) as error:
-        raise typer.BadParameter(f"{path} holds no conversation of a report: {error}.") from error
+        raise typer.BadParameter(f"--replay: {path} is not a conversation.json of a report: {error}.") from error
 
 
 def _progress() -> Progress:

@@ -1,4 +1,4 @@
-"""The oracle of optional columns: what an answer says beside its tokens, and what the ledger keeps of it."""
+"""The oracle of optional columns: top logprobs, prompt logprobs, routed experts and sampling masks."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import struct
 from collections.abc import Iterator
 
 from strands_tito.conformance.oracle_turn import OracleTurn, Problem, float32
-from strands_tito.conformance.wire_reading import Heard
+from strands_tito.conformance.wire_reading import WireGeneration
 
 MASKED = -9999.0
-"""At or below it a logprob is none: vLLM's of a masked token, and SGLang's, float32's lowest."""
+"""A logprob at or below it is a sentinel: vLLM's of a masked token, and SGLang's, which is float32's lowest value."""
 
 
-def beside(turn: OracleTurn, said: Heard, path: int) -> Iterator[Problem]:
+def compare_columns(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
     """Compare a turn's optional columns with the wire.
 
     Args:
         turn: The turn.
-        said: Its answer.
-        path: Tokens before its delta.
+        answer: Its generation.
+        path_length: Tokens of the path before the turn's delta.
     """
     for name in turn.optional_outputs:
-        if name not in turn.columns and said.output:
-            yield _CHECKS[name], f"{name} was wanted, and the turn has none."
+        if name not in turn.columns and answer.output_ids:
+            yield _CHECKS[name], f"{name} was requested, but the turn does not have it."
     if "top_ids" in turn.columns and "top_logprobs" in turn.columns:
-        yield from _top(turn, said)
+        yield from _compare_top(turn, answer)
     if "prompt_logprobs" in turn.columns:
-        yield from _prompt(turn, said, path)
+        yield from _compare_prompt(turn, answer, path_length)
     if "routed_experts" in turn.columns:
-        yield from _experts(turn, said, path)
+        yield from _compare_experts(turn, answer, path_length)
     if "sampling_mask" in turn.columns:
-        yield from _masks(turn, said)
+        yield from _compare_masks(turn, answer)
 
 
 _CHECKS = {
@@ -45,74 +45,69 @@ _CHECKS = {
 }
 
 
-def _top(turn: OracleTurn, said: Heard) -> Iterator[Problem]:
-    start, ids = turn.columns["top_ids"]
-    at, values = turn.columns["top_logprobs"]
-    if (start, at, len(ids)) != (len(said.prompt), len(said.prompt), len(said.output)):
-        yield (
-            "top",
-            f"the likeliest of {len(ids)} tokens from {start} on, of {len(said.output)} after {len(said.prompt)}.",
-        )
+def _compare_top(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
+    ids_start, ids = turn.columns["top_ids"]
+    values_start, values = turn.columns["top_logprobs"]
+    first, count = len(answer.prompt_ids), len(answer.output_ids)
+    if (ids_start, values_start, len(ids)) != (first, first, count):
+        yield "top", f"top_logprobs cover {len(ids)} tokens from {ids_start}, expected {count} from {first}."
         return
     for place, (row, logprobs) in enumerate(zip(ids, values, strict=True)):
-        heard = (said.top or [])[place] if place < len(said.top or ()) else []
-        real = {token: value for token, value in heard if value is not None and value > MASKED}
+        reported = (answer.top_logprobs or [])[place] if place < len(answer.top_logprobs or ()) else []
+        real = {token: value for token, value in reported if value is not None and value > MASKED}
         best = sorted(real.items(), key=lambda pair: (-pair[1], pair[0]))[: len(row)]
         expected = [(token, float32(value)) for token, value in best]
         found = [pair for pair in zip(row, logprobs, strict=True) if pair[0] != -1]
         if found != expected:
-            yield "top", f"output token {place} has the likeliest {found}, the answer says {expected}."
-        chosen, own = said.output[place], said.logprobs[place]
+            yield "top", f"output token {place} has the top logprobs {found}, the response has {expected}."
+        sampled, own = answer.output_ids[place], answer.logprobs[place]
         least = min((value for _, value in best), default=math.inf)
-        if chosen not in dict(best) and (own is None or own > least + 1e-4):
-            yield "top", f"output token {place} has logprob {own}, and is not among the likeliest {expected}."
+        if sampled not in dict(best) and (own is None or own > least + 1e-4):
+            yield "top", f"output token {place} has logprob {own}, but is missing in its top logprobs {expected}."
 
 
-def _prompt(turn: OracleTurn, said: Heard, path: int) -> Iterator[Problem]:
+def _compare_prompt(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
     start, values = turn.columns["prompt_logprobs"]
-    first = max(path, 1)
-    if (start, len(values)) != (first, len(said.prompt) - first):
-        yield (
-            "scored",
-            f"prompt logprobs are of {start} to {start + len(values)}, of {first} to {len(said.prompt)} wanted.",
-        )
+    first, end = max(path_length, 1), len(answer.prompt_ids)
+    if (start, len(values)) != (first, end - first):
+        yield "scored", f"prompt logprobs cover tokens {start} to {start + len(values)}, expected {first} to {end}."
         return
-    heard = said.scored[len(said.scored) - len(values) :] if values else []
-    if [token for token, _ in heard] != said.prompt[first:]:
-        yield "scored", "the answer's prompt logprobs are of other tokens than were sent."
-    if [float32(value) for _, value in heard] != values:
-        yield "scored", "the ledger's prompt logprobs differ from the answer's."
+    reported = answer.prompt_logprobs[len(answer.prompt_logprobs) - len(values) :] if values else []
+    if [token for token, _ in reported] != answer.prompt_ids[first:]:
+        yield "scored", "the response's prompt logprobs belong to other tokens than the sent prompt."
+    if [float32(value) for _, value in reported] != values:
+        yield "scored", "the ledger's prompt logprobs differ from the response's."
 
 
-def _experts(turn: OracleTurn, said: Heard, path: int) -> Iterator[Problem]:
+def _compare_experts(turn: OracleTurn, answer: WireGeneration, path_length: int) -> Iterator[Problem]:
     start, rows = turn.columns["routed_experts"]
-    first = max(path - 1, 0)
-    whole = len(said.prompt) + len(said.output) - 1
-    if (start, start + len(rows)) != (first, whole):
-        yield "routed", f"experts are of tokens {start} to {start + len(rows)}, expected {first} to {whole}."
+    first = max(path_length - 1, 0)
+    end = len(answer.prompt_ids) + len(answer.output_ids) - 1
+    if (start, start + len(rows)) != (first, end):
+        yield "routed", f"experts cover tokens {start} to {start + len(rows)}, expected {first} to {end}."
         return
-    numbers = _numbers(said.experts or "")
+    reported = _integers(answer.routed_experts or "")
     own = [value for row in rows for layer in row for value in layer]
-    if len(own) == 0 or numbers[len(numbers) - len(own) :] != own:
-        yield "routed", "the ledger's experts differ from the answer's."
+    if len(own) == 0 or reported[len(reported) - len(own) :] != own:
+        yield "routed", "the ledger's experts differ from the response's."
 
 
-def _masks(turn: OracleTurn, said: Heard) -> Iterator[Problem]:
+def _compare_masks(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
     start, rows = turn.columns["sampling_mask"]
-    kept = [[token for token in row if token != -1] for row in rows]
-    if start != len(said.prompt) or kept != (said.masks or []):
-        yield "left", "the ledger's sampling mask differs from the answer's."
-    for place, (token, row) in enumerate(zip(said.output, kept, strict=False)):
-        if token not in row:
-            yield "left", f"output token {place} is not among the {len(row)} that were left."
-    limit = int(said.sampling.get("top_k") or 0)
-    most = max(map(len, kept), default=0)
-    if 0 < limit < most:
-        yield "left", f"{most} tokens were left where top_k was {limit}."
+    masks = [[token for token in row if token != -1] for row in rows]
+    if start != len(answer.prompt_ids) or masks != (answer.sampling_masks or []):
+        yield "left", "the ledger's sampling mask differs from the response's."
+    for place, (token, mask) in enumerate(zip(answer.output_ids, masks, strict=False)):
+        if token not in mask:
+            yield "left", f"output token {place} is not in its sampling mask of {len(mask)} tokens."
+    top_k = int(answer.sampling.get("top_k") or 0)
+    largest = max(map(len, masks), default=0)
+    if 0 < top_k < largest:
+        yield "left", f"a sampling mask has {largest} tokens, but top_k was {top_k}."
 
 
-def _numbers(text: str) -> list[int]:
-    """Read base64: a `.npy` of whole numbers, or bare int32."""
+def _integers(text: str) -> list[int]:
+    """Decode base64 of a `.npy` file of integers, or of bare int32."""
     raw = base64.b64decode(text)
     kind = "i"
     if raw.startswith(b"\x93NUMPY"):

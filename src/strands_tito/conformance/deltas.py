@@ -1,12 +1,12 @@
-"""Law 7 on each turn: what it added to the prompt is the template's own rendering of the history."""
+"""Law 7 on each turn: the delta is the template's own rendering of the history."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strands_tito.conformance.agents import TOOLS, Life
+from strands_tito.conformance.agents import TOOLS, SimulatedAgent
 from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.rendering import apart
+from strands_tito.conformance.rendering import differing_excerpts
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.ledger import Draft, Turn
 from tito_core.ledger.turn import Finish
@@ -16,57 +16,59 @@ if TYPE_CHECKING:
     from strands_tito.conformance.player import Player
 
 
-def rendered(player: Player, life: Life, turn: Turn) -> None:
-    """Hold what a turn added to the prompt to the template's own rendering of the whole history."""
+def check_rendering(player: Player, agent: SimulatedAgent, turn: Turn) -> None:
+    """Compare a turn's delta with the template's own rendering of the whole history."""
     tally, renderer = player.tally, player.renderer
-    if any(use["name"] == MALFORMED_CALL for use in life.uses()):
-        tally.skip("rendering", "The history holds a malformed call, whose feedback is the client's.")
+    if any(use["name"] == MALFORMED_CALL for use in agent.all_calls()):
+        tally.skip("rendering", "The history holds a malformed call, whose feedback the client writes.")
         return
-    whole = renderer.text(life.messages, life.system, TOOLS)
+    whole = renderer.text(agent.messages, agent.system, TOOLS)
     if whole is None:
         tally.skip("rendering", "The template refuses the history.")
         return
     ids, parent = turn.draft.prompt_ids.tolist(), turn.parent
-    spelled = renderer.spell(ids)
+    delta = renderer.decode(ids)
     before = None if parent is None else player.model.ledger[parent].draft
-    if not whole.endswith(spelled) and not renderer.survives(life.messages, life.system):
+    if not whole.endswith(delta) and not renderer.survives(agent.messages, agent.system):
         tally.skip("rendering", "The tokenizer does not decode what it encodes.")
         return
-    where = f"turn {turn.index}: the prompt's new part {spelled[-200:]!r}"
-    closer = player.connected.policy.template.closer_id
-    if before is not None and (what := _cut_off_in(before)) is not None:
-        spell_closer = renderer.spell([closer])
-        tags = renderer.reasoning(spell_closer) if what == "reasoning" else renderer.call(spell_closer)
+    where = f"turn {turn.index}: the delta {delta[-200:]!r}"
+    closer_id = player.server.policy.template.closer_id
+    if before is not None and (part := _truncated_part(before)) is not None:
+        closer = renderer.decode([closer_id])
+        tags = renderer.reasoning_tags(closer) if part == "reasoning" else renderer.call_tags(closer)
         if tags is None:
-            tally.skip("rendering", f"The template does not show how it closes {what} that was cut off.")
+            tally.skip("rendering", f"The template does not show how it closes truncated {part}.")
             return
         if tags[2]:
-            ids_of_tags = [renderer.ids(tag) for tag in tags[:2]]
-            _still_open(before.output_ids.tolist(), ids_of_tags, f"{where} closes {what}", tally)
-        tally.hold("rendering", spelled.startswith(tags[2]), f"{where} does not close {what} with {tags[2]!r}.")
-        spelled = spelled.removeprefix(tags[2])  # what is closed stands in the answer, where a template may hide it
-    end = whole if before is None else whole[-len(spelled) :]
-    mine, others = apart(spelled, end)
-    tally.hold("rendering", end == spelled, f"{where} says {mine!r} where the template says {others!r}.")
-    stem = whole[: len(whole) - len(spelled)]
+            tag_ids = [renderer.encode(tag) for tag in tags[:2]]
+            _check_still_open(before.output_ids.tolist(), tag_ids, f"{where} closes {part}", tally)
+        tally.require("rendering", delta.startswith(tags[2]), f"{where} does not close {part} with {tags[2]!r}.")
+        delta = delta.removeprefix(tags[2])  # the closed part belongs to the answer, which a template may hide
+    end = whole if before is None else whole[-len(delta) :]
+    own, expected = differing_excerpts(delta, end)
+    tally.require("rendering", end == delta, f"{where} has {own!r} where the template writes {expected!r}.")
+    stem = whole[: len(whole) - len(delta)]
     closed = ""
-    if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer:
-        closed = renderer.spell([closer])
-        tally.hold("rendering", stem.endswith(closed), f"{where} does not go on where the answer ended.")
-    if renderer.is_plain(life.messages, life.system) and (closed or before is None):
-        own = renderer.ids(closed + spelled)[-len(ids) :]
-        tally.hold("tokens", own == ids, f"{where} is encoded as {ids}, by the tokenizer as {own}.")
+    if before is not None and len(before.output_ids) and int(before.output_ids[-1]) == closer_id:
+        closed = renderer.decode([closer_id])
+        tally.require("rendering", stem.endswith(closed), f"{where} does not continue where the answer ended.")
+    if renderer.is_plain(agent.messages, agent.system) and (closed or before is None):
+        expected_ids = renderer.encode(closed + delta)[-len(ids) :]
+        tally.require(
+            "tokens", expected_ids == ids, f"{where} has the ids {ids}, but the tokenizer encodes it as {expected_ids}."
+        )
     else:
-        tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was cut off.")
+        tally.skip("tokens", "Messages spell a control token or a bracket, or the answer was truncated.")
 
 
 def ended_in_reasoning(draft: Draft) -> bool:
-    """Return whether a stop token ended an answer in its reasoning; a stop string, which is no token, cuts it off."""
+    """Return whether a stop token ended an answer inside its reasoning. A stop string counts as a truncation."""
     return draft.finish == Finish.STOP and not isinstance(draft.stop, str) and not draft.reasoning_closed
 
 
-def _cut_off_in(draft: Draft) -> str | None:
-    """Return what the ledger says that an answer was cut off in, where the client has to close that."""
+def _truncated_part(draft: Draft) -> str | None:
+    """Return the part of an answer that was truncated and that the client must close: reasoning, a call or None."""
     if not (draft.finish.cut_off or isinstance(draft.stop, str)):
         return None
     if not draft.reasoning_closed:
@@ -74,9 +76,9 @@ def _cut_off_in(draft: Draft) -> str | None:
     return "a call" if draft.calls and draft.calls[-1].status == CallStatus.TRUNCATED else None
 
 
-def _still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally) -> None:
-    """Look whether it was, where tags are tokens."""
+def _check_still_open(output: list[int], tags: list[list[int]], closes: str, tally: Tally) -> None:
+    """Check that the answer had not closed the part itself. Only possible where both tags are single tokens."""
     if all(len(tag) == 1 for tag in tags):
         (begin,), (end,) = tags
         last = next((token for token in reversed(output) if token in (begin, end)), begin)
-        tally.hold("rendering", last == begin, f"{closes} that the answer had closed.")
+        tally.require("rendering", last == begin, f"{closes}, which the answer had closed already.")

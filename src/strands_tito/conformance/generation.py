@@ -1,7 +1,7 @@
-"""Conversations that Hypothesis draws, until one breaks a law, and that one made smaller.
+"""Random conversations from Hypothesis, until one breaks a law, and the search for a smaller one.
 
-Smaller means fewer moves, and plainer ones, that break the same check. Hypothesis would try hundreds of conversations,
-which a real server takes an hour for; a few dozen show a person enough.
+A smaller conversation has fewer and plainer moves and breaks the same check. Hypothesis' own shrinking would try
+hundreds of conversations, which takes an hour on a real server; a few dozen are enough here.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from strands_tito.conformance import closing
+from strands_tito.conformance import final_checks
 from strands_tito.conformance.laws import BrokenLawError
-from strands_tito.conformance.playing import Playing, Stage, can_force
 from strands_tito.conformance.profiles import Profile
+from strands_tito.conformance.servers import Conversation, Servers, can_force
 from strands_tito.testing import strategies
 from strands_tito.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
@@ -26,36 +26,37 @@ from tito_core.ledger import LawViolationError
 
 
 @dataclass(frozen=True)
-class Found:
-    """What ended the play, and the conversation that shows it."""
+class Failure:
+    """An error that ended the run, and the conversation that raised it."""
 
     error: BaseException
     moves: tuple[Move, ...]
 
 
 @dataclass
-class Drawn:
-    """A play of drawn conversations.
+class RandomConversations:
+    """Plays random conversations.
 
     Attributes:
-        stage: Where.
-        profile: How much.
-        seed: What is drawn is drawn from it.
-        runner: The event loop.
-        progress: Told after each conversation how many there were.
-        found: Whatever went wrong.
+        servers: The servers under test.
+        profile: How many conversations, and how long.
+        seed: Seed of the random moves.
+        runner: Runs the event loop.
+        progress: Called after each conversation with the number of conversations so far.
+        failures: Failures so far.
+        conversations: Conversations so far.
     """
 
-    stage: Stage
+    servers: Servers
     profile: Profile
     seed: int
     runner: StoppableRunner
     progress: Callable[[int], None]
-    found: list[Found] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     conversations: int = 0
 
-    def play(self) -> Found | None:
-        """Play all; return a conversation that went wrong, or None."""
+    def play(self) -> Failure | None:
+        """Play all conversations. Return the shortest one that failed, or None."""
         chosen = settings(
             max_examples=self.profile.conversations,
             stateful_step_count=self.profile.moves,
@@ -67,30 +68,30 @@ class Drawn:
             report_multiple_bugs=False,
         )
         try:
-            run_state_machine_as_test(hypothesis.seed(self.seed)(_machine(self)), settings=chosen)
+            run_state_machine_as_test(hypothesis.seed(self.seed)(_state_machine(self)), settings=chosen)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return min(self.found, key=lambda each: len(each.moves)) if self.found else Found(error, ())
+            return min(self.failures, key=lambda each: len(each.moves)) if self.failures else Failure(error, ())
         return None
 
 
-def _machine(drawn: Drawn) -> type[RuleBasedStateMachine]:
-    stage = drawn.stage
-    tokenizer = stage.connected.policy.tokenizer
+def _state_machine(run: RandomConversations) -> type[RuleBasedStateMachine]:
+    servers = run.servers
+    tokenizer = servers.server.policy.tokenizer
     moves = strategies.moves(
-        closing.controls_of(tokenizer),
+        final_checks.control_strings(tokenizer),
         lambda text: str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))) == text,
-        can_force=can_force(stage.connected),
-        by_chance=stage.by_chance,
-        reloads=stage.reloads,
+        can_force=can_force(servers.server),
+        by_chance=servers.nondeterministic,
+        reloads=servers.updates_weights,
     )
-    openings = strategies.openings(streams=stage.can_stream, wants=stage.wants)
+    openings = strategies.openings(streams=servers.can_stream, wants=servers.available_outputs)
 
-    class Conversation(RuleBasedStateMachine):
+    class ConversationMachine(RuleBasedStateMachine):
         """One conversation: each step is one move."""
 
-        playing: Playing
+        conversation: Conversation
 
         def __init__(self) -> None:
             super().__init__()
@@ -100,76 +101,76 @@ def _machine(drawn: Drawn) -> type[RuleBasedStateMachine]:
         @initialize(opening=openings)
         def begin(self, opening: list[Opening]) -> None:
             self.moves += opening
-            self.playing = stage.begin(opening)
+            self.conversation = servers.begin(opening)
 
         @rule(move=moves)
         def step(self, move: Any) -> None:
             self.moves.append(move)
-            self._held(self.playing.play(move))
+            self._run(self.conversation.play(move))
 
         def teardown(self) -> None:
-            if self.failed or not hasattr(self, "playing"):
+            if self.failed or not hasattr(self, "conversation"):
                 return
-            self._held(self.playing.close())
-            drawn.conversations += 1
-            drawn.progress(drawn.conversations)
+            self._run(self.conversation.close())
+            run.conversations += 1
+            run.progress(run.conversations)
 
-        def _held(self, work: Any) -> None:
+        def _run(self, work: Any) -> None:
             try:
-                drawn.runner.run(work)
+                run.runner.run(work)
             except Exception as error:
                 self.failed = True
-                broken = refused_as_law(error)
-                drawn.found.append(Found(broken, tuple(self.moves)))
+                broken = as_broken_law(error)
+                run.failures.append(Failure(broken, tuple(self.moves)))
                 if broken is error:
                     raise
                 raise broken from error
 
-    return Conversation
+    return ConversationMachine
 
 
-def refused_as_law(error: Exception) -> Exception:
-    """Return what the client refused, in a server's answer or in its own ledger, as the law that it breaks."""
+def as_broken_law(error: Exception) -> Exception:
+    """Convert an error that names a law, because the client refused a response or its ledger, to `BrokenLawError`."""
     refused = isinstance(error, BackendError | LawViolationError) and str(error).startswith("Law ")
     return BrokenLawError("refused", str(error)) if refused else error
 
 
 Play = Callable[[tuple[Move, ...]], BrokenLawError | None]
-"""Plays a conversation; returns the law that it breaks, or None."""
-MOST_TRIES = 60
-"""Conversations that are tried at most."""
+"""Plays a conversation, and returns the law that it breaks, or None."""
+MAX_TRIES = 60
+"""Default limit of conversations that `shrink_moves` plays."""
 
 
 def shrink_moves(
-    broken: BrokenLawError, moves: tuple[Move, ...], play: Play, tries: int = MOST_TRIES
+    broken: BrokenLawError, moves: tuple[Move, ...], play: Play, tries: int = MAX_TRIES
 ) -> Iterator[tuple[BrokenLawError, tuple[Move, ...]]]:
-    """Look for smaller and smaller conversations that break the same check.
+    """Search for smaller and smaller conversations that break the same check.
 
     Args:
-        broken: What was found.
-        moves: The conversation that shows it.
-        play: Plays another one.
-        tries: How many are tried at most.
+        broken: The law that was broken.
+        moves: The conversation that breaks it.
+        play: Plays another conversation.
+        tries: Largest number of conversations to play.
 
     Yields:
-        What each that is found breaks, and that conversation; the last one is the smallest.
+        The broken law and the conversation, for each smaller one. The last one is the smallest.
     """
-    going = True
-    while going:
-        going = False
+    improved = True
+    while improved:
+        improved = False
         for candidate in _candidates(moves):
             if tries == 0:
                 return
             tries -= 1
             found = play(candidate)
             if found is not None and found.check is broken.check:
-                moves, going = candidate, True
+                moves, improved = candidate, True
                 yield found, moves
                 break
 
 
 def _candidates(moves: tuple[Move, ...]) -> Iterator[tuple[Move, ...]]:
-    """Yield what is smaller, that which leaves out most first."""
+    """Yield smaller conversations, the smallest first."""
     size = len(moves) // 2
     while size:
         for start in range(0, len(moves), size):

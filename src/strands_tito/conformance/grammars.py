@@ -1,4 +1,4 @@
-"""Moves under a grammar: a call that is forced, and an answer of a given shape."""
+"""Moves under a grammar: forced tool calls, and structured outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 from pydantic import BaseModel, Field
 
-from strands_tito.conformance.agents import TOOLS, Life, uses_of
+from strands_tito.conformance.agents import TOOLS, SimulatedAgent, tool_uses
 from strands_tito.testing import moves as m
 from tito_core.backend.errors import BadRequestError
 from tito_core.ledger import Finish
@@ -17,67 +17,68 @@ from tito_core.turn.inputs import UnsupportedToolChoiceError
 if TYPE_CHECKING:
     from strands_tito.conformance.player import Player
 
-TOKENS = 200
-"""Most tokens of an answer under a grammar, which ends by itself."""
+MAX_TOKENS = 200
+"""Limit of an answer under a grammar, which ends by itself."""
 
 
 class Shaped(BaseModel):
-    """What an answer of a given shape holds."""
+    """The structured output that is requested. Its name is part of the request."""
 
     word: str = Field(pattern="^[a-z]{1,8}$")
     count: int = Field(ge=0, le=99)
 
 
-async def forced(player: Player, life: Life, move: m.Force) -> None:
-    """Force a call, and hold it to the tool's schema."""
+async def play_forced_call(player: Player, agent: SimulatedAgent, move: m.Force) -> None:
+    """Force a call, and check it against the tool's schema."""
     tally = player.tally
-    life.hear(move.text)
+    agent.add_input(move.text)
     tool = TOOLS[len(move.text) % len(TOOLS)]
     choice: Any = {"tool": {"name": tool["name"]}} if move.named else {"any": {}}
-    player.choose(max_new_tokens=TOKENS, temperature=1.0)
+    player.set_sampling(max_new_tokens=MAX_TOKENS, temperature=1.0)
     try:
-        answer = await player.turn(life, tool_choice=choice)
+        answer = await player.run_turn(agent, tool_choice=choice)
     except (UnsupportedToolChoiceError, BadRequestError) as error:
         tally.skip("forced", _first_line(error))
-        life.messages.pop()
+        agent.messages.pop()
         return
     draft = player.model.ledger[-1].draft
     if answer is None or draft.finish == Finish.LENGTH:
-        tally.skip("forced", "The call was longer than the tokens allowed.")
+        tally.skip("forced", "The call was longer than the token limit.")
         return
-    uses = uses_of(answer.message)
+    uses = tool_uses(answer.message)
     names = [each["name"] for each in TOOLS]
-    problem = f"turn {len(player.model.ledger) - 1} was forced to call {choice}, and says {answer.message['content']}."
-    tally.hold("forced", bool(uses) and all(use["name"] in names for use in uses), problem)
+    index = len(player.model.ledger) - 1
+    problem = f"turn {index} was forced to call {choice}, but its content is {answer.message['content']}."
+    tally.require("forced", bool(uses) and all(use["name"] in names for use in uses), problem)
     if move.named:
-        tally.hold("forced", {use["name"] for use in uses} == {tool["name"]}, problem)
+        tally.require("forced", {use["name"] for use in uses} == {tool["name"]}, problem)
     for use in uses:
         schema = TOOLS[names.index(use["name"])]["inputSchema"]["json"]
-        sound = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
-        tally.hold("forced", sound, problem)
+        valid = jsonschema.Draft202012Validator(schema).is_valid(use["input"])
+        tally.require("forced", valid, problem)
 
 
-async def shaped(player: Player, life: Life, move: m.Shape) -> None:
-    """Give an answer a shape, and read it."""
+async def play_structured_output(player: Player, agent: SimulatedAgent, move: m.Shape) -> None:
+    """Request a structured output, and validate it."""
     tally = player.tally
-    life.hear(move.text)
-    player.choose(max_new_tokens=TOKENS, temperature=1.0)
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=MAX_TOKENS, temperature=1.0)
     try:
-        answer = await player.turn(life, structured_output_model=Shaped)
+        answer = await player.run_turn(agent, structured_output_model=Shaped)
     except BadRequestError as error:
         tally.skip("shaped", _first_line(error))
-        life.messages.pop()
+        agent.messages.pop()
         return
     if answer is None or player.model.ledger[-1].draft.finish == Finish.LENGTH:
-        tally.skip("shaped", "The answer was longer than the tokens allowed.")
+        tally.skip("shaped", "The answer was longer than the token limit.")
         return
     text = "".join(block.get("text", "") for block in answer.message["content"])
     try:
         Shaped.model_validate_json(text)
-        sound = True
+        valid = True
     except ValueError:
-        sound = False
-    tally.hold("shaped", sound, f"{text!r} has not the shape {json.dumps(Shaped.model_json_schema())}.")
+        valid = False
+    tally.require("shaped", valid, f"{text!r} does not match the schema {json.dumps(Shaped.model_json_schema())}.")
 
 
 def _first_line(error: Exception) -> str:

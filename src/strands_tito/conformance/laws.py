@@ -1,4 +1,4 @@
-"""The checks: which law each stands for, and how often it was made, held, or could not be made."""
+"""The checks: which law each belongs to, and how often it passed, failed or could not run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAWS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that is held to a law.
+    """One property that a law demands.
 
     Attributes:
         name: Short and unique.
@@ -40,63 +40,65 @@ class Check:
 
 
 _ALL = (
-    Check("prompt", 1, "Each prompt is its parent's prompt and completion and then the delta, as sent."),
-    Check("ledger", 2, "All that a ledger alone can answer holds: `check_ledger`."),
-    Check("alignment", 2, "A trajectory has a logprob exactly on the tokens of answers, the one that was reported."),
+    Check("prompt", 1, "Each prompt is its parent's prompt and completion, then the delta, as sent."),
+    Check("ledger", 2, "`check_ledger` finds nothing: every law that needs the ledger alone."),
+    Check("alignment", 2, "A trajectory has the reported logprob on each sampled token, and no other logprob."),
     Check("trajectory", 3, "A trajectory is the path of its last turn, token for token."),
     Check("mask", 3, "Each sampled token is trained once over all trajectories, and no other token is."),
-    Check("answers", 4, "Each turn comes from exactly one whole answer."),
+    Check("answers", 4, "Each turn comes from exactly one complete response."),
     Check("echo", 4, "The server read the prompt that was sent."),
-    Check("output", 4, "The ledger holds the ids of the answer."),
-    Check("logprobs", 4, "The ledger holds the answer's logprobs, each of its own token."),
-    Check("usage", 4, "The server counts the tokens that there are."),
-    Check("cached", 4, "Cached tokens are tokens of the prompt."),
-    Check("finish", 4, "Why an answer ended agrees with its last tokens and with what was asked for."),
-    Check("top", 4, "The likeliest tokens are the answer's; the sampled one is among them, or less likely than all."),
-    Check(
-        "scored", 4, "Logprobs of the prompt are the answer's, of the prompt's own tokens, and as the server scores."
-    ),
-    Check("routed", 4, "Each token but the last has the experts that the answer tells, and tells again."),
-    Check("left", 4, "A sampling mask is the answer's, no larger than top_k, and holds the sampled token."),
-    Check("text", 4, "The ids spell the text beside them."),
-    Check("refused", 4, "The client refuses no answer of the server."),
-    Check("stopped", 4, "An answer ends with the stop string that was asked for, and holds none before."),
+    Check("output", 4, "The ledger holds the ids of the response."),
+    Check("logprobs", 4, "The ledger holds the response's logprobs, each of its own token."),
+    Check("usage", 4, "The server's token counts are correct."),
+    Check("cached", 4, "The cached tokens are at most the prompt's tokens."),
+    Check("finish", 4, "The finish reason agrees with the last tokens and with the request."),
+    Check("top", 4, "The top logprobs are the response's and contain the sampled token, unless it is less likely."),
+    Check("scored", 4, "Prompt logprobs are the response's, of the prompt's tokens, and equal the server's score."),
+    Check("routed", 4, "Each token but the last has the response's experts, and the same ones on a second read."),
+    Check("left", 4, "A sampling mask is the response's, at most top_k large, and contains the sampled token."),
+    Check("text", 4, "The response's text is what its ids decode to."),
+    Check("refused", 4, "The client refuses no response of the server."),
+    Check("stopped", 4, "An answer that ends with a stop string contains it once, at its end."),
     Check("seeded", 4, "The same seed gives the same tokens, up to a near-tie."),
     Check("obeyed", 4, "The server obeys top_k, ignore_eos, min_new_tokens and stop ids."),
-    Check("rescored", 4, "The server scores the sampled tokens as it reported them."),
+    Check("rescored", 4, "The server's score of the sampled tokens equals the reported logprobs."),
     Check("repeatable", 4, "The same greedy request gives the same tokens, up to a near-tie."),
-    Check("alone", 4, "A greedy answer is the same beside other requests, up to a near-tie."),
+    Check("alone", 4, "A greedy answer is the same alone and among other requests, up to a near-tie."),
     Check("lost", 5, "Every answer is a turn, unless it was cancelled."),
-    Check("cancelled", 5, "A turn that was cancelled leaves no trace, and the next one is sound."),
-    Check("inert", 6, "No control token comes from what messages say."),
-    Check("rendering", 7, "What a turn adds to the prompt is how the template's own rendering of the history ends."),
-    Check("tokens", 7, "It is encoded as the tokenizer encodes it, where messages spell no control token."),
-    Check("parent", 8, "A turn follows the latest turn whose history its own begins with."),
-    Check("forced", 9, "A call that a grammar forces is sound, of that tool, and valid by its schema."),
-    Check("shaped", 9, "An answer of a given shape has it."),
-    Check("constrained", 9, "What was sampled under a grammar is marked so, and nothing else."),
-    Check("versions", 10, "Weight versions tile each completion as the server says them."),
-    Check("changed", 10, "Weights that change under an answer are named for the tokens that each sampled."),
-    Check("live", 10, "After a change of weights an answer names the new ones alone."),
-    Check("semantics", 11, "What the logprobs mean was measured."),
-    Check("saved", 12, "A ledger comes back from JSON and from a file as it was."),
-    Check("ledgers", 13, "Two servers give one ledger, apart from the engine's record and the logprobs' last digits."),
+    Check("cancelled", 5, "A cancelled turn leaves no trace, and the next one is complete."),
+    Check("inert", 6, "No control token comes from message content."),
+    Check("rendering", 7, "The delta is the end of the template's own rendering of the history."),
+    Check("tokens", 7, "The delta's ids are the tokenizer's own, where messages spell no control token."),
+    Check("parent", 8, "A turn's parent is the latest turn whose history its own history starts with."),
+    Check("forced", 9, "A forced call is well formed, of the forced tool, and valid by its schema."),
+    Check("shaped", 9, "A structured output matches its schema."),
+    Check("constrained", 9, "Exactly the turns that were sampled under a grammar are marked as constrained."),
+    Check("versions", 10, "Weight versions tile each completion as the server reports them."),
+    Check("changed", 10, "After a weight update during an answer, each token has the version that sampled it."),
+    Check("live", 10, "After a weight update, new answers report the new version alone."),
+    Check("semantics", 11, "The meaning of the logprobs was measured."),
+    Check("saved", 12, "A ledger that is written to JSON or a file and read again is unchanged."),
+    Check("ledgers", 13, "Two servers give equal ledgers, except the engine's record and the logprobs' last digits."),
     Check("greedy", 13, "Two servers give the same greedy ids, up to a near-tie."),
     Check("agreed", 13, "Two servers give equal tokens the same logprobs, within the tolerance."),
 )
-OF_PARITY = ("ledgers", "greedy", "agreed")
+PARITY_CHECKS = ("ledgers", "greedy", "agreed")
 """Checks that need a second server."""
-OF_WEIGHTS = ("changed", "live")
-"""Checks that need leave to change weights."""
-OF_COLUMNS = {
+WEIGHT_CHECKS = ("changed", "live")
+"""Checks that need permission to change the server's weights."""
+COLUMN_CHECKS = {
     "top": "top_logprobs",
     "scored": "prompt_logprobs",
     "routed": "routed_experts",
     "left": "sampling_mask",
 }
-"""Checks of what is wanted beside, with what is wanted."""
-OF_ONE = ("semantics", "obeyed", "seeded", "repeatable", "alone", "cancelled", *OF_COLUMNS, *OF_WEIGHTS)
-"""Checks that are made where one server is tested."""
+"""Checks of optional outputs, each with the output that it needs."""
+SINGLE_SERVER_CHECKS = (
+    *("semantics", "obeyed", "seeded", "repeatable", "alone", "cancelled"),
+    *COLUMN_CHECKS,
+    *WEIGHT_CHECKS,
+)
+"""Checks that run only when one server is tested alone."""
 CHECKS = {check.name: check for check in _ALL}
 """Every check, by name."""
 
@@ -105,7 +107,7 @@ class BrokenLawError(AssertionError):
     """A check failed.
 
     Attributes:
-        check: Which.
+        check: The check.
         problem: What was expected and found, as a sentence.
     """
 
@@ -117,15 +119,15 @@ class BrokenLawError(AssertionError):
 
 @dataclass
 class Tally:
-    """How often each check was made, and what could not be checked, with why.
+    """Counts of the checks that ran, and of the cases that could not be checked.
 
     Attributes:
-        passed: Cases that held, by check.
-        failed: Cases that did not.
-        not_applicable: Cases that could not be checked, by check and why.
-        turns: How many turns were played.
-        apart_nats: The furthest that two servers' logprobs of one token were apart.
-        notes: What a reader of the report should know besides, as sentences: near-ties.
+        passed: Cases that passed, by check.
+        failed: Cases that failed, by check.
+        not_applicable: Cases that could not be checked, by check and reason.
+        turns: Turns that were played.
+        apart_nats: Largest difference between two servers' logprobs of one token, in nats.
+        notes: Sentences for the report's reader, such as near-ties.
     """
 
     passed: Counter[str] = field(default_factory=Counter)
@@ -135,13 +137,17 @@ class Tally:
     apart_nats: float = 0.0
     notes: list[str] = field(default_factory=list)
 
-    def hold(self, check: str, sound: bool, problem: str, cases: int = 1) -> None:
-        """Count a check; raise what is broken."""
-        if not sound:
+    def require(self, check: str, condition: bool, problem: str, cases: int = 1) -> None:
+        """Count a check as passed, or raise.
+
+        Raises:
+            BrokenLawError: The condition is False.
+        """
+        if not condition:
             self.failed[check] += 1
             raise BrokenLawError(check, problem)
         self.passed[check] += cases
 
-    def skip(self, check: str, why: str, cases: int = 1) -> None:
-        """Count what could not be checked."""
-        self.not_applicable.setdefault(check, Counter())[why] += cases
+    def skip(self, check: str, reason: str, cases: int = 1) -> None:
+        """Count cases that could not be checked."""
+        self.not_applicable.setdefault(check, Counter())[reason] += cases

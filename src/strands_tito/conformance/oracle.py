@@ -1,7 +1,8 @@
-"""An independent judge of ledgers: slow, obvious, and sharing no code with `tito_core`.
+"""An independent judge of ledgers: slow, obvious, and without any code of `tito_core`.
 
-It rebuilds every path of a rollout out of what was sent and what came back, as `wire_reading` reads it, and compares
-that with what the ledger says. A ledger comes to it as plain lists."""
+It rebuilds every path of a rollout from the requests and responses, as `wire_reading` reads them, and compares the
+result with the ledger, which it gets as plain lists.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands_tito.conformance.column_oracle import beside
+from strands_tito.conformance.column_oracle import compare_columns
 from strands_tito.conformance.oracle_turn import OracleTurn, Problem, float32
-from strands_tito.conformance.wire_reading import Heard
+from strands_tito.conformance.wire_reading import WireGeneration
 
 
 @dataclass
-class Trained:
-    """One trajectory as a trainer gets it."""
+class OracleTrajectory:
+    """One trajectory as a trainer gets it.
+
+    Attributes:
+        ids: All token ids.
+        mask: The loss mask.
+        logprobs: One for each token, NaN on prompt tokens.
+        turns: Indices of the turns on the path, root first.
+    """
 
     ids: list[int]
     mask: list[int]
@@ -25,157 +33,178 @@ class Trained:
     turns: list[int]
 
 
-def compare(turns: Sequence[OracleTurn], heard: Sequence[Heard], stop_ids: Sequence[int]) -> Iterator[Problem]:
-    """Compare each turn with what went over the wire.
+def compare(
+    turns: Sequence[OracleTurn], generations: Sequence[WireGeneration], stop_ids: Sequence[int]
+) -> Iterator[Problem]:
+    """Compare each turn with its generation on the wire.
 
     Args:
         turns: The ledger's turns, in commit order.
-        heard: The wire's generations.
+        generations: The generations on the wire.
         stop_ids: Ids that end a turn of the model.
     """
-    by_name: dict[str, list[Heard]] = {}
-    for one in heard:
-        by_name.setdefault(one.name, []).append(one)
+    by_id: dict[str, list[WireGeneration]] = {}
+    for generation in generations:
+        by_id.setdefault(generation.request_id, []).append(generation)
     paths: list[list[int]] = []
     for turn in turns:
-        said = by_name.get(turn.request, [])
+        answers = by_id.get(turn.request_id, [])
         before = [] if turn.parent is None else paths[turn.parent]
-        paths.append(before + turn.prompt + turn.output)
-        if len(said) != 1:
+        paths.append(before + turn.delta_ids + turn.output_ids)
+        if len(answers) != 1:
             yield (
                 "answers",
-                f"turn {turn.index} names the request {turn.request!r}, which was answered {len(said)} times.",
+                f"turn {turn.index} has the request id {turn.request_id!r}, which was answered {len(answers)} times.",
             )
             continue
-        for name, problem in _one(turn, before, said[0], set(stop_ids)):
-            yield name, f"turn {turn.index}: {problem}"
+        for check, problem in _compare_turn(turn, before, answers[0], set(stop_ids)):
+            yield check, f"turn {turn.index}: {problem}"
 
 
-def _one(turn: OracleTurn, before: list[int], said: Heard, stop_ids: set[int]) -> Iterator[Problem]:
-    if before + turn.prompt != said.prompt:
-        at = _apart(before + turn.prompt, said.prompt)
-        yield "prompt", f"the path and the delta differ from what was sent at token {at}."
-    if said.echoed is None:
-        yield "echo", "the server echoed no prompt."
-    elif said.echoed != said.prompt:
-        yield "echo", f"the server read another prompt than was sent, from token {_apart(said.echoed, said.prompt)} on."
-    if turn.output != said.output:
-        yield "output", f"the ledger's output differs from the answer at token {_apart(turn.output, said.output)}."
-    if said.logprob_ids != said.output:
-        yield "logprobs", "the answer's logprobs are those of other tokens."
-    if [float32(value) for value in said.logprobs] != turn.logprobs:
-        yield "logprobs", "the ledger's logprobs differ from the answer's."
+def _compare_turn(turn: OracleTurn, before: list[int], answer: WireGeneration, stop_ids: set[int]) -> Iterator[Problem]:
+    sent, output = answer.prompt_ids, answer.output_ids
+    if before + turn.delta_ids != sent:
+        at = _first_difference(before + turn.delta_ids, sent)
+        yield "prompt", f"the parent's path and the delta differ from the sent prompt at token {at}."
+    if answer.echoed_ids is None:
+        yield "echo", "the server did not echo the prompt."
+    elif answer.echoed_ids != sent:
+        at = _first_difference(answer.echoed_ids, sent)
+        yield "echo", f"the echoed prompt differs from the sent prompt at token {at}."
+    if turn.output_ids != output:
+        at = _first_difference(turn.output_ids, output)
+        yield "output", f"the ledger's output differs from the response at token {at}."
+    if answer.logprob_ids != output:
+        yield "logprobs", "the response's logprobs belong to other tokens than its output."
+    if [float32(value) for value in answer.logprobs] != turn.logprobs:
+        yield "logprobs", "the ledger's logprobs differ from the response's."
     if any(not math.isfinite(value) or value > 1e-4 or value <= -9999 for value in turn.logprobs):
-        yield "logprobs", "a logprob is none."
-    if said.prompt_tokens is not None and said.prompt_tokens != len(said.prompt):
-        yield "usage", f"the server counted {said.prompt_tokens} prompt tokens of {len(said.prompt)}."
-    if said.completion_tokens is not None and said.completion_tokens != len(said.output):
-        yield "usage", f"the server counted {said.completion_tokens} completion tokens of {len(said.output)}."
-    yield from beside(turn, said, len(before))
-    if turn.cached_tokens != said.cached_tokens or not 0 <= (said.cached_tokens or 0) <= len(said.prompt):
+        yield "logprobs", "a logprob is not finite, positive, or a sentinel."
+    if answer.prompt_tokens is not None and answer.prompt_tokens != len(sent):
+        yield "usage", f"the server counted {answer.prompt_tokens} prompt tokens, {len(sent)} were sent."
+    if answer.completion_tokens is not None and answer.completion_tokens != len(output):
+        yield "usage", f"the server counted {answer.completion_tokens} completion tokens, the output has {len(output)}."
+    yield from compare_columns(turn, answer, len(before))
+    if turn.cached_tokens != answer.cached_tokens or not 0 <= (answer.cached_tokens or 0) <= len(sent):
         yield (
             "cached",
-            f"{said.cached_tokens} tokens of {len(said.prompt)} were cached; the ledger has {turn.cached_tokens}.",
+            f"the server reports {answer.cached_tokens} cached tokens of {len(sent)}, the ledger {turn.cached_tokens}.",
         )
-    yield from _finish(turn, said, stop_ids)
-    unsaid: list[tuple[int, int, str | None]] = [(0, len(said.output), None)]
-    spans = list(said.versions or ()) or unsaid
+    yield from _compare_finish(turn, answer, stop_ids)
+    yield from _compare_versions(turn, answer)
+
+
+def _compare_versions(turn: OracleTurn, answer: WireGeneration) -> Iterator[Problem]:
+    count = len(answer.output_ids)
+    unknown: list[tuple[int, int, str | None]] = [(0, count, None)]
+    spans = list(answer.versions or ()) or unknown
     if [tuple(span) for span in spans] != [tuple(span) for span in turn.versions]:
-        yield "versions", f"the answer's weight versions are {spans}, the ledger's {turn.versions}."
+        yield "versions", f"the response's weight versions are {spans}, the ledger's {turn.versions}."
     ends = [0, *(stop for _, stop, _ in spans)]
-    if [start for start, _, _ in spans] != ends[:-1] or ends[-1] != len(said.output):
-        yield "versions", f"the spans {spans} do not tile {len(said.output)} tokens."
+    if [start for start, _, _ in spans] != ends[:-1] or ends[-1] != count:
+        yield "versions", f"the spans {spans} do not tile {count} tokens."
 
 
-def _finish(turn: OracleTurn, said: Heard, stop_ids: set[int]) -> Iterator[Problem]:
-    ends = stop_ids | set(said.sampling.get("stop_token_ids") or ())
-    limit = said.sampling.get("max_tokens", said.sampling.get("max_new_tokens"))
-    if turn.finish != said.finish:
-        yield "finish", f"the answer ended by {said.finish!r}, the ledger says {turn.finish!r}."
-    last = said.output[-1] if said.output else None
-    if said.finish == "length" and len(said.output) != limit:
-        yield "finish", f"cut off for length after {len(said.output)} tokens, though {limit} were asked for."
-    if said.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
-        yield "finish", f"it ended by stop, but its last token {last} stops nothing."
+def _compare_finish(turn: OracleTurn, answer: WireGeneration, stop_ids: set[int]) -> Iterator[Problem]:
+    output, sampling = answer.output_ids, answer.sampling
+    ends = stop_ids | set(sampling.get("stop_token_ids") or ())
+    limit = sampling.get("max_tokens", sampling.get("max_new_tokens"))
+    if turn.finish != answer.finish:
+        yield "finish", f"the response's finish reason is {answer.finish!r}, the ledger's {turn.finish!r}."
+    last = output[-1] if output else None
+    if answer.finish == "length" and len(output) != limit:
+        yield "finish", f"the finish reason is length after {len(output)} tokens, but the limit was {limit}."
+    if answer.finish == "stop" and not isinstance(turn.stop, str) and last not in ends and not turn.constrained:
+        yield "finish", f"the finish reason is stop, but the last token {last} is not a stop id."
     if isinstance(turn.stop, int) and turn.stop != last:
-        yield "finish", f"the stop token is {turn.stop}, the last one {last}."
-    if limit is not None and len(said.output) > limit:
-        yield "finish", f"{len(said.output)} tokens came where at most {limit} were asked for."
-    early = [at for at, token in enumerate(said.output[:-1]) if token in ends]
-    least = said.sampling.get("min_tokens") or said.sampling.get("min_new_tokens") or 0
-    if early and not said.sampling.get("ignore_eos") and early[0] >= least:
-        yield "finish", f"it went on after the stop token at {early[0]}."
+        yield "finish", f"the stop token is {turn.stop}, but the last token is {last}."
+    if limit is not None and len(output) > limit:
+        yield "finish", f"the response has {len(output)} tokens, the limit was {limit}."
+    early = [at for at, token in enumerate(output[:-1]) if token in ends]
+    least = sampling.get("min_tokens") or sampling.get("min_new_tokens") or 0
+    if early and not sampling.get("ignore_eos") and early[0] >= least:
+        yield "finish", f"the generation continued after the stop token at {early[0]}."
 
 
-def trained(turns: Sequence[OracleTurn], trajectories: Sequence[Trained]) -> Iterator[Problem]:
-    """Compare what a trainer gets with the turns: each path whole, each sampled token trained once."""
+def check_trajectories(turns: Sequence[OracleTurn], trajectories: Sequence[OracleTrajectory]) -> Iterator[Problem]:
+    """Compare trajectories with the turns: each path is complete, and each sampled token is trained once."""
     paths: dict[int, list[int]] = {}
-    masks = {turn.index: 0 for turn in turns}
+    trained = {turn.index: 0 for turn in turns}
     by_index = {turn.index: turn for turn in turns}
     for turn in turns:
-        paths[turn.index] = ([] if turn.parent is None else paths[turn.parent]) + turn.prompt + turn.output
+        before = [] if turn.parent is None else paths[turn.parent]
+        paths[turn.index] = before + turn.delta_ids + turn.output_ids
     for trajectory in trajectories:
         leaf = trajectory.turns[-1]
         if trajectory.ids != paths[leaf]:
-            yield (
-                "trajectory",
-                f"the trajectory that ends in turn {leaf} differs at token {_apart(trajectory.ids, paths[leaf])}.",
-            )
+            at = _first_difference(trajectory.ids, paths[leaf])
+            yield "trajectory", f"the trajectory that ends in turn {leaf} differs at token {at}."
             continue
-        at = 0
+        start = 0
         for index in trajectory.turns:
             turn = by_index[index]
-            prompt, end = at + len(turn.prompt), at + len(turn.prompt) + len(turn.output)
-            if any(trajectory.mask[at:prompt]):
+            output, end = start + len(turn.delta_ids), start + len(turn.delta_ids) + len(turn.output_ids)
+            if any(trajectory.mask[start:output]):
                 yield "mask", f"a prompt token of turn {index} has loss mask 1."
-            if turn.constrained and any(trajectory.mask[prompt:end]):
-                yield "mask", f"a token of turn {index} is trained that a grammar chose."
-            if not all(math.isnan(value) for value in trajectory.logprobs[at:prompt]):
+            if turn.constrained and any(trajectory.mask[output:end]):
+                yield "mask", f"a token of turn {index} has loss mask 1, but was sampled under a grammar."
+            if not all(math.isnan(value) for value in trajectory.logprobs[start:output]):
                 yield "alignment", f"a prompt token of turn {index} has a logprob."
-            if trajectory.logprobs[prompt:end] != turn.logprobs:
-                yield "alignment", f"the logprobs of turn {index} are not beside its tokens."
-            masks[index] += sum(trajectory.mask[prompt:end])
-            at = end
-    for index, count in masks.items():
-        expected = 0 if by_index[index].constrained else len(by_index[index].output)
+            if trajectory.logprobs[output:end] != turn.logprobs:
+                yield "alignment", f"the logprobs of turn {index} are not aligned with its tokens."
+            trained[index] += sum(trajectory.mask[output:end])
+            start = end
+    for index, count in trained.items():
+        expected = 0 if by_index[index].constrained else len(by_index[index].output_ids)
         if count != expected:
             yield "mask", f"{count} tokens of turn {index} are trained, expected {expected}, once each."
 
 
-def spelled(heard: Sequence[Heard], decode: Callable[[list[int]], str]) -> Iterator[Problem]:
-    """Compare the text that a server gives beside the ids with the ids' own, up to what it cuts off the end."""
-    for one in heard:
-        if one.text is None:
+def check_text(generations: Sequence[WireGeneration], decode: Callable[[list[int]], str]) -> Iterator[Problem]:
+    """Compare the text that a server reports with its decoded ids. The server may cut the end of the text."""
+    for generation in generations:
+        if generation.text is None:
             continue
-        own = decode(one.output)
-        said = one.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        if not own.startswith(said) and not own.lstrip().startswith(said.lstrip()):
-            yield "text", f"request {one.name!r}: the ids spell {own[-60:]!r}, the answer says {one.text[-60:]!r}."
+        decoded = decode(generation.output_ids)
+        text = generation.text.rstrip("\N{REPLACEMENT CHARACTER}")
+        if not decoded.startswith(text) and not decoded.lstrip().startswith(text.lstrip()):
+            yield (
+                "text",
+                f"request {generation.request_id!r}: the ids decode to {decoded[-60:]!r}, the response's text is "
+                f"{generation.text[-60:]!r}.",
+            )
 
 
-def _apart(one: Sequence[int], other: Sequence[int]) -> int:
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass
-class Parents:
-    """The histories of all turns so far, as JSON a message, the answer last."""
+class ParentOracle:
+    """Finds the parent that a turn must have.
+
+    Attributes:
+        histories: For each turn in commit order, its whole history with the answer last, one JSON text a message.
+    """
 
     histories: list[list[str]] = field(default_factory=list)
 
-    def fitting(self, history: list[str], messages: list[Any]) -> list[int]:
-        """List the turns that a history may follow: the deepest whose own it begins with, and no answer after it."""
-        fits: list[tuple[int, int]] = []
+    def candidates(self, history: list[str], messages: list[Any]) -> list[int]:
+        """Return the turns that may be the parent of `history`.
+
+        These are the turns whose own history is the longest prefix of it, with no answer after that prefix.
+        """
+        matches: list[tuple[int, int]] = []
         for index, own in enumerate(self.histories):
             depth = len(own)
             rest = messages[depth - 1 :]
             if history[:depth] == own and all(message["role"] != "assistant" for message in rest):
-                fits.append((depth, index))
-        deepest = max(fits, default=(0, 0))[0]
-        return [index for depth, index in fits if depth == deepest]
+                matches.append((depth, index))
+        deepest = max(matches, default=(0, 0))[0]
+        return [index for depth, index in matches if depth == deepest]
 
     def add(self, index: int, history: list[str]) -> None:
-        """Keep what a turn answered, with its answer; turns come in commit order."""
+        """Add a turn's history, its answer included. Turns are added in commit order."""
         assert index == len(self.histories)
         self.histories.append(history)

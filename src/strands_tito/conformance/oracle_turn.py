@@ -7,22 +7,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Problem = tuple[str, str]
-"""A check's name and a sentence."""
+"""Name of a check, and a sentence that says what is wrong."""
 
 
 @dataclass
 class OracleTurn:
-    """One turn as the ledger tells it; its optional columns by name, each with the place of its first row."""
+    """One turn of the ledger.
+
+    Attributes:
+        index: Place in commit order.
+        parent: Index of the parent, or None.
+        delta_ids: Prompt ids that the turn adds after its parent's last token.
+        provenance: One value for each delta id.
+        output_ids: Sampled ids.
+        logprobs: One for each output id.
+        finish: Why the generation ended.
+        stop: The stop id or stop string that ended it, or None.
+        request_id: The request's id.
+        cached_tokens: The server's count, or None.
+        versions: Weight versions as (start, end, version) over the output ids.
+        constrained: Whether the turn was sampled under a grammar.
+        max_new_tokens: Limit of the request.
+        optional_outputs: Names of the columns that were requested.
+        columns: Optional columns by name: the position of the first row, and the rows.
+    """
 
     index: int
     parent: int | None
-    prompt: list[int]
+    delta_ids: list[int]
     provenance: list[int]
-    output: list[int]
+    output_ids: list[int]
     logprobs: list[float]
     finish: str
     stop: int | str | None
-    request: str
+    request_id: str
     cached_tokens: int | None
     versions: list[tuple[int, int, str | None]]
     constrained: bool
@@ -32,5 +50,5 @@ class OracleTurn:
 
 
 def float32(value: float | None) -> float | None:
-    """Round to float32, as ledgers keep numbers."""
+    """Round to float32, the precision of the ledger."""
     return None if value is None else struct.unpack("f", struct.pack("f", value))[0]

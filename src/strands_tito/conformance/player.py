@@ -1,4 +1,4 @@
-"""One conversation: moves are played on a model, and every step is held to the laws."""
+"""One conversation on one server: plays moves through a model, and checks every step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, cast
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_tito.conformance import deltas, grammars, reloading
-from strands_tito.conformance.agents import SYSTEMS, TOOLS, Answer, Life, listen
+from strands_tito.conformance.agents import SYSTEM_PROMPTS, TOOLS, Answer, SimulatedAgent, collect_answer
 from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.oracle import Parents
+from strands_tito.conformance.oracle import ParentOracle
 from strands_tito.conformance.rendering import Renderer
-from strands_tito.conformance.target import Connected, Mark
+from strands_tito.conformance.target import ConnectedServer, LogPosition
 from strands_tito.testing import moves as m
 from tito_core.backend import OptionalOutputs
 from tito_core.ledger import Ledger
 from tito_core.model import TITOModel
 
-TOKENS = 24
-"""Most tokens of an ordinary answer: enough to end in several ways, few enough for a small machine."""
+MAX_TOKENS = 24
+"""Limit of an ordinary answer: enough to end in several ways, few enough for a small machine."""
 MASKED_TOP_K = 20
-"""Tokens to choose from where a sampling mask is wanted and a move leaves all."""
+"""`top_k` where a sampling mask is requested and the move sets none."""
 
 
 @dataclass
@@ -33,43 +33,44 @@ class Player:
     """Plays moves on a model of its own.
 
     Attributes:
-        connected: The server.
-        tally: Where checks are counted.
-        opening: How the whole conversation is played.
+        server: The server.
+        tally: Counts the checks.
+        opening: Moves that configure the whole conversation.
         ledger: The ledger to begin with; a new one when None.
-        limit: Tokens of context to use; the server's own when None.
-        always: Sampling parameters of every turn, whatever a move says.
-        model: The model; its ledger is what is checked.
-        lives: The agents.
-        first: Where the conversation's part of the logs begins.
-        given_up: How many answers no turn has to hold, since somebody broke off.
+        context_limit: Tokens of context to use; the server's own limit when None.
+        fixed_sampling: Sampling parameters of every turn, which override those of moves.
+        model: The model, whose ledger is checked.
+        agents: The agents.
+        log_start: Where the conversation begins in the server's logs.
+        abandoned: Number of answers that may be in no turn, because a move cancelled them.
+        sampling: Sampling parameters that the last `Sampling` move set.
     """
 
-    connected: Connected
+    server: ConnectedServer
     tally: Tally
     opening: Iterable[m.Move] = ()
     ledger: Ledger | None = None
-    limit: int | None = None
-    always: dict[str, Any] = field(default_factory=dict)
+    context_limit: int | None = None
+    fixed_sampling: dict[str, Any] = field(default_factory=dict)
     model: TITOModel = field(init=False)
     optional_outputs: OptionalOutputs = field(init=False)
-    lives: list[Life] = field(default_factory=lambda: [Life(), Life()])
-    parents: Parents = field(default_factory=Parents)
+    agents: list[SimulatedAgent] = field(default_factory=lambda: [SimulatedAgent(), SimulatedAgent()])
+    parents: ParentOracle = field(default_factory=ParentOracle)
     renderer: Renderer = field(init=False)
-    first: Mark = field(init=False)
-    given_up: int = 0
+    log_start: LogPosition = field(init=False)
+    abandoned: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        policy, moves = self.connected.policy, list(self.opening)
-        self.first = self.connected.mark()
+        policy, moves = self.server.policy, list(self.opening)
+        self.log_start = self.server.log_position()
         self.optional_outputs = next(
-            (_wanted(move, self.connected) for move in moves if isinstance(move, m.Want)), OptionalOutputs()
+            (_optional_outputs(move, self.server) for move in moves if isinstance(move, m.Want)), OptionalOutputs()
         )
         self.model = policy.model(
             ledger=self.ledger,
-            sampling=self._chosen({}),
-            context_window_limit=self.limit,
+            sampling=self._effective_sampling({}),
+            context_window_limit=self.context_limit,
             stream=any(isinstance(move, m.Stream) for move in moves),
             optional_outputs=self.optional_outputs,
         )
@@ -77,140 +78,140 @@ class Player:
 
     async def play(self, move: m.Move) -> None:
         """Play one move."""
-        life = self.lives[move.agent % len(self.lives)]
+        agent = self.agents[move.agent % len(self.agents)]
         match move:
             case m.Opening():
-                return  # how the whole conversation is played
+                return  # read in __post_init__
             case m.Ask():
-                life.hear(move.text, move)
-                await self.answered(life)
+                agent.add_input(move.text, move)
+                await self.sample(agent)
             case m.Cut():
-                life.hear(move.text)
-                await self.answered(life, max_new_tokens=move.tokens)
+                agent.add_input(move.text)
+                await self.sample(agent, max_new_tokens=move.tokens)
             case m.StopAt():
-                life.hear(move.text)
-                await self.answered(life, stop=(move.stop,))
+                agent.add_input(move.text)
+                await self.sample(agent, stop=(move.stop,))
             case m.Force():
-                await grammars.forced(self, life, move)
+                await grammars.play_forced_call(self, agent, move)
             case m.Shape():
-                await grammars.shaped(self, life, move)
+                await grammars.play_structured_output(self, agent, move)
             case m.Cancel():
-                await cancelled(self, life, move)
+                await play_cancel(self, agent, move)
             case m.Reload():
-                await reloading.reloaded(self, life, move)
+                await reloading.play_reload(self, agent, move)
             case m.Together():
-                await self._together(move)
+                await self._play_concurrent_agents(move)
             case m.Sampling():
                 self.sampling = {name: getattr(move, name) for name in move.__struct_fields__ if name != "agent"}
             case _:
-                await self._changed(life, move)
+                await self._play_history_change(agent, move)
 
-    async def _changed(self, life: Life, move: m.Move) -> None:
-        """Do to a history what its owner may; then let the policy speak."""
+    async def _play_history_change(self, agent: SimulatedAgent, move: m.Move) -> None:
+        """Change a history as its owner may, then sample an answer."""
         match move:
-            case m.Edit() if life.messages:
-                life.edit(move.at, move.text)
+            case m.Edit() if agent.messages:
+                agent.edit(move.at, move.text)
             case m.Trim():
-                life.drop_first(move.count)
+                agent.drop_first(move.count)
             case m.Rewind():
-                life.drop_last(move.count)
-                life.hear(move.text)
+                agent.drop_last(move.count)
+                agent.add_input(move.text)
             case m.Again():
-                if life.messages and life.messages[-1]["role"] == "assistant":
-                    life.messages.pop()
-            case m.Seed() if not life.pending():
-                life.hear("Say something.")
-                life.messages.append({"role": "assistant", "content": [{"text": move.text}]})
+                if agent.messages and agent.messages[-1]["role"] == "assistant":
+                    agent.messages.pop()
+            case m.Seed() if not agent.pending_calls():
+                agent.add_input("Say something.")
+                agent.messages.append({"role": "assistant", "content": [{"text": move.text}]})
             case m.System():
-                life.system = SYSTEMS[move.system % len(SYSTEMS)]
-        if not life.messages or life.messages[-1]["role"] == "assistant":
-            life.hear("Go on.")
-        await self.answered(life)
+                agent.system = SYSTEM_PROMPTS[move.system % len(SYSTEM_PROMPTS)]
+        if not agent.messages or agent.messages[-1]["role"] == "assistant":
+            agent.add_input("Go on.")
+        await self.sample(agent)
 
-    def stream(self, life: Life, **arguments: Any) -> AsyncGenerator[Any]:
-        """Let the policy speak to an agent's history."""
-        stream = self.model.stream(cast(Any, life.shown()), TOOLS, life.system, model_state=life.state, **arguments)
+    def stream(self, agent: SimulatedAgent, **arguments: Any) -> AsyncGenerator[Any]:
+        """Stream the model's answer to an agent's history."""
+        stream = self.model.stream(
+            cast(Any, agent.copied_messages()), TOOLS, agent.system, model_state=agent.model_state, **arguments
+        )
         return cast(AsyncGenerator[Any], stream)
 
-    def choose(self, **changes: Any) -> None:
-        """Set the sampling parameters of what comes next."""
-        self.model.update_config(sampling=self._chosen(changes))
+    def set_sampling(self, **changes: Any) -> None:
+        """Set the sampling parameters of the next turns."""
+        self.model.update_config(sampling=self._effective_sampling(changes))
 
-    def _chosen(self, changes: dict[str, Any]) -> dict[str, Any]:
-        chosen = {"max_new_tokens": TOKENS, **self.sampling, **changes, **self.always}
-        if self.optional_outputs.sampling_mask and chosen.get("top_k", -1) < 1:
-            chosen["top_k"] = MASKED_TOP_K
-        return chosen
+    def _effective_sampling(self, changes: dict[str, Any]) -> dict[str, Any]:
+        sampling = {"max_new_tokens": MAX_TOKENS, **self.sampling, **changes, **self.fixed_sampling}
+        if self.optional_outputs.sampling_mask and sampling.get("top_k", -1) < 1:
+            sampling["top_k"] = MASKED_TOP_K
+        return sampling
 
-    async def answered(self, life: Life, **changes: Any) -> Answer | None:
-        """Let the policy speak, and check the turn that comes of it."""
-        self.choose(**changes)
-        return await self.turn(life)
+    async def sample(self, agent: SimulatedAgent, **changes: Any) -> Answer | None:
+        """Set sampling parameters, then run a turn; see `run_turn`."""
+        self.set_sampling(**changes)
+        return await self.run_turn(agent)
 
-    async def turn(self, life: Life, **arguments: Any) -> Answer | None:
-        """Let the policy speak under what was chosen; None when the history is too long, which ends it."""
-        expected = self.parents.fitting(life.history(), life.messages)
-        before, live = len(self.model.ledger), self.connected.live
+    async def run_turn(self, agent: SimulatedAgent, **arguments: Any) -> Answer | None:
+        """Run a turn and check it. If the history is too long for the model, clear it and return None."""
+        expected = self.parents.candidates(agent.fingerprint(), agent.messages)
+        before, live_version = len(self.model.ledger), self.server.live_version
         try:
-            answer = await listen(self.stream(life, **arguments))
+            answer = await collect_answer(self.stream(agent, **arguments))
         except ContextWindowOverflowException:
-            life.messages.clear()
+            agent.messages.clear()
             return None
-        self.tally.hold(
-            "lost", len(self.model.ledger) == before + 1, f"an answer made {len(self.model.ledger) - before} turns."
-        )
+        count = len(self.model.ledger) - before
+        self.tally.require("lost", count == 1, f"an answer made {count} turns.")
         turn = self.model.ledger[-1]
-        # After a stop that was sampled inside reasoning no template writes on: the history begins anew.
-        fits = {None if deltas.ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
-        self.tally.hold(
+        # No template continues an answer whose stop token was sampled inside reasoning: a new root is expected then.
+        allowed = {None if deltas.ended_in_reasoning(self.model.ledger[i].draft) else i for i in expected} or {None}
+        self.tally.require(
             "parent",
-            turn.parent in fits,
-            f"turn {turn.index} follows turn {turn.parent}; its history begins with those of {expected or 'none'}, "
-            f"so that it has to follow one of {fits}.",
+            turn.parent in allowed,
+            f"the parent of turn {turn.index} is {turn.parent}, expected one of {allowed}; its history starts with "
+            f"that of {expected or 'no turn'}.",
         )
-        deltas.rendered(self, life, turn)
-        self.keep(life, answer, turn.index)
-        constrained = bool(arguments)
-        self.tally.hold(
+        deltas.check_rendering(self, agent, turn)
+        self.keep_answer(agent, answer, turn.index)
+        self.tally.require(
             "constrained",
-            turn.draft.constrained == constrained,
-            f"turn {turn.index} is {'' if turn.draft.constrained else 'not '}marked as sampled under a grammar.",
+            turn.draft.constrained == bool(arguments),
+            f"turn {turn.index} is {'' if turn.draft.constrained else 'not '}marked as constrained.",
         )
-        if live is not None and live == self.connected.live:
-            reloading.named(turn.draft.engine.versions, live, self.tally)
+        if live_version is not None and live_version == self.server.live_version:
+            reloading.check_live_version(turn.draft.engine.versions, live_version, self.tally)
         return answer
 
-    def keep(self, life: Life, answer: Answer, index: int) -> None:
-        """Keep an answer in its agent's history."""
-        life.messages.append(answer.message)
-        self.parents.add(index, life.history())
+    def keep_answer(self, agent: SimulatedAgent, answer: Answer, index: int) -> None:
+        """Append an answer to its agent's history."""
+        agent.messages.append(answer.message)
+        self.parents.add(index, agent.fingerprint())
         self.tally.turns += 1
         if not answer.message["content"]:  # Strands stores a blank text in its place
-            life.messages.pop()
+            agent.messages.pop()
 
-    async def _together(self, move: m.Together) -> None:
-        """Let several agents speak at once; each must get its own answer."""
-        self.choose()
-        lives = [Life(system=SYSTEMS[0]) for _ in move.texts]
-        for life, text in zip(lives, move.texts, strict=True):
-            life.hear(text)
+    async def _play_concurrent_agents(self, move: m.Together) -> None:
+        """Run one turn of several new agents at once. Each must get its own answer."""
+        self.set_sampling()
+        agents = [SimulatedAgent(system=SYSTEM_PROMPTS[0]) for _ in move.texts]
+        for agent, text in zip(agents, move.texts, strict=True):
+            agent.add_input(text)
         before = len(self.model.ledger)
-        answers = await asyncio.gather(*(listen(self.stream(life)) for life in lives))
-        made = len(self.model.ledger) - before
-        self.tally.hold("lost", made == len(lives), f"{len(lives)} agents at once made {made} turns.")
-        order = {life.state["tito"]["turn"]: number for number, life in enumerate(lives)}
-        self.tally.hold(
-            "parent", len(order) == len(lives), f"{len(lives)} agents at once share turns: {sorted(order)}."
+        answers = await asyncio.gather(*(collect_answer(self.stream(agent)) for agent in agents))
+        count = len(self.model.ledger) - before
+        self.tally.require("lost", count == len(agents), f"{len(agents)} concurrent agents made {count} turns.")
+        order = {agent.model_state["tito"]["turn"]: number for number, agent in enumerate(agents)}
+        self.tally.require(
+            "parent", len(order) == len(agents), f"{len(agents)} concurrent agents share turns: {sorted(order)}."
         )
         for index in sorted(order):
             number = order[index]
-            expected = self.model.ledger[index].parent
-            self.tally.hold("parent", expected is None, f"turn {index} of a new agent follows turn {expected}.")
-            self.keep(lives[number], answers[number], index)
+            parent = self.model.ledger[index].parent
+            self.tally.require("parent", parent is None, f"turn {index} of a new agent has the parent {parent}.")
+            self.keep_answer(agents[number], answers[number], index)
 
 
-def _wanted(move: m.Want, connected: Connected) -> OptionalOutputs:
-    experts: bool | tuple[int, int] = move.routed_experts and (connected.target.experts or True)
+def _optional_outputs(move: m.Want, server: ConnectedServer) -> OptionalOutputs:
+    experts: bool | tuple[int, int] = move.routed_experts and (server.target.experts or True)
     return OptionalOutputs(
         top_logprobs=move.top_logprobs,
         prompt_logprobs=move.prompt_logprobs,
@@ -220,38 +221,42 @@ def _wanted(move: m.Want, connected: Connected) -> OptionalOutputs:
 
 
 CANCELLED_TOKENS = 96
-"""Tokens of an answer that is to be broken off: enough for it to be under way."""
+"""Limit of an answer that will be cancelled: enough that it is still in progress."""
 
 
-async def cancelled(player: Player, life: Life, move: m.Cancel) -> None:
-    """Break off; whether or not the answer was in by then, the ledger must be whole."""
-    life.hear(move.text)
-    player.choose(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
+async def play_cancel(player: Player, agent: SimulatedAgent, move: m.Cancel) -> None:
+    """Cancel a turn. The ledger must be whole, whether or not the answer was complete by then."""
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=CANCELLED_TOKENS, ignore_eos=True)
     before, signal = len(player.model.ledger), threading.Event()
-    player.given_up += 1
-    answer = await _broken_off(player.stream(life, cancel_signal=signal), signal, move)
+    player.abandoned += 1
+    answer = await _cancel(player.stream(agent, cancel_signal=signal), signal, move)
     after = len(player.model.ledger)
-    came = answer is not None and answer.reason is not None
-    player.tally.hold("cancelled", after - before == int(came), f"a turn that was cancelled left {after - before}.")
-    if came and answer is not None:
-        player.given_up -= 1
-        player.keep(life, answer, after - 1)
+    completed = answer is not None and answer.stop_reason is not None
+    player.tally.require(
+        "cancelled",
+        after - before == int(completed),
+        f"a turn that was {'complete' if completed else 'cancelled'} left {after - before} turns in the ledger.",
+    )
+    if completed and answer is not None:
+        player.abandoned -= 1
+        player.keep_answer(agent, answer, after - 1)
 
 
-async def _broken_off(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
-    task = asyncio.ensure_future(listen(stream))
+async def _cancel(stream: AsyncGenerator[Any], signal: threading.Event, move: m.Cancel) -> Answer | None:
+    task = asyncio.ensure_future(collect_answer(stream))
     try:
         await asyncio.sleep(move.after_s)
         if move.how == "signal":
             signal.set()
         else:
             task.cancel()
-        await asyncio.wait({task})  # unlike `await task`, raises only a cancellation that is meant for this one
+        await asyncio.wait({task})  # unlike `await task`, this raises only if this coroutine itself is cancelled
         return None if task.cancelled() else task.result()
     finally:
         if not task.cancelling():
             task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # nothing of it is left behind, whoever broke off
+        await asyncio.gather(task, return_exceptions=True)  # leave no task behind, whoever cancelled
         if move.how == "close":
             with contextlib.suppress(RuntimeError):
                 await stream.aclose()

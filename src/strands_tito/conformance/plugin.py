@@ -12,34 +12,39 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say which server, and how much."""
+    """Add the options that name the server and the size of the run."""
     group = parser.getgroup("tito", "conformance of a server")
-    group.addoption("--tito-backend", help="name of the backend, as installed")
+    group.addoption("--tito-backend", help="name of an installed backend")
     group.addoption("--tito-base-url", help="address of the server")
     group.addoption("--tito-tokenizer", help="name or folder of the model's tokenizer")
     group.addoption("--tito-parser", default="auto", help="tool-call format (default: auto)")
     group.addoption("--tito-profile", default="standard", help="quick, standard (default) or deep")
-    group.addoption("--tito-seed", default=0, type=int, help="what is drawn is drawn from it (default: 0)")
-    group.addoption("--tito-against-backend", help="backend of a second server of the same weights")
-    group.addoption("--tito-against-url", help="its address: both play one script, and shall say the same")
-    group.addoption("--tito-tolerance", default=0.05, type=float, help="nats between a logprob and a score")
+    group.addoption("--tito-seed", default=0, type=int, help="seed of the random conversations (default: 0)")
+    group.addoption("--tito-against-backend", help="backend of a second server with the same weights")
+    group.addoption("--tito-against-url", help="address of a second server to compare with")
+    group.addoption(
+        "--tito-tolerance",
+        default=0.05,
+        type=float,
+        help="largest difference between a logprob and a score, in nats (default: 0.05)",
+    )
 
 
 @pytest.fixture(scope="session")
 def tito_outcome(request: pytest.FixtureRequest) -> Outcome:
-    """What one run of the suite on the server found."""
+    """The result of one run of the suite on the server that the options name."""
     from strands_tito.conformance import suite
     from strands_tito.conformance.profiles import PROFILES
     from strands_tito.conformance.target import Target
 
-    said = {name: request.config.getoption(f"--tito-{name}") for name in ("backend", "base-url", "tokenizer")}
-    missing = [f"--tito-{name}" for name, value in said.items() if not value]
+    options = {name: request.config.getoption(f"--tito-{name}") for name in ("backend", "base-url", "tokenizer")}
+    missing = [f"--tito-{name}" for name, value in options.items() if not value]
     if missing:
-        pytest.fail(f"Say which server to test: {', '.join(missing)}.", pytrace=False)
+        pytest.fail(f"No server to test. Pass {', '.join(missing)}.", pytrace=False)
     target = Target(
-        said["backend"],
-        said["base-url"],
-        said["tokenizer"],
+        options["backend"],
+        options["base-url"],
+        options["tokenizer"],
         request.config.getoption("--tito-parser"),
         tolerance_nats=request.config.getoption("--tito-tolerance"),
         seed=request.config.getoption("--tito-seed"),

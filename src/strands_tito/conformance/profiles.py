@@ -1,4 +1,4 @@
-"""How much is played."""
+"""How much a run plays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Numbers of one run.
+    """The size of a run.
 
     Attributes:
-        name: As a user calls it.
-        conversations: Conversations that are drawn.
-        moves: Most moves of each.
-        repeats: Requests of each fixed question, such as greedy twice.
+        name: Value of `--profile`.
+        conversations: Number of random conversations.
+        moves: Largest number of moves in each.
+        repeats: Number of fixed prompts.
     """
 
     name: str
@@ -21,20 +21,20 @@ class Profile:
     moves: int
     repeats: int
 
-    def sentence(self, tokens: int, *, weights: bool = False, both: bool = False) -> str:
-        """Say beforehand what will be sent.
+    def describe(self, tokens: int, *, weights: bool = False, both: bool = False) -> str:
+        """Return a sentence that says how much will be sent.
 
         Args:
-            tokens: Most tokens of an ordinary answer.
-            weights: Whether the server's weights are changed.
-            both: Whether two servers are held against each other.
+            tokens: Limit of an ordinary answer, in tokens.
+            weights: Whether the server's weights will change.
+            both: Whether two servers are compared.
         """
         turns = self.conversations * self.moves
         return (
-            f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} turns, so at most "
-            f"about {turns} generations of up to {tokens} tokens (some under a grammar, up to 200), and a score of "
+            f"Profile {self.name}: up to {self.conversations} conversations of up to {self.moves} turns: at most "
+            f"about {turns} generations of up to {tokens} tokens (up to 200 under a grammar), and a score of "
             f"each rollout{', on both servers' if both else ''}."
-            + (" The server's weights are changed, and stay so." if weights else "")
+            + (" The server's weights are changed, and are not restored." if weights else "")
         )
 
 

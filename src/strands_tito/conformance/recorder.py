@@ -1,4 +1,4 @@
-"""Every backend's raw responses, kept before the core checks them: what the oracle reads where it knows no wire."""
+"""Records a backend's raw responses before the core checks them: the oracle's source where it cannot read the wire."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from strands_tito.conformance.wire_reading import Heard
+from strands_tito.conformance.wire_reading import WireGeneration
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.id_text import SAME
 from tito_core.backend.protocol import Backend, Integers, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
 Recorded = tuple[TokenRequest, RawResponse]
-"""What the core asked of a backend, and what that said."""
+"""A request of the core, and the backend's raw response."""
 
 
 class Recorder:
-    """A backend that passes everything on to another one, and keeps what is generated.
+    """A backend that forwards everything to another one, and records its generations.
 
     Attributes:
         inner: The backend under test.
-        recorded: Its generations, in the order in which they were answered.
+        recorded: Its generations, in the order of the responses.
     """
 
     def __init__(self, inner: Backend) -> None:
@@ -60,45 +60,45 @@ class Recorder:
         await self.inner.aclose()
 
 
-def generations(recorded: Iterable[Recorded]) -> list[Heard]:
-    """Return raw responses as the oracle reads them."""
-    return [_heard(request, raw) for request, raw in recorded]
+def generations(recorded: Iterable[Recorded]) -> list[WireGeneration]:
+    """Convert raw responses to what the oracle reads."""
+    return [_generation(request, raw) for request, raw in recorded]
 
 
-def _heard(request: TokenRequest, raw: RawResponse) -> Heard:
-    output, prompt = _plain(raw.output_ids), request.input_ids.tolist()
+def _generation(request: TokenRequest, raw: RawResponse) -> WireGeneration:
+    output, prompt = _as_list(raw.output_ids), request.input_ids.tolist()
     top = raw.top_logprobs() if callable(raw.top_logprobs) else raw.top_logprobs
-    return Heard(
-        name=raw.request_id or request.request_id,
-        prompt=prompt,
+    return WireGeneration(
+        request_id=raw.request_id or request.request_id,
+        prompt_ids=prompt,
         sampling=request.sampling.model_dump(mode="json"),
-        echoed=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME else _ids(raw.echoed),
-        output=output,
-        logprobs=_plain(raw.logprobs),
-        logprob_ids=output if raw.logprob_ids is None else _plain(raw.logprob_ids),
+        echoed_ids=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME else _ids(raw.echoed),
+        output_ids=output,
+        logprobs=_as_list(raw.logprobs),
+        logprob_ids=output if raw.logprob_ids is None else _as_list(raw.logprob_ids),
         finish=raw.finish,
         stop=raw.stop,
         prompt_tokens=raw.prompt_tokens,
         completion_tokens=raw.completion_tokens,
         cached_tokens=raw.cached_tokens,
         versions=list(raw.versions) or None,
-        top=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],
-        scored=[(int(token or 0), logprob) for token, logprob in raw.prompt_logprobs or ()],
-        experts=_base64(raw.routed_experts),
-        masks=None if raw.sampling_mask is None else [_plain(row) for row in raw.sampling_mask],
+        top_logprobs=None if top is None else [[(int(token or 0), logprob) for token, logprob in row] for row in top],
+        prompt_logprobs=[(int(token or 0), logprob) for token, logprob in raw.prompt_logprobs or ()],
+        routed_experts=_base64(raw.routed_experts),
+        sampling_masks=None if raw.sampling_mask is None else [_as_list(row) for row in raw.sampling_mask],
     )
 
 
-def _plain(values: Any) -> list[Any]:
-    """Return a list or array as Python's own values."""
+def _as_list(values: Any) -> list[Any]:
+    """Convert a list or an array to a list of Python values."""
     return list(values.tolist() if isinstance(values, np.ndarray) else values or ())
 
 
 def _ids(echoed: Any) -> list[int] | None:
     if isinstance(echoed, bytes | msgspec.Raw):
-        found: list[int] | None = json.loads(bytes(echoed))
-        return found
-    return None if echoed is None else _plain(echoed)
+        ids: list[int] | None = json.loads(bytes(echoed))
+        return ids
+    return None if echoed is None else _as_list(echoed)
 
 
 def _base64(experts: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Weights that change while the policy speaks, on a server whose owner asked for it: law 10 on each token."""
+"""Weight updates while the policy answers, on a server whose owner asked for them: law 10 on each token."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strands_tito.conformance.agents import Life
+from strands_tito.conformance.agents import SimulatedAgent
 from strands_tito.conformance.laws import Tally
-from strands_tito.conformance.target import Connected, takes_chunks
+from strands_tito.conformance.target import ConnectedServer, can_stream
 from strands_tito.testing import moves as m
 from tito_core.backend import EngineAdmin
 from tito_core.backend.checked import generate, score
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
     from strands_tito.conformance.player import Player
 
 TOKENS = 160
-"""Tokens of an answer in whose middle the weights change."""
+"""Length of an answer during which the weights change, in tokens."""
 LONGER = (4 * TOKENS, 10 * TOKENS)
-"""Those of the next ones, where an answer was in before anything could be changed: some servers send it in a burst."""
-SEEN = 4
-"""Tokens that are in before they change."""
-ON_THE_WAY_S = 0.2
-"""Tokens that come later than so long after the change were sampled after it."""
+"""Lengths of further tries, for servers that send an answer in one burst, before the weights could change."""
+MIN_TOKENS_BEFORE = 4
+"""Tokens that arrive before the weights change."""
+TRANSFER_S = 0.2
+"""Tokens that arrive later than this after the update were sampled after it, in seconds."""
 
 
-UNNAMED = "The server names no version on an answer."
+NO_VERSION = "The server reports no version with an answer."
 
 
-async def reloaded(player: Player, life: Life, move: m.Reload) -> None:
-    """Change the weights while an agent's answer and one that is watched are under way."""
-    life.hear(move.text)
-    player.choose(max_new_tokens=TOKENS, ignore_eos=True)
-    turn = asyncio.create_task(player.turn(life))
+async def play_reload(player: Player, agent: SimulatedAgent, move: m.Reload) -> None:
+    """Change the weights during an agent's answer and a watched one."""
+    agent.add_input(move.text)
+    player.set_sampling(max_new_tokens=TOKENS, ignore_eos=True)
+    turn = asyncio.create_task(player.run_turn(agent))
     try:
-        player.given_up += await change(player.connected, player.tally)
+        player.abandoned += await update_weights(player.server, player.tally)
     finally:
         await asyncio.wait([turn])
     turn.result()
 
 
 @dataclass
-class Change:
-    """One change of weights under an answer.
+class WeightUpdate:
+    """One weight update during an answer.
 
     Attributes:
-        old: The version before; None where nobody named it.
+        old: The version before; None if the server never reported one.
         new: The version after.
-        before: Tokens of the answer that were in when the change was asked for.
-        after: Tokens that were in once the change was over, those on the way included.
-        finished: Whether the answer was in by the time that the change was asked for.
+        before: Tokens of the answer that had arrived when the update was requested.
+        after: Tokens that had arrived when the update was done, those in transfer included.
+        finished: Whether the answer was complete before the update was requested.
     """
 
     old: str | None
@@ -70,60 +70,63 @@ class Change:
     finished: bool = False
 
 
-class _Ear:
-    """Hears the chunks of an answer."""
+class _ChunkCounter:
+    """Counts the tokens of an answer's chunks."""
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.tokens = 0
         self.enough = asyncio.Event()
 
     def __call__(self, chunk: TokenChunk) -> None:
-        self.seen += len(chunk.output_ids)
-        if self.seen >= SEEN:
+        self.tokens += len(chunk.output_ids)
+        if self.tokens >= MIN_TOKENS_BEFORE:
             self.enough.set()
 
 
-async def change(connected: Connected, tally: Tally) -> int:
-    """Change the weights under an answer that streams, and hold its version spans to what was seen of it.
+async def update_weights(server: ConnectedServer, tally: Tally) -> int:
+    """Change the weights during a streamed answer, and check the answer's version spans.
 
     Returns:
-        How many answers were asked for, which are no agent's.
+        Number of answers that were requested, which belong to no agent.
     """
-    backend, weights = connected.backend, connected.target.weights
+    backend, weights = server.backend, server.target.weights
     if weights is None:
         return 0
-    if not isinstance(backend, EngineAdmin) or not takes_chunks(backend):
-        tally.skip("changed", f"The backend {connected.target.backend} has no calls that change weights.")
+    if not isinstance(backend, EngineAdmin) or not can_stream(backend):
+        tally.skip("changed", f"The backend {server.target.backend} cannot change weights.")
         return 0
-    asked = 0
+    answers = 0
     for tokens in (TOKENS, *LONGER):
         sampling = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-        prompt = connected.policy.template.first_prompt(
+        prompt = server.policy.template.first_prompt(
             [{"role": "user", "content": [{"text": "Go on and on."}]}], None, None
         ).ids
-        ear, asked = _Ear(), asked + 1
+        counter, answers = _ChunkCounter(), answers + 1
         request = TokenRequest(prompt, sampling, uuid.uuid4().hex)
-        answer = asyncio.create_task(generate(connected.policy.backend, request, ear))
-        waiting = asyncio.create_task(ear.enough.wait())
+        answer = asyncio.create_task(generate(server.policy.backend, request, counter))
+        waiting = asyncio.create_task(counter.enough.wait())
         await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if not answer.done():
             break
-    connected.changes += 1
-    found = Change(connected.live, f"tito-{connected.changes}", before=ear.seen, finished=answer.done())
-    await _load(backend, weights, found.new)
-    connected.live = found.new
-    await asyncio.sleep(ON_THE_WAY_S)
-    found.after = ear.seen
+    server.weight_updates += 1
+    update = WeightUpdate(
+        server.live_version, f"tito-{server.weight_updates}", before=counter.tokens, finished=answer.done()
+    )
+    await _load(backend, weights, update.new)
+    server.live_version = update.new
+    await asyncio.sleep(TRANSFER_S)
+    update.after = counter.tokens
     response = await answer
     if [span.version for span in response.versions] == [None]:
-        connected.live, connected.names_versions = None, False
-        tally.skip("changed", UNNAMED)
-        tally.skip("live", UNNAMED)
-        return asked
-    spans_of(found, response, tally)
-    await _scored(connected, tally, found, response, [*prompt.tolist(), *response.output_ids.tolist()], sampling)
-    return asked
+        server.live_version, server.reports_versions = None, False
+        tally.skip("changed", NO_VERSION)
+        tally.skip("live", NO_VERSION)
+        return answers
+    check_spans(update, response, tally)
+    ids = [*prompt.tolist(), *response.output_ids.tolist()]
+    await _check_scores(server, tally, update, response, ids, sampling)
+    return answers
 
 
 async def _load(backend: EngineAdmin, weights: str, version: str) -> None:
@@ -131,54 +134,61 @@ async def _load(backend: EngineAdmin, weights: str, version: str) -> None:
         await backend.load_weights(weights, version)
     except WeightsNotLoadedError:
         with contextlib.suppress(BackendError):
-            await backend.resume()  # somebody else's requests wait
+            await backend.resume()  # other clients' requests may be waiting
         raise
 
 
-def spans_of(found: Change, response: TokenResponse, tally: Tally) -> None:
-    """Hold the spans of an answer to what was in before the change and what came after it."""
+def check_spans(update: WeightUpdate, response: TokenResponse, tally: Tally) -> None:
+    """Compare an answer's version spans with the number of tokens before and after the update."""
     versions = [span.version for span in response.versions]
-    if found.finished:
-        tally.skip("changed", "The answer was in before the weights changed.")
+    if update.finished:
+        tally.skip("changed", "The answer was complete before the weights changed.")
         return
-    old, n = found.old, len(response.output_ids)
-    problem = f"weights {old!r} became {found.new!r} after {found.before} to {found.after} of {n} tokens, and the "
-    problem += f"answer names {[tuple(span) for span in response.versions]}."
-    tally.hold("changed", versions[-1] == found.new or found.after >= n, problem)
-    tally.hold("changed", len(versions) <= 2 and found.new not in versions[:-1], problem)
+    old, n = update.old, len(response.output_ids)
+    problem = (
+        f"weights {old!r} became {update.new!r} after {update.before} to {update.after} of {n} tokens, but the answer "
+        f"reports {[tuple(span) for span in response.versions]}."
+    )
+    tally.require("changed", versions[-1] == update.new or update.after >= n, problem)
+    tally.require("changed", len(versions) <= 2 and update.new not in versions[:-1], problem)
     if old is not None:
-        tally.hold("changed", all(version in (old, found.new) for version in versions), problem)
-    boundary = boundary_of(response.versions, found.new)
-    tally.hold("changed", found.before <= boundary <= max(found.before, found.after), problem)
+        tally.require("changed", all(version in (old, update.new) for version in versions), problem)
+    boundary = boundary_of(response.versions, update.new)
+    tally.require("changed", update.before <= boundary <= max(update.before, update.after), problem)
 
 
 def boundary_of(spans: Sequence[VersionSpan], new: str) -> int:
-    """Return the first token that the new weights sampled."""
+    """Return the position of the first token of the new weights."""
     return next((span.start for span in spans if span.version == new), spans[-1].stop)
 
 
-async def _scored(
-    connected: Connected,
+async def _check_scores(
+    server: ConnectedServer,
     tally: Tally,
-    found: Change,
+    update: WeightUpdate,
     response: TokenResponse,
     ids: list[int],
     sampling: SamplingParams,
 ) -> None:
-    """Have the new weights score what they are said to have sampled."""
-    if not semantics_of(connected.policy.info, sampling).comparable_with_scoring():
+    """Let the new weights score the tokens that they sampled according to the version spans."""
+    if not semantics_of(server.policy.info, sampling).comparable_with_scoring():
         return
-    boundary = boundary_of(response.versions, found.new)
+    boundary = boundary_of(response.versions, update.new)
     own = response.logprobs[boundary:]
-    if response.versions[-1].version != found.new or not len(own):
+    if response.versions[-1].version != update.new or not len(own):
         return
-    apart = float(np.max(np.abs((await score(connected.policy.backend, ids))[len(ids) - len(own) :] - own)))
-    tolerance = connected.target.tolerance_nats
-    problem = f"of weights {found.new!r} a token's logprob lies {apart:.4g} nats from their own score, more than "
-    tally.hold("changed", apart <= tolerance, f"{problem}{tolerance:g}.", len(own))
+    apart = float(np.max(np.abs((await score(server.policy.backend, ids))[len(ids) - len(own) :] - own)))
+    tolerance = server.target.tolerance_nats
+    problem = (
+        f"a token's logprob under weights {update.new!r} differs by {apart:.4g} nats from their own score, more than "
+        f"{tolerance:g}."
+    )
+    tally.require("changed", apart <= tolerance, problem, len(own))
 
 
-def named(spans: Sequence[VersionSpan], live: str, tally: Tally) -> None:
-    """Hold a turn that no change ran into to the one version that was live."""
-    names = sorted({str(span.version) for span in spans})
-    tally.hold("live", names == [live], f"the weights are {live!r}, and an answer after that names {names}.")
+def check_live_version(spans: Sequence[VersionSpan], live_version: str, tally: Tally) -> None:
+    """Check a turn during which no weights changed: it must report the live version alone."""
+    versions = sorted({str(span.version) for span in spans})
+    tally.require(
+        "live", versions == [live_version], f"the weights are {live_version!r}, but a later answer reports {versions}."
+    )

@@ -1,7 +1,7 @@
-"""Law 7, worked out anew: what the chat template itself writes for a history, by transformers' own rendering.
+"""Law 7, worked out independently: what transformers' own rendering of the chat template writes for a history.
 
-A history is translated here by other code than the client's. Where the whole rendering ends as the delta does, and goes
-on from the answer before it, the delta is the template's own.
+Other code than the client's translates the history here. If the whole rendering ends with the delta, and continues the
+answer before it, then the delta is the template's own.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys under which templates read reasoning."""
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message from which templates read reasoning."""
 
-_THOUGHT = "Because of the weather"
-_CALLED = "weather_at"
+_SAMPLE_REASONING = "Because of the weather"
+_SAMPLE_TOOL = "weather_at"
 
 
 class Renderer:
     """Renders histories with a tokenizer's template.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         arguments: The template's arguments.
     """
 
@@ -31,7 +31,7 @@ class Renderer:
         self.controls = [str(token) for token in tokenizer.added_tokens_decoder.values()]
 
     def text(self, messages: Sequence[Any], system: str | None, tools: Sequence[Any]) -> str | None:
-        """Render a history up to where the policy speaks; None where the template refuses it."""
+        """Render a history with a generation prompt. Return None if the template refuses it."""
         functions = [
             {
                 "type": "function",
@@ -46,48 +46,48 @@ class Renderer:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    translated(messages, system),
+                    to_template_messages(messages, system),
                     tools=functions or None,
                     add_generation_prompt=True,
                     tokenize=False,
                     **self._arguments,
                 )
             )
-        except Exception:  # a template is a program: what it raises is its author's
+        except Exception:  # a template is a program and may raise anything
             return None
 
-    def reasoning(self, closer: str) -> tuple[str, str, str] | None:
-        """Read off a rendering what opens reasoning, what closes it, and all that stands between it and a closer.
+    def reasoning_tags(self, closer: str) -> tuple[str, str, str] | None:
+        """Find the text that opens reasoning, the text that closes it, and all text between reasoning and `closer`.
 
-        None where the template does not show the reasoning of an answer.
+        Return None if the template does not render an answer's reasoning.
         """
-        answer = {"role": "assistant", "content": "", **dict.fromkeys(REASONING, _THOUGHT)}
+        answer = {"role": "assistant", "content": "", **dict.fromkeys(REASONING_KEYS, _SAMPLE_REASONING)}
         messages = [{"role": "user", "content": "Why?"}, answer]
-        said = self._said(messages)
-        if said is None:
+        rendered = self._render(messages)
+        if rendered is None:
             return None
-        before, _, after = said.partition(_THOUGHT)
+        before, _, after = rendered.partition(_SAMPLE_REASONING)
         closing, found, _ = after.partition(closer)
         if not found or not closing.split() or not before.split():
             return None
         return before.split()[-1], closing.split()[0], closing
 
-    def call(self, closer: str) -> tuple[str, str, str] | None:
-        """Read off a rendering the control tokens around a call, and what closes it up to an answer's own closer.
+    def call_tags(self, closer: str) -> tuple[str, str, str] | None:
+        """Find the control tokens that open and close a call, and all text that closes it up to `closer`.
 
-        All three are empty where no control token ends a call, the first where none begins one; None where the template
-        shows no call.
+        All three are empty if no control token closes a call; the first is empty if none opens one. Return None if the
+        template does not render calls.
         """
-        use = {"toolUseId": "call00000", "name": _CALLED, "input": {"at": "noon"}}
-        asked = {"role": "user", "content": [{"text": "Why?"}]}
-        messages = translated([asked, {"role": "assistant", "content": [{"toolUse": use}]}], None)
-        said = self._said(messages)
-        if said is None:
+        use = {"toolUseId": "call00000", "name": _SAMPLE_TOOL, "input": {"at": "noon"}}
+        question = {"role": "user", "content": [{"text": "Why?"}]}
+        messages = to_template_messages([question, {"role": "assistant", "content": [{"toolUse": use}]}], None)
+        rendered = self._render(messages)
+        if rendered is None:
             return None
-        before, shown, after = said.partition(_CALLED)
-        whole, ended, _ = after.partition(closer)
-        closing = whole[len(self._before_controls(whole)) :]
-        if not shown:
+        before, name, after = rendered.partition(_SAMPLE_TOOL)
+        rest, ended, _ = after.partition(closer)
+        closing = rest[len(self._without_final_controls(rest)) :]
+        if not name:
             return None
         if not ended or not closing:
             return "", "", ""
@@ -95,39 +95,39 @@ class Renderer:
         first = min((control for control in self.controls if control in closing), key=closing.find)
         return last, first, closing
 
-    def _said(self, messages: Sequence[Any]) -> str | None:
-        """Render messages that are translated already, to their end; None where the template refuses them."""
+    def _render(self, messages: Sequence[Any]) -> str | None:
+        """Render template messages without a generation prompt. Return None if the template refuses them."""
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **self._arguments))
-        except Exception:  # as above
+        except Exception:  # see `text`
             return None
 
-    def _before_controls(self, text: str) -> str:
-        """Leave out the control tokens that a text ends with, and the blanks between and before them."""
+    def _without_final_controls(self, text: str) -> str:
+        """Strip the control tokens at the end of a text, and the whitespace around them."""
         found = next((control for control in self.controls if text.rstrip().endswith(control)), None)
-        return text if found is None else self._before_controls(text.rstrip().removesuffix(found)).rstrip()
+        return text if found is None else self._without_final_controls(text.rstrip().removesuffix(found)).rstrip()
 
-    def ids(self, text: str) -> list[int]:
-        """Encode a whole rendering as the tokenizer does."""
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as the tokenizer does, without special tokens around it."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def spell(self, ids: Sequence[int]) -> str:
-        """Decode ids, control tokens too."""
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids, control tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def survives(self, messages: Sequence[Any], system: str | None) -> bool:
-        """Return whether all that messages say is the same once encoded and decoded: some vocabularies lack bytes."""
-        said = json.dumps([system, messages], ensure_ascii=False)
-        return self.spell(self.ids(said)) == said
+        """Return whether a history's text survives encoding and decoding; some vocabularies lack bytes."""
+        text = json.dumps([system, messages], ensure_ascii=False)
+        return self.decode(self.encode(text)) == text
 
     def is_plain(self, messages: Sequence[Any], system: str | None) -> bool:
-        """Return whether nothing that a history says spells a control token, or a part of one."""
-        said = "\n".join(strings([system, messages]))
-        return not any(control in said for control in self.controls) and not any(mark in said for mark in "<>|[]")
+        """Return whether a history's text holds no control token and no bracket, which may be a part of one."""
+        text = "\n".join(strings([system, messages]))
+        return not any(control in text for control in self.controls) and not any(mark in text for mark in "<>|[]")
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON-like value, keys too."""
+    """Yield every string in a JSON-like value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -139,16 +139,16 @@ def strings(value: Any) -> Iterator[str]:
             yield from strings(item)
 
 
-def apart(one: str, other: str, shown: int = 60) -> tuple[str, str]:
-    """Return both texts from shortly before where they first differ."""
+def differing_excerpts(one: str, other: str, length: int = 60) -> tuple[str, str]:
+    """Return an excerpt of each text, from shortly before their first difference."""
     pairs = enumerate(zip(one, other, strict=False))
     at = max(0, next((i for i, (a, b) in pairs if a != b), min(len(one), len(other))) - 10)
-    return one[at : at + shown], other[at : at + shown]
+    return one[at : at + length], other[at : at + length]
 
 
-def translated(messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
-    """Translate a history to the messages that templates read."""
-    found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+def to_template_messages(messages: Sequence[Any], system: str | None) -> list[dict[str, Any]]:
+    """Translate a Strands history to the messages that templates read."""
+    translated: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     order: list[str] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -157,28 +157,28 @@ def translated(messages: Sequence[Any], system: str | None) -> list[dict[str, An
             calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
             order = [call["toolUseId"] for call in calls]
             names = {call["toolUseId"]: call["name"] for call in calls}
-            found.append(_answer(message, texts, calls))
+            translated.append(_assistant_message(message, texts, calls))
             continue
         results = [block["toolResult"] for block in message["content"] if "toolResult" in block]
         for result in sorted(results, key=lambda each: order.index(each["toolUseId"])):
-            shown = [_shown(item) for item in result["content"]]
+            content = [_result_text(item) for item in result["content"]]
             name, identity = names[result["toolUseId"]], result["toolUseId"]
-            found.append({"role": "tool", "name": name, "tool_call_id": identity, "content": "\n".join(shown)})
+            translated.append({"role": "tool", "name": name, "tool_call_id": identity, "content": "\n".join(content)})
         if texts or not results:
-            found.append({"role": "user", "content": "\n".join(texts)})
-    return found
+            translated.append({"role": "user", "content": "\n".join(texts)})
+    return translated
 
 
-def _shown(item: Any) -> str:
+def _result_text(item: Any) -> str:
     return str(item["text"]) if "text" in item else json.dumps(item["json"], ensure_ascii=False)
 
 
-def _answer(message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
+def _assistant_message(message: Any, texts: list[str], calls: list[Any]) -> dict[str, Any]:
     blocks = [block["reasoningContent"] for block in message["content"] if "reasoningContent" in block]
-    thoughts = [block["reasoningText"]["text"] for block in blocks]
+    reasoning = [block["reasoningText"]["text"] for block in blocks]
     answer: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if thoughts:
-        answer |= dict.fromkeys(REASONING, "\n".join(thoughts))
+    if reasoning:
+        answer |= dict.fromkeys(REASONING_KEYS, "\n".join(reasoning))
     if calls:
         functions = [{"name": call["name"], "arguments": call["input"]} for call in calls]
         pairs = zip(calls, functions, strict=True)

@@ -1,4 +1,4 @@
-"""What a run found: as plain data for a file and for pytest, a table in the terminal, and an HTML and a JSON file."""
+"""The report of a run: rows for pytest, a table in the terminal, and an HTML and a JSON file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from strands_tito.conformance.laws import CHECKS, LAWS
 from strands_tito.conformance.suite import Outcome
-from strands_tito.conformance.target import Connected
+from strands_tito.conformance.target import ConnectedServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Row:
         check: Its name.
         what: What is checked.
         verdict: "holds", "broken", "not applicable" or "not reached".
-        passed: Cases that held.
-        left_out: Cases that could not be checked, by why.
+        passed: Cases that passed.
+        left_out: Cases that could not be checked, by reason.
     """
 
     law: str
@@ -42,7 +42,7 @@ class Row:
 
 def rows(outcome: Outcome) -> list[Row]:
     """Return a row for each check, in the order of the laws."""
-    found = []
+    table = []
     for check in sorted(CHECKS.values(), key=lambda each: each.law):
         passed = outcome.tally.passed[check.name]
         left_out = dict(outcome.tally.not_applicable.get(check.name, {}))
@@ -52,12 +52,12 @@ def rows(outcome: Outcome) -> list[Row]:
             verdict = "holds"
         else:
             verdict = "not applicable" if left_out else "not reached"
-        found.append(Row(f"{check.law} {LAWS[check.law]}", check.name, check.what, verdict, passed, left_out))
-    return found
+        table.append(Row(f"{check.law} {LAWS[check.law]}", check.name, check.what, verdict, passed, left_out))
+    return table
 
 
-def _server(connected: Connected) -> dict[str, Any]:
-    info = connected.policy.info
+def _server(server: ConnectedServer) -> dict[str, Any]:
+    info = server.policy.info
     return {
         "backend": info.backend,
         "version": info.version,
@@ -73,16 +73,16 @@ def _server(connected: Connected) -> dict[str, Any]:
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """Return everything that a run found, JSON-compatible."""
-    connected, target = outcome.connected, outcome.connected.target
+    """Return the whole result of a run, JSON-compatible."""
+    server, target = outcome.server, outcome.server.target
     apart = outcome.tally.apart_nats
     return {
         "sound": outcome.sound,
         "backend": target.backend,
-        "server": _server(connected),
+        "server": _server(server),
         "versions": {name: version(name) for name in ("strands-tito", "strands-agents", "transformers", "hypothesis")},
-        "certificate": json.loads(connected.policy.template.certificate.to_json()),
-        "parser": connected.policy.detected.name,
+        "certificate": json.loads(server.policy.template.certificate.to_json()),
+        "parser": server.policy.detected.name,
         "profile": outcome.profile.name,
         "seed": target.seed,
         "tolerance_nats": target.tolerance_nats,
@@ -113,58 +113,58 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 _COLOUR = {"holds": "green", "broken": "bold red", "not applicable": "yellow", "not reached": "dim"}
 
 
-NOTES = 5
-"""Near-ties that the terminal shows."""
+MAX_NOTES = 5
+"""Number of notes that the terminal shows."""
 
 
 def print_report(outcome: Outcome, console: Console, replay: str) -> None:
-    """Print what a person wants to know first.
+    """Print the result as a table and a summary.
 
     Args:
-        outcome: What the run found.
-        console: Where to.
+        outcome: The result of the run.
+        console: The console to print to.
         replay: The command that plays the smallest conversation again.
     """
-    table = Table("law", "check", "", "cases", "not checked, and why", title="Conformance")
+    table = Table("law", "check", "", "cases", "not checked, and reason", title="Conformance")
     law = ""
     for row in rows(outcome):
-        left = "; ".join(f"{count}: {why}" for why, count in row.left_out.items())
+        left = "; ".join(f"{count}: {reason}" for reason, count in row.left_out.items())
         verdict = f"[{_COLOUR[row.verdict]}]{row.verdict}[/]"
         table.add_row(row.law if row.law != law else "", row.check, verdict, f"{row.passed:,}", Text(left))
         law = row.law
     console.print(table)
-    info = outcome.connected.policy.info
+    info = outcome.server.policy.info
     console.print(
         f"{info.backend} {info.version or 'of unknown version'}, {info.model}: {outcome.conversations} conversations, "
-        f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.connected.target.seed}.",
+        f"{outcome.turns} turns in {outcome.seconds:.0f} s, seed {outcome.server.target.seed}.",
         markup=False,
         highlight=False,
     )
     if outcome.against is not None:
         other = outcome.against.policy.info
         console.print(
-            f"Beside it {other.backend} {other.version or 'of unknown version'}, {other.model}: no logprob of an equal "
-            f"token was further apart than {outcome.tally.apart_nats:.2g} nats.",
+            f"Compared with {other.backend} {other.version or 'of unknown version'}, {other.model}: logprobs of equal "
+            f"tokens differ by at most {outcome.tally.apart_nats:.2g} nats.",
             markup=False,
             highlight=False,
         )
-    for note in outcome.tally.notes[:NOTES]:
+    for note in outcome.tally.notes[:MAX_NOTES]:
         console.print(note, style="yellow", markup=False, highlight=False)
-    if len(outcome.tally.notes) > NOTES:
-        console.print(f"... and {len(outcome.tally.notes) - NOTES} more, in the files.", style="yellow")
+    if len(outcome.tally.notes) > MAX_NOTES:
+        console.print(f"... and {len(outcome.tally.notes) - MAX_NOTES} more in the report's files.", style="yellow")
     if outcome.interrupted:
-        console.print("Interrupted: this is what is known so far.", style="yellow")
+        console.print("Interrupted. Results so far:", style="yellow")
     if outcome.broken is not None:
         console.print(str(outcome.broken), style="bold red", markup=False, highlight=False)
         if outcome.moves:
-            console.print("The smallest conversation that shows it:", style="bold")
+            console.print("Smallest conversation that breaks the law:", style="bold")
             for move in outcome.moves:
                 console.print(f"  {move}", markup=False, highlight=False)
             console.print(f"Play it again: {replay}", markup=False, highlight=False, soft_wrap=True)
     elif outcome.error is not None:
         console.print(outcome.error, style="bold red", markup=False, highlight=False)
     elif outcome.interrupted:
-        console.print("No law was broken by then.", style="bold yellow")
+        console.print("No law was broken so far.", style="bold yellow")
     else:
         console.print("Every law that applies holds.", style="bold green")
         if names := did_not_apply(rows(outcome)):
@@ -172,13 +172,13 @@ def print_report(outcome: Outcome, console: Console, replay: str) -> None:
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
-    """Write `conformance.json`, `conformance.html` and what broke as `conversation.json`; return their paths."""
+    """Write `conformance.json`, `conformance.html` and, after a failure, `conversation.json`; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = as_dict(outcome)
+    result = as_dict(outcome)
     written = [folder / "conformance.json", folder / "conformance.html"]
-    written[0].write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    written[0].write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     table = rows(outcome)
-    page = _PAGE.render(found=found, rows=table, left=did_not_apply(table))
+    page = _PAGE.render(result=result, rows=table, left=did_not_apply(table))
     written[1].write_text(page, encoding="utf-8")
     if outcome.moves:
         written.append(folder / "conversation.json")
@@ -186,47 +186,47 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     return written
 
 
-def did_not_apply(found: list[Row]) -> list[str]:
-    """List the checks that could not be made of this server."""
-    return [row.check for row in found if row.verdict == "not applicable"]
+def did_not_apply(table: list[Row]) -> list[str]:
+    """Return the checks that could not run on this server."""
+    return [row.check for row in table if row.verdict == "not applicable"]
 
 
-def verdicts(found: list[Row]) -> dict[str, str]:
+def verdicts(table: list[Row]) -> dict[str, str]:
     """Return each check's verdict by its name."""
-    return {row.check: row.verdict for row in found}
+    return {row.check: row.verdict for row in table}
 
 
 _PAGE = jinja2.Environment(autoescape=True).from_string(
     """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Conformance of {{ found.server.model }}</title>
+<html lang="en"><meta charset="utf-8"><title>Conformance of {{ result.server.model }}</title>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .3rem .6rem; vertical-align: top }
 tr { border-top: 1px solid #ddd } .holds { color: #17692b } .broken { color: #b00020; font-weight: bold }
 .not-applicable, .not-reached { color: #8a6d00 } pre { background: #f5f5f5; padding: 1rem; overflow: auto }
 </style>
-<h1>{% if found.sound %}Every law that applies holds{% else %}
-{{- "Not conformant" if found.broken else "Not finished" }}{% endif %}</h1>
-<p>{{ found.backend }} {{ found.server.version or "of unknown version" }}, {{ found.server.model }}:
-{{ found.conversations }} conversations, {{ found.turns }} turns in {{ found.seconds }} s; profile {{ found.profile }},
-seed {{ found.seed }}, tolerance {{ found.tolerance_nats }} nats.
-{% if found.against %}Beside it {{ found.against.backend }} {{ found.against.version or "of unknown version" }}: no
-logprob of an equal token was further apart than {{ found.against.apart_nats }} nats.{% endif %}
-{% if found.interrupted %}Interrupted: this is what was known by then.{% endif %}</p>
+<h1>{% if result.sound %}Every law that applies holds{% else %}
+{{- "Not conformant" if result.broken else "Not finished" }}{% endif %}</h1>
+<p>{{ result.backend }} {{ result.server.version or "of unknown version" }}, {{ result.server.model }}:
+{{ result.conversations }} conversations, {{ result.turns }} turns in {{ result.seconds }} s;
+profile {{ result.profile }}, seed {{ result.seed }}, tolerance {{ result.tolerance_nats }} nats.
+{% if result.against %}Compared with {{ result.against.backend }} {{ result.against.version or "of unknown version" }}:
+logprobs of equal tokens differ by at most {{ result.against.apart_nats }} nats.{% endif %}
+{% if result.interrupted %}Interrupted: these are the results so far.{% endif %}</p>
 {% if left %}<p>Did not apply: {{ left | join(", ") }}.</p>{% endif %}
-{% for note in found.notes %}<p>{{ note }}</p>{% endfor %}
-{% if found.broken or found.error %}<pre class="broken">{{ found.broken or found.error }}</pre>{% endif %}
-{% if found.moves %}<h2>The smallest conversation that shows it</h2>
-<pre>{{ found.moves | tojson(indent=1) }}</pre>{% endif %}
-<table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and why</tr>
+{% for note in result.notes %}<p>{{ note }}</p>{% endfor %}
+{% if result.broken or result.error %}<pre class="broken">{{ result.broken or result.error }}</pre>{% endif %}
+{% if result.moves %}<h2>Smallest conversation that breaks the law</h2>
+<pre>{{ result.moves | tojson(indent=1) }}</pre>{% endif %}
+<table><tr><th>law<th>check<th><th>cases<th>what is checked<th>not checked, and reason</tr>
 {% for row in rows %}<tr><td>{{ row.law }}<td>{{ row.check }}<td class="{{ row.verdict | replace(' ', '-') }}">
 {{ row.verdict }}<td>{{ row.passed }}<td>{{ row.what }}
-<td>{% for why, count in row.left_out.items() %}{{ count }}: {{ why }} {% endfor %}</tr>
+<td>{% for reason, count in row.left_out.items() %}{{ count }}: {{ reason }} {% endfor %}</tr>
 {% endfor %}</table>
 <h2>Server and client</h2>
-<pre>{{ {"server": found.server, "against": found.against,
-"versions": found.versions, "parser": found.parser} | tojson(indent=1) }}</pre>
-<h2>Certificate of the chat template</h2><pre>{{ found.certificate | tojson(indent=1) }}</pre>
+<pre>{{ {"server": result.server, "against": result.against,
+"versions": result.versions, "parser": result.parser} | tojson(indent=1) }}</pre>
+<h2>Certificate of the chat template</h2><pre>{{ result.certificate | tojson(indent=1) }}</pre>
 </html>
 """
 )

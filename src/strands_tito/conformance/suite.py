@@ -1,4 +1,4 @@
-"""The whole run: connect, ask what is fixed, play what is drawn, and tell what held."""
+"""A whole run: connect, send the fixed prompts, play random conversations, and report the result."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from strands_tito.conformance import fixed, reloading
-from strands_tito.conformance.generation import Drawn, Found, refused_as_law, shrink_moves
-from strands_tito.conformance.laws import OF_ONE, OF_PARITY, OF_WEIGHTS, BrokenLawError, Tally
-from strands_tito.conformance.parity import Pair
-from strands_tito.conformance.playing import Alone, Playing, Stage
+from strands_tito.conformance import fixed_prompts, reloading
+from strands_tito.conformance.generation import Failure, RandomConversations, as_broken_law, shrink_moves
+from strands_tito.conformance.laws import PARITY_CHECKS, SINGLE_SERVER_CHECKS, WEIGHT_CHECKS, BrokenLawError, Tally
+from strands_tito.conformance.parity import ServerPair
 from strands_tito.conformance.profiles import Profile
-from strands_tito.conformance.target import Connected, Target, connect
+from strands_tito.conformance.servers import Conversation, Servers, SingleServer
+from strands_tito.conformance.target import ConnectedServer, Target, connect
 from strands_tito.testing.moves import Move, Opening
 from tito_core.backend.errors import BackendError
 from tito_core.interrupt import StoppableRunner, in_thread
 
 Progress = Callable[[int], None]
-"""Told after each conversation how many there were."""
-NO_SECOND = "It takes a second server: --against-backend and --against-url."
-ONE_AT_A_TIME = "It is asked of one server at a time, without --against-url."
-NO_WEIGHTS = "Weights are changed only on request: --weights."
+"""Called after each conversation with the number of conversations so far."""
+NEEDS_SECOND_SERVER = "Needs a second server: pass --against-backend and --against-url."
+NEEDS_SINGLE_SERVER = "Runs on one server at a time: omit --against-url."
+NEEDS_WEIGHTS = "Weights change only on request: pass --weights."
 
 
 @dataclass
 class Outcome:
-    """What a run found.
+    """The result of a run.
 
     Attributes:
-        connected: The server, with what it said of itself.
-        profile: How much was to be played.
+        server: The server, connected.
+        profile: The profile of the run.
         tally: The checks.
         against: The second server, or None.
-        broken: The law that does not hold, or None.
-        moves: The smallest conversation that shows it; empty when a fixed question showed it.
-        error: Something else that ended the run, as a sentence.
-        conversations: How many were played.
-        seconds: How long it took.
-        interrupted: Whether it was stopped before it was over.
+        broken: The law that is broken, or None.
+        moves: The smallest conversation that breaks it; empty if a fixed prompt broke it.
+        error: Another error that ended the run, as a sentence, or None.
+        conversations: Conversations that were played.
+        seconds: Duration of the run.
+        interrupted: Whether the run was stopped before its end.
     """
 
-    connected: Connected
+    server: ConnectedServer
     profile: Profile
     tally: Tally
-    against: Connected | None = None
+    against: ConnectedServer | None = None
     broken: BrokenLawError | None = None
     moves: tuple[Move, ...] = ()
     error: str | None = None
@@ -54,12 +54,12 @@ class Outcome:
 
     @property
     def turns(self) -> int:
-        """How many turns were played, those of smaller conversations that were tried included."""
+        """Turns that were played, including those of the search for a smaller conversation."""
         return self.tally.turns
 
     @property
     def sound(self) -> bool:
-        """Whether everything that was asked for was done, and held."""
+        """Whether the run is complete and no law is broken."""
         return self.broken is None and self.error is None and not self.interrupted
 
 
@@ -68,14 +68,14 @@ class Run:
 
     Args:
         target: The server.
-        profile: How much is played.
+        profile: How much to play.
         progress: Called after each conversation.
-        shrink: Whether the smallest conversation that breaks a law is looked for.
-        against: A second server of the same weights, which is to say the same; None tests one.
-        moves: The only conversation to play, as a report gives it; None draws many.
+        shrink: Whether to search for a smaller conversation that breaks the same law.
+        against: A second server of the same weights, to compare with; None tests one server.
+        moves: The only conversation to play, as a report writes it; None plays random ones.
 
     Attributes:
-        outcome: What is known so far; None until the server is connected to. It is whole once `play` has returned.
+        outcome: The result so far; None until the server is connected. It is complete once `play` has returned.
     """
 
     def __init__(
@@ -98,30 +98,30 @@ class Run:
         """Connect and play.
 
         Raises:
-            BackendError, TemplateError, TokenizerError: A server cannot be connected to at all.
-            KeyboardInterrupt: It was stopped.
+            BackendError, TemplateError, TokenizerError: The connection to a server failed.
+            KeyboardInterrupt: The run was stopped.
         """
         with self._runner as runner:
-            outcome = self.outcome = runner.run(_connected(self._target, self._against, self._profile))
+            outcome = self.outcome = runner.run(_connect(self._target, self._against, self._profile))
             try:
                 if self._moves is not None:
-                    _replayed(outcome, runner, self._moves)
+                    _replay(outcome, runner, self._moves)
                 else:
                     if self._against is None:
-                        _fixed(outcome, runner)
+                        _play_fixed(outcome, runner)
                     if outcome.broken is None:
-                        _drawn(outcome, runner, self._progress, shrink=self._shrink)
+                        _play_random(outcome, runner, self._progress, shrink=self._shrink)
             finally:
                 outcome.seconds = time.monotonic() - self._started
-                runner.close(_closed(outcome))
+                runner.close(_disconnect(outcome))
         return outcome
 
     def stop(self) -> None:
-        """End it soon, and abort what is in flight. Any thread may call it."""
+        """End the run soon, and abort requests in flight. Any thread may call this."""
         self._runner.stop()
 
     def interrupted(self) -> Outcome | None:
-        """Return what is known of a run that was stopped; None where no server was connected to."""
+        """Return the result so far of a stopped run; None if no server was connected."""
         if self.outcome is None:
             return None
         return replace(self.outcome, interrupted=True, seconds=time.monotonic() - self._started)
@@ -140,99 +140,100 @@ def run(
 
 
 def replay(target: Target, profile: Profile, moves: Sequence[Move], *, against: Target | None = None) -> Outcome:
-    """Play one conversation, as a report gives it; see `Run`."""
+    """Play one conversation, as a report writes it; see `Run`."""
     return _in_thread(Run(target, profile, against=against, moves=moves))
 
 
-def _in_thread(whole_run: Run) -> Outcome:
-    return in_thread(whole_run.play, whole_run.stop)
+def _in_thread(run: Run) -> Outcome:
+    return in_thread(run.play, run.stop)
 
 
-async def whole(stage: Stage, moves: Sequence[Move]) -> None:
+async def play_conversation(servers: Servers, moves: Sequence[Move]) -> None:
     """Play a whole conversation, and check it at its end."""
-    playing: Playing = stage.begin([move for move in moves if isinstance(move, Opening)])
+    conversation: Conversation = servers.begin([move for move in moves if isinstance(move, Opening)])
     for move in moves:
-        await playing.play(move)
-    await playing.close()
+        await conversation.play(move)
+    await conversation.close()
 
 
-async def _connected(target: Target, against: Target | None, profile: Profile) -> Outcome:
+async def _connect(target: Target, against: Target | None, profile: Profile) -> Outcome:
     outcome = Outcome(await connect(target), profile, Tally())
     if against is not None:
         outcome.against = await connect(against)
-        for check in OF_ONE:
-            outcome.tally.skip(check, ONE_AT_A_TIME)
+        for check in SINGLE_SERVER_CHECKS:
+            outcome.tally.skip(check, NEEDS_SINGLE_SERVER)
     else:
-        for check in OF_PARITY:
-            outcome.tally.skip(check, NO_SECOND)
+        for check in PARITY_CHECKS:
+            outcome.tally.skip(check, NEEDS_SECOND_SERVER)
     if target.weights is None and against is None:
-        for check in OF_WEIGHTS:
-            outcome.tally.skip(check, NO_WEIGHTS)
+        for check in WEIGHT_CHECKS:
+            outcome.tally.skip(check, NEEDS_WEIGHTS)
     return outcome
 
 
-async def _closed(outcome: Outcome) -> None:
-    for connected in (outcome.connected, outcome.against):
-        if connected is not None:
-            await connected.policy.backend.aclose()
+async def _disconnect(outcome: Outcome) -> None:
+    for server in (outcome.server, outcome.against):
+        if server is not None:
+            await server.policy.backend.aclose()
 
 
-def _stage(outcome: Outcome) -> Stage:
+def _servers(outcome: Outcome) -> Servers:
     if outcome.against is None:
-        return Alone(outcome.connected, outcome.tally)
-    return Pair(outcome.connected, outcome.against, outcome.tally)
+        return SingleServer(outcome.server, outcome.tally)
+    return ServerPair(outcome.server, outcome.against, outcome.tally)
 
 
-def _replayed(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
+def _replay(outcome: Outcome, runner: StoppableRunner, moves: Sequence[Move]) -> None:
     try:
-        runner.run(whole(_stage(outcome), moves))
+        runner.run(play_conversation(_servers(outcome), moves))
         outcome.conversations = 1
     except (BrokenLawError, BackendError) as error:
-        _found(outcome, Found(refused_as_law(error), tuple(moves)))
+        _record_failure(outcome, Failure(as_broken_law(error), tuple(moves)))
 
 
-def _fixed(outcome: Outcome, runner: StoppableRunner) -> None:
+def _play_fixed(outcome: Outcome, runner: StoppableRunner) -> None:
     try:
-        runner.run(fixed.ask(outcome.connected, outcome.tally, outcome.profile.repeats))
-        if outcome.connected.target.weights is not None:
-            runner.run(reloading.change(outcome.connected, outcome.tally))
+        runner.run(fixed_prompts.check_fixed_prompts(outcome.server, outcome.tally, outcome.profile.repeats))
+        if outcome.server.target.weights is not None:
+            runner.run(reloading.update_weights(outcome.server, outcome.tally))
     except (BrokenLawError, BackendError) as error:
-        broken = refused_as_law(error)
+        broken = as_broken_law(error)
         if not isinstance(broken, BrokenLawError):
             raise
         outcome.broken = broken
 
 
-def _drawn(outcome: Outcome, runner: StoppableRunner, progress: Progress, *, shrink: bool) -> None:
-    def told(count: int) -> None:
-        outcome.conversations = count
-        progress(count)
+def _play_random(outcome: Outcome, runner: StoppableRunner, progress: Progress, *, shrink: bool) -> None:
+    def count(conversations: int) -> None:
+        outcome.conversations = conversations
+        progress(conversations)
 
-    stage = _stage(outcome)
-    found = Drawn(stage, outcome.profile, outcome.connected.target.seed, runner, told).play()
-    if found is None:
+    servers = _servers(outcome)
+    failure = RandomConversations(servers, outcome.profile, outcome.server.target.seed, runner, count).play()
+    if failure is None:
         return
-    _found(outcome, found)
+    _record_failure(outcome, failure)
     if shrink and outcome.broken is not None:
-        found_smaller = shrink_moves(outcome.broken, outcome.moves, lambda moves: _played_again(stage, runner, moves))
-        for outcome.broken, outcome.moves in found_smaller:
-            pass  # each is kept at once: the search may be interrupted
+        smaller = shrink_moves(outcome.broken, outcome.moves, lambda moves: _broken_by(servers, runner, moves))
+        for outcome.broken, outcome.moves in smaller:
+            pass  # keep each at once: the search may be interrupted
 
 
-def _found(outcome: Outcome, found: Found) -> None:
-    outcome.moves = found.moves
-    if isinstance(found.error, BrokenLawError):
-        outcome.broken = found.error
+def _record_failure(outcome: Outcome, failure: Failure) -> None:
+    outcome.moves = failure.moves
+    if isinstance(failure.error, BrokenLawError):
+        outcome.broken = failure.error
     else:
-        outcome.error = f"{type(found.error).__name__}: {found.error}"
+        outcome.error = f"{type(failure.error).__name__}: {failure.error}"
 
 
-def _played_again(stage: Stage, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
+def _broken_by(servers: Servers, runner: StoppableRunner, moves: Sequence[Move]) -> BrokenLawError | None:
+    """Play a conversation; return the law that it breaks, or None."""
     try:
-        runner.run(whole(stage, moves))
+        runner.run(play_conversation(servers, moves))
     except BrokenLawError as broken:
         return broken
-    except Exception as error:  # another way to fail shows nothing smaller of this one
-        law = refused_as_law(error)
+    except Exception as error:  # an unrelated failure is no smaller example of this one
+        law = as_broken_law(error)
         return law if isinstance(law, BrokenLawError) else None
     return None

@@ -1,4 +1,4 @@
-"""The server under test: its backend, between a recorder of raw responses and the log of its wire."""
+"""The server under test: its backend, with a recorder of raw responses above and a log of its wire below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from strands_tito.conformance import recorder, wire_reading
 from strands_tito.conformance.recorder import Recorder
 from strands_tito.conformance.wire_log import TransportFactory, WireLog
-from strands_tito.conformance.wire_reading import Heard
+from strands_tito.conformance.wire_reading import WireGeneration
 from strands_tito.testing.wire import WireKit, find_wire, installed_wires
 from tito_core.backend.http.address import Address
 from tito_core.backend.http.connections import ConnectionPool
@@ -23,19 +23,19 @@ from tito_core.model import Policy
 
 @dataclass(frozen=True)
 class Target:
-    """What is tested.
+    """A server to test, and how.
 
     Attributes:
         backend: Name of the backend.
         base_url: The server's address.
         tokenizer: Name or folder of the model's tokenizer, or the object.
         parser: The tool-call format.
-        transport: Carries the requests; aiohttp's when None. Scripted engines put theirs here.
-        options: For the backend, such as `model`, `api_key` and `timeout_s`.
-        tolerance_nats: How far a score may lie from a reported logprob.
-        seed: What is drawn is drawn from it.
-        seeds: Whether the server must keep to a request's seed. SGLang does so only in its deterministic mode.
-        experts: Layers and experts a token of a mixture, for a server that does not say them; None otherwise.
+        transport: Makes the transport of the requests; aiohttp's when None. Scripted engines bring their own.
+        options: Options of the backend, such as `model`, `api_key` and `timeout_s`.
+        tolerance_nats: Largest allowed difference between a score and a reported logprob.
+        seed: Seed of everything that is drawn at random.
+        seeds: Whether the server must obey a request's seed. SGLang does so only in its deterministic mode.
+        experts: Layers and experts a token of a mixture-of-experts model, for a server that does not report them.
         weights: A folder that the server can read, whose weights it is made to load again and again; None leaves the
             server's weights alone.
     """
@@ -54,66 +54,66 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A place in the logs of a server: exchanges on its wire, and raw responses."""
+class LogPosition:
+    """A position in a server's logs: the number of exchanges on its wire and of raw responses."""
 
     exchanges: int
     recorded: int
 
 
 @dataclass
-class Connected:
+class ConnectedServer:
     """A target with its policy.
 
     Attributes:
         target: The server.
-        policy: It generates through the recorder.
-        recorder: Keeps the backend's raw responses.
-        log: The log of its wire, where the backend takes a transport.
-        live: The version of the weights that the suite loaded last; None when it has loaded none.
-        changes: How often it has.
-        names_versions: Whether answers name the weights that sampled them; False once one did not.
+        policy: The policy, which generates through the recorder.
+        recorder: Records the backend's raw responses.
+        log: The log of its wire; None if the backend takes no transport.
+        live_version: The weight version that the suite loaded last; None before the first update.
+        weight_updates: Number of weight updates so far.
+        reports_versions: Whether answers report weight versions; False after one that did not.
     """
 
     target: Target
     policy: Policy
     recorder: Recorder
     log: WireLog | None
-    live: str | None = None
-    changes: int = 0
-    names_versions: bool = True
+    live_version: str | None = None
+    weight_updates: int = 0
+    reports_versions: bool = True
 
-    @property
-    def wire(self) -> WireKit[Heard] | None:
-        """How the oracle reads the log; None where nothing is logged, or no installed package reads the wire."""
+    @functools.cached_property
+    def wire(self) -> WireKit[WireGeneration] | None:
+        """The reader of the log; None if nothing is logged, or if no installed package reads the wire."""
         if self.log is None or self.target.backend not in installed_wires():
             return None
         return find_wire(self.target.backend)
 
     @property
     def backend(self) -> Backend:
-        """The backend itself, without the recorder."""
+        """The backend under test, without the recorder."""
         return self.recorder.inner
 
-    def mark(self) -> Mark:
-        """Return how long the logs are."""
-        return Mark(len(self.log.exchanges) if self.log is not None else 0, len(self.recorder.recorded))
+    def log_position(self) -> LogPosition:
+        """Return the current length of the logs."""
+        return LogPosition(len(self.log.exchanges) if self.log is not None else 0, len(self.recorder.recorded))
 
-    def heard(self, since: Mark) -> list[wire_reading.Heard]:
-        """Read the generations since a mark: off the wire where it is known, else from the raw responses."""
+    def generations(self, since: LogPosition) -> list[WireGeneration]:
+        """Return the generations since a position: from the wire if it can be read, else from raw responses."""
         if self.wire is not None and self.log is not None:
             return wire_reading.generations(self.wire.read, self.log.exchanges[since.exchanges :])
         return recorder.generations(self.recorder.recorded[since.recorded :])
 
-    def forget(self, since: Mark) -> None:
-        """Drop what was logged since a mark."""
+    def truncate_logs(self, since: LogPosition) -> None:
+        """Drop everything that was logged since a position."""
         if self.log is not None:
             del self.log.exchanges[since.exchanges :]
         del self.recorder.recorded[since.recorded :]
 
 
-async def connect(target: Target) -> Connected:
-    """Connect to the server, and check its chat template.
+async def connect(target: Target) -> ConnectedServer:
+    """Connect to the server, and certify its chat template.
 
     Raises:
         BackendError, TemplateError, TokenizerError: As `Policy.connect` does.
@@ -124,18 +124,18 @@ async def connect(target: Target) -> Connected:
         options["http_transport"] = log.transport
     recording = Recorder(create_backend(target.backend, target.base_url, **options))
     policy = await Policy.connect_async(backend=recording, tokenizer=target.tokenizer, parser=target.parser)
-    return Connected(target, policy, recording, log)
+    return ConnectedServer(target, policy, recording, log)
 
 
 def _pool(target: Target) -> TransportFactory:
-    """Return the pool that the backend would have made: the log replaces it."""
+    """Return a factory of the pool that the backend would have made itself; the log sits above it."""
     where = Address.of(target.base_url, backend=target.backend)
     options = target.options
     limit, connect_timeout_s = options.get("max_connections", 0), options.get("connect_timeout_s", 5.0)
     return functools.partial(ConnectionPool, where.socket, limit, connect_timeout_s)
 
 
-def takes_chunks(backend: Backend) -> bool:
+def can_stream(backend: Backend) -> bool:
     """Return whether a backend can stream."""
     return "on_chunk" in inspect.signature(backend.generate).parameters
 

@@ -1,4 +1,4 @@
-"""One test a check, over one run of the suite on the server that the options name."""
+"""One test for each check, on one run of the suite against the server that the options name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from strands_tito.conformance.suite import Outcome
 
 
-def test_the_run_came_to_its_end(tito_outcome: Outcome) -> None:
-    """Nothing but a broken law ended it."""
+def test_the_run_is_complete(tito_outcome: Outcome) -> None:
+    """No error and no interrupt ended the run early."""
     assert tito_outcome.error is None
     assert not tito_outcome.interrupted
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_law_holds(check: str, tito_outcome: Outcome) -> None:
-    """The check held wherever it could be made."""
+    """The check passed wherever it applied."""
     [row] = [each for each in rows(tito_outcome) if each.check == check]
     if row.verdict in ("not applicable", "not reached"):
-        pytest.skip("; ".join(row.left_out) or "No conversation came to it.")
+        pytest.skip("; ".join(row.left_out) or "No conversation reached it.")
     assert row.verdict == "holds", str(tito_outcome.broken)

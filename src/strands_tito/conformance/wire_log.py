@@ -1,4 +1,4 @@
-"""Everything that goes over the wire, written down below the client: what the oracle reads."""
+"""A log of everything on the wire, recorded below the client: the oracle's source."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TransportFactory = Callable[[], HttpTransport]
 
 @dataclass
 class Exchange:
-    """One HTTP request and as much of its answer as came.
+    """One HTTP request, and as much of its response as arrived.
 
     Attributes:
         method: Of the request.
         path: Of its URL, without the query.
-        headers: Of the request, names in lower case, without what holds a key.
+        headers: Of the request, names in lower case, without the API key.
         sent: The request's body.
-        status: The answer's status, or None when none came.
-        got: The answer's body, as far as it was read.
-        whole: Whether the answer came to its end.
+        status: The response's status; None if no response arrived.
+        got: The response's body, as far as it was read.
+        whole: Whether the response arrived completely.
     """
 
     method: str
@@ -36,10 +36,10 @@ class Exchange:
 
 
 class WireLog:
-    """The exchanges of one run, in the order in which they were begun.
+    """The exchanges of one run, in the order in which they started.
 
     Args:
-        inner: Makes the carrier of the requests; aiohttp's pool by default, as users have it.
+        inner: Makes the transport of the requests; aiohttp's pool by default, as users have it.
     """
 
     def __init__(self, inner: TransportFactory = ConnectionPool) -> None:
@@ -47,29 +47,29 @@ class WireLog:
         self._inner = inner
 
     def transport(self) -> HttpTransport:
-        """Return a carrier that records what it carries: the `http_transport` of a backend."""
-        return _Tap(self._inner(), self.exchanges)
+        """Return a transport that logs its exchanges: the `http_transport` of a backend."""
+        return _LoggingTransport(self._inner(), self.exchanges)
 
 
-class _Tap:
+class _LoggingTransport:
     def __init__(self, inner: HttpTransport, exchanges: list[Exchange]) -> None:
         self._inner = inner
         self._exchanges = exchanges
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
-        kept = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
+        logged = {name.lower(): value for name, value in headers.items() if name.lower() != "authorization"}
         sent = body if isinstance(body, bytes) else b"".join(body)
-        exchange = Exchange(method, urlsplit(url).path, kept, sent)
+        exchange = Exchange(method, urlsplit(url).path, logged, sent)
         self._exchanges.append(exchange)
         reply = await self._inner.send(method, url, headers, body)
         exchange.status = reply.status
-        return replace(reply, raw=_recorded(reply.raw, exchange))
+        return replace(reply, raw=_logged(reply.raw, exchange))
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
 
-async def _recorded(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+async def _logged(raw: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
     async for piece in raw:
         exchange.got += piece
         yield piece

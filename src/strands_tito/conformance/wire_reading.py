@@ -1,4 +1,7 @@
-"""What went over the wire, in words that every engine's reader shares; each reader is in its engine's package."""
+"""Generations as they went over the wire, under field names that all engines' readers share.
+
+Each engine's reader is in the engine's own package, and is found through the entry point group `tito.wires`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Seen(Protocol):
-    """What the oracle reads of an exchange."""
+class WireExchange(Protocol):
+    """The parts of an HTTP exchange that a reader may use."""
 
     path: str
     headers: dict[str, str]
@@ -20,18 +23,33 @@ class Seen(Protocol):
 
 
 @dataclass
-class Heard:
-    """One generation as the wire tells it. What an engine does not say is None.
+class WireGeneration:
+    """One generation as the wire shows it. A field that the engine does not report is None.
 
-    Beside each token of the output: `top`, the likeliest as (id, logprob), and `masks`, the ids that were left to
-    choose from. `scored` are (id, logprob) of the prompt, up to its end; `experts` is base64.
+    Attributes:
+        request_id: The request's id, as the client sent it.
+        prompt_ids: The prompt as sent.
+        sampling: Sampling parameters as sent, under the wire's names.
+        echoed_ids: The prompt as the server read it.
+        output_ids: Sampled ids.
+        logprobs: One for each output id.
+        logprob_ids: The token that each logprob belongs to.
+        finish: Why the generation ended: "stop", "length" or another reason of the engine.
+        stop: The stop id or stop string that ended it.
+        prompt_tokens, completion_tokens, cached_tokens: The server's counts.
+        versions: Weight versions as (start, end, version) over the output ids.
+        text: The text that the server reports with the ids.
+        top_logprobs: For each output id, the most likely tokens as (id, logprob).
+        prompt_logprobs: (id, logprob) of the prompt's last tokens, up to its end.
+        routed_experts: Base64, as on the wire.
+        sampling_masks: For each output id, the ids that the sampler could choose from.
     """
 
-    name: str
-    prompt: list[int]
+    request_id: str
+    prompt_ids: list[int]
     sampling: dict[str, Any]
-    echoed: list[int] | None = None
-    output: list[int] = field(default_factory=list)
+    echoed_ids: list[int] | None = None
+    output_ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     logprob_ids: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -41,29 +59,29 @@ class Heard:
     cached_tokens: int | None = None
     versions: list[tuple[int, int, str | None]] | None = None
     text: str | None = None
-    top: list[list[tuple[int, float | None]]] | None = None
-    scored: list[tuple[int, float | None]] = field(default_factory=list)
-    experts: str | None = None
-    masks: list[list[int]] | None = None
+    top_logprobs: list[list[tuple[int, float | None]]] | None = None
+    prompt_logprobs: list[tuple[int, float | None]] = field(default_factory=list)
+    routed_experts: str | None = None
+    sampling_masks: list[list[int]] | None = None
 
 
-Read = Callable[[Seen], Heard | None]
-"""Reads one whole, successful exchange; None where it is no generation."""
+ReadExchange = Callable[[WireExchange], WireGeneration | None]
+"""Reads one complete, successful exchange. Returns None if the exchange is not a generation."""
 
 
-def generations(read: Read, exchanges: Iterable[Seen]) -> list[Heard]:
-    """Read every whole, successful generation; scores and what the server was asked about itself are left out.
+def generations(read: ReadExchange, exchanges: Iterable[WireExchange]) -> list[WireGeneration]:
+    """Read every complete, successful generation. Scores and information requests are left out.
 
     Args:
         read: The reader of the engine's wire.
-        exchanges: What went over it.
+        exchanges: The HTTP exchanges, in order.
     """
-    sound = [exchange for exchange in exchanges if exchange.status == 200 and exchange.whole and exchange.sent]
-    return [heard for exchange in sound if (heard := read(exchange)) is not None]
+    complete = [exchange for exchange in exchanges if exchange.status == 200 and exchange.whole and exchange.sent]
+    return [generation for exchange in complete if (generation := read(exchange)) is not None]
 
 
-def documents(exchange: Seen) -> list[Any]:
-    """Return an answer's JSON documents: one, or one for each event of a stream."""
+def documents(exchange: WireExchange) -> list[Any]:
+    """Return the JSON documents of a response: one, or one for each event of a stream."""
     text = exchange.got.decode()
     if not text.lstrip().startswith("data:"):
         return [json.loads(text)]

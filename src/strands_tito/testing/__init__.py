@@ -1,8 +1,8 @@
 """Scripted engines: servers that speak the wire of real vLLM and SGLang, for tests without a model or a GPU.
 
-A *script* says what the policy answers, in token ids; a *wire* is what a real server's HTTP surface looks like, and
-comes from the engine's own package (see `WireKit`); a *fault* is what goes wrong. The same script on every wire gives
-the same tokens and logprobs:
+A *script* maps a request to a completion in token ids. A *wire* is the HTTP interface of a real server, and comes from
+the engine's own package (see `WireKit`). A *fault* is an error to inject. The same script gives the same tokens and
+logprobs on every wire:
 
     from strands_tito.testing import Fault, HashPolicy, Replay, first, scripted_engine, scripted_server
 
@@ -13,7 +13,7 @@ the same tokens and logprobs:
     engine = scripted_engine("sglang", HashPolicy(1000, eos_ids=[2]), eos_ids=[2], fault=first(1, Fault(status=503)))
     backend = create_backend("sglang", "http://scripted", http_transport=lambda: InProcessTransport(engine))
 
-What backends are tested against is independent of them: neither this frame nor a wire imports one.
+Neither this package nor a wire imports a backend, so that the scripted servers are independent of the code under test.
 """
 
 from __future__ import annotations
@@ -77,31 +77,32 @@ class Options(TypedDict, total=False):
     """Settings of a scripted engine, with their defaults.
 
     Keys:
-        vocab_size: 1000. Ids at or past it are refused by vLLM and kill SGLang, as they do the real servers.
+        vocab_size: 1000. Larger ids are refused by vLLM and crash SGLang, as on the real servers.
         max_model_len: 4096. Context length in tokens, prompt and completion together.
-        eos_ids: none. Ids that end a generation; the first is the main one.
+        eos_ids: None by default. Ids that end a generation; the first is the main one.
         model: "scripted". The served name.
-        api_key: None. When set, other keys get a 401.
-        decode: ids to text, for the text fields and stop strings; each id as `<id>`.
-        encode: None. (text, whether special tokens are added) to ids, for `/tokenize`, such as
-            `lambda text, special: tokenizer.encode(text, add_special_tokens=special)`. Without it there is no such
-            path, as behind a router that forwards generation only.
-        skip_tokenizer_init: False. A server without a tokenizer: SGLang's answers have no text, and neither encodes
-            any.
-        scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` is 403.
-        raw_logprobs: None. What completions report: True raw (vLLM's default), False at the request's temperature
-            (SGLang's default). Prompt logprobs are always raw.
-        truncated_logprobs: False. Whether they are over what a finite `top_k` leaves, as `processed_logprobs` of vLLM.
+        api_key: None. If set, requests with another key get a 401.
+        decode: Converts ids to text, for text fields and stop strings. By default each id becomes `<id>`.
+        encode: None. Converts (text, whether to add special tokens) to ids for `/tokenize`, such as
+            `lambda text, special: tokenizer.encode(text, add_special_tokens=special)`. Without it the path does not
+            exist, as behind a router that forwards generation only.
+        skip_tokenizer_init: False. A server without a tokenizer: SGLang's responses have no text, and no wire encodes
+            text.
+        scale_out: True. vLLM's `--enable-scale-out`: without it `/inference/v1/*` returns 403.
+        raw_logprobs: None, the engine's default. Completions report raw logprobs (True, vLLM's default) or logprobs
+            at the request's temperature (False, SGLang's default). Prompt logprobs are always raw.
+        truncated_logprobs: False. Whether logprobs are normalised over the tokens that a finite `top_k` keeps, as
+            vLLM's `processed_logprobs` are.
         max_logprobs: 20. vLLM's `--max-logprobs`.
-        experts: None. (layers, experts a token) of a mixture-of-experts model, whose server was started with
+        experts: None. (layers, experts a token) of a mixture-of-experts model on a server with
             `--enable-return-routed-experts`.
         sampling_masks: False. vLLM's `--return-sampling-mask`; SGLang needs no option.
         priorities: False. SGLang's `--enable-priority-scheduling`.
-        fault: None. What goes wrong, by request.
-        latency: 0. Seconds that a generation takes; it can be aborted, or the weights updated, meanwhile.
-        max_running: None. How many generations run at once; more wait.
-        max_queued: None. How many may wait before SGLang answers 503; vLLM queues without limit.
-        record: True. Keep requests and exchanges; False for benchmarks.
+        fault: None. Chooses a fault for each request.
+        latency: 0. Seconds that a generation takes; during them it can be aborted, and weights can be updated.
+        max_running: None. Generations that run at once; further ones wait.
+        max_queued: None. Generations that may wait before SGLang returns 503; vLLM queues without limit.
+        record: True. Whether to keep requests and exchanges; False for benchmarks.
     """
 
     vocab_size: int
@@ -127,15 +128,19 @@ class Options(TypedDict, total=False):
 
 
 def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> ScriptedEngine:
-    """Return an engine that speaks the installed wire `kind` and answers as `script` says; `options` as in `Options`.
+    """Return an engine that speaks the installed wire `kind` and answers from `script`.
+
+    Args:
+        kind: Name of an installed wire.
+        script: Maps requests to completions.
+        options: See `Options`.
 
     Raises:
-        ValueError: No installed package can script an engine of that kind.
-
+        ValueError: No installed package offers a scripted server of that kind.
     """
     kit = find_wire(kind)
     if kit.wire is None:
-        raise ValueError(f"The wire {kind!r} has a reader, but no scripted server.")
+        raise ValueError(f"The wire {kind!r} has a reader but no scripted server. Set `wire` in its WireKit.")
     settings: dict[str, Any] = {name: value for name, value in options.items() if name in EngineState.__slots__}
     state = EngineState(cache=PrefixCache(kit.cache_page), **settings)
     state.eos_ids = tuple(state.eos_ids)
@@ -151,5 +156,5 @@ def scripted_engine(kind: str, script: Script, **options: Unpack[Options]) -> Sc
 
 
 def scripted_server(kind: str, script: Script, *, port: int = 0, **options: Unpack[Options]) -> ScriptedServer:
-    """Return the same engine behind a socket on loopback; enter it with `with` or `async with`."""
+    """Return the same engine behind a loopback socket. Start it with `with` or `async with`."""
     return ScriptedServer(scripted_engine(kind, script, **options), port=port)

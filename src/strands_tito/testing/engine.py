@@ -1,4 +1,4 @@
-"""A scripted engine: a wire, a script, faults and latency, and a record of everything that was asked."""
+"""A scripted engine: a wire, a script, faults and latency, and a record of all requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from strands_tito.testing.script import Completion, Script, ScriptedRequest, Scr
 from strands_tito.testing.settle import Settled, settle
 from strands_tito.testing.wire import SSE_HEADERS, EngineState, Generation, Wire, WireResponse
 
-_POLL = 0.005  # seconds between looks at a paused or full server
+_POLL_S = 0.005  # seconds between checks of a paused or full server
 
-_GONE = WireResponse(500, close_after=0)  # what is left of a dead server: the connection just ends
+_CLOSED = WireResponse(500, close_after=0)  # a dead server: the connection closes without a response
 
 Latency = float | Callable[[ScriptedRequest], float]
-"""Seconds that a generation takes, spread evenly over its tokens."""
+"""Seconds that a generation takes, spread evenly over its tokens: a constant, or a function of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One HTTP request and what came of it. `answers` holds the generations behind it, if there were any."""
+    """One HTTP request and its response. `answers` holds the generations of the response, if any."""
 
     method: str
     path: str
@@ -35,13 +35,12 @@ class ScriptedEngine:
     """One wire and one script behind `handle`; `ScriptedServer` and `InProcessTransport` carry requests to it.
 
     Attributes:
-        requests: every generation that was asked for, in order of arrival.
-        exchanges: every HTTP request with its response, in order of answering.
-        aborted: server ids of generations that an abort call ended.
-        disconnected: server ids of generations whose client disconnected.
-        peak: the most generations that ran at once.
-        overrides: path (without its query) -> the response in place of the wire's, whatever is asked.
-
+        requests: Every generation request, in order of arrival.
+        exchanges: Every HTTP request with its response, in order of the responses.
+        aborted: Server ids of generations that an abort call ended.
+        disconnected: Server ids of generations whose client disconnected.
+        peak: Largest number of generations that ran at once.
+        overrides: Responses that replace the wire's, by path without query.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class ScriptedEngine:
         max_queued: int | None = None,
         record: bool = True,
     ) -> None:
-        """Beyond `max_running` requests wait; beyond `max_queued` waiting ones SGLang answers 503, vLLM never does."""
+        """See `strands_tito.testing.Options` for the arguments."""
         self.wire = wire
         self.script = script
         self.fault = fault
@@ -78,18 +77,18 @@ class ScriptedEngine:
 
     @property
     def state(self) -> EngineState:
-        """The server's settings and live state."""
+        """The server's settings and current state."""
         return self.wire.state
 
     @property
     def running(self) -> int:
-        """Generations in progress."""
+        """Number of generations in progress."""
         return sum(len(run.requests) for run in self._active)
 
     async def handle(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> WireResponse:
-        """One HTTP request. Cancelling this coroutine is what a client's disconnect is to a server."""
+        """Answer one HTTP request. Cancelling this coroutine acts like a client that disconnects."""
         if self.state.dead:
-            return _GONE
+            return _CLOSED
         override = self.overrides.get(path.partition("?")[0])
         routed = override or self.wire.route(method, path, headers, body)
         answers: Sequence[Settled] = ()
@@ -98,7 +97,7 @@ class ScriptedEngine:
         else:
             response = routed
         if self.state.dead:  # killed by this request, or by another while this one ran
-            response, answers = _GONE, ()
+            response, answers = _CLOSED, ()
             for run in self._active:
                 run.stop()
         if self.record:
@@ -138,10 +137,10 @@ class ScriptedEngine:
         first = run.requests[0]
         fault = (self.fault(first.number, first) if self.fault else None) or Fault()
         if await self._queue(run, fault):
-            answers = [self._never_began(request) for request in run.requests]
+            answers = [self._aborted_in_queue(request) for request in run.requests]
             return generation.render(answers, run.elapsed), answers
         if fault.unanswered:
-            return fault.instead(), ()
+            return fault.response(), ()
         try:
             answers = [settle(self.script, request, self.state.decode) for request in run.requests]
         except ScriptError as error:
@@ -149,32 +148,32 @@ class ScriptedEngine:
         seconds = self.latency(first) if callable(self.latency) else self.latency
         run.begin(max(len(a.output_ids) for a in answers), seconds, fault.emitted if fault.hang else None)
         if generation.stream and seconds and not fault.hang and fault.edit is None:
-            return fault.spoil(self._stream(generation, run, answers)), answers
+            return fault.apply(self._stream(generation, run, answers)), answers
         if (fault.hang or seconds) and await run.wait(None if fault.hang else seconds):
             answers = [answer.cut(run.emitted()) for answer in answers]
         answers = [run.spans(answer) for answer in answers]
-        return fault.spoil(generation.render(answers, run.elapsed)), answers
+        return fault.apply(generation.render(answers, run.elapsed)), answers
 
     async def _queue(self, run: Running, fault: Fault) -> bool:
-        """Wait until the request may begin; return True if it was aborted first."""
+        """Wait until the request may start. Return True if it was aborted first."""
         if fault.delay and await run.wait(fault.delay):
             return True
         while self.state.paused or not self._has_room():
-            if await run.wait(_POLL):
+            if await run.wait(_POLL_S):
                 return True
         return False
 
     def _has_room(self) -> bool:
         return self.max_running is None or sum(run.began for run in self._active) < self.max_running
 
-    def _never_began(self, request: ScriptedRequest) -> Settled:
-        nothing = settle(lambda _: Completion((), finish="abort"), request, self.state.decode)
-        return nothing.cut(0, queued=True)
+    def _aborted_in_queue(self, request: ScriptedRequest) -> Settled:
+        empty = settle(lambda _: Completion((), finish="abort"), request, self.state.decode)
+        return empty.cut(0, queued=True)
 
     def _stream(self, generation: Generation, run: Running, answers: Sequence[Settled]) -> WireResponse:
         def events(partial: Sequence[Settled]) -> Sequence[bytes]:
             body = generation.render([run.spans(answer) for answer in partial], run.elapsed).body
-            assert isinstance(body, tuple)  # a stream's body is its events
+            assert isinstance(body, tuple)  # the body of a stream is its events
             return body
 
         stream = TokenStream(run, answers, events, lambda complete: self._leave(run, complete=complete))

@@ -1,4 +1,4 @@
-"""What goes wrong, as plain Python: a fault is a value, a fault policy a function from a request to a fault or None."""
+"""Faults to inject. A fault is a value; a fault policy maps a request to a fault or None."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ from strands_tito.testing.wire import WireResponse, sse_text
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing, or several at once, that happens to one answer.
+    """One or several faults of one response.
 
-    Before the script is asked: `delay` (seconds), `status` (with `headers` and `body`, instead of an answer) and
-    `reset_after=0` or `close_after=0` (no answer at all). After it: `hang` (no answer until the client gives up or an
-    abort arrives, which then finds `emitted` tokens), `edit` (a function that changes the decoded JSON answer in place
-    or returns another; for a stream it gets the list of events), `body` (other bytes in place of the answer's),
-    `content_type`, `reset_after` and `close_after` (bytes of the body that still arrive; with the whole content length
-    announced), and `drip` (bytes, seconds: a slow body).
+    The script does not run after `status`, nor after `reset_after=0` or `close_after=0`.
+
+    Attributes:
+        status: Status of an error response, with `headers` and `body`.
+        headers: Additional response headers.
+        body: Bytes that replace the body.
+        content_type: Replaces the content type.
+        delay: Seconds before the request starts.
+        hang: Send nothing until the client disconnects or aborts the request.
+        emitted: Tokens that an abort returns after `hang`.
+        edit: Changes the decoded JSON response in place, or returns another. For a stream it gets the list of events.
+        reset_after: Reset the connection after so many bytes of the body; 0 sends no response at all. The announced
+            content length is that of the whole body.
+        close_after: Close the connection likewise.
+        drip: (bytes, seconds): send the body in pieces of so many bytes with a pause after each.
     """
 
     status: int | None = None
@@ -37,16 +46,16 @@ class Fault:
 
     @property
     def unanswered(self) -> bool:
-        """The engine never takes the request up: the script is not asked."""
+        """Whether the script does not run."""
         return self.status is not None or self.reset_after == 0 or self.close_after == 0
 
-    def instead(self) -> WireResponse:
-        """The response in place of an answer, for a fault that is `unanswered`."""
+    def response(self) -> WireResponse:
+        """Return the response of a fault that is `unanswered`."""
         response = WireResponse(self.status or 500, body=self.body or b"")
-        return self.spoil(replace(response, headers=dict(self.headers)))
+        return self.apply(replace(response, headers=dict(self.headers)))
 
-    def spoil(self, response: WireResponse) -> WireResponse:
-        """The same response with everything of this fault that happens to an answer."""
+    def apply(self, response: WireResponse) -> WireResponse:
+        """Return the response with this fault applied to it."""
         body = response.body if self.body is None or self.status is not None else self.body
         if self.edit is not None:
             body = _edited(self.edit, response)
@@ -64,11 +73,11 @@ class Fault:
 
 
 FaultPolicy = Callable[[int, ScriptedRequest], Fault | None]
-"""From the request's number (from 0) and the request to what happens to it."""
+"""Maps a request's number (from 0) and the request to its fault, or None."""
 
 
 def _edited(edit: Callable[[Any], Any], response: WireResponse) -> bytes | tuple[bytes, ...]:
-    """Re-encoded by the standard library's encoder, which writes NaN and Infinity as they are."""
+    """Edit a body. The standard library's encoder is used because it writes NaN and Infinity."""
     if isinstance(response.body, bytes):
         value = json.loads(response.body)
         changed = edit(value)
@@ -79,27 +88,27 @@ def _edited(edit: Callable[[Any], Any], response: WireResponse) -> bytes | tuple
 
 
 def always(fault: Fault) -> FaultPolicy:
-    """Every request."""
+    """Apply a fault to every request."""
     return lambda number, request: fault
 
 
 def first(count: int, fault: Fault) -> FaultPolicy:
-    """The first `count` requests."""
+    """Apply a fault to the first `count` requests."""
     return lambda number, request: fault if number < count else None
 
 
 def every(step: int, fault: Fault) -> FaultPolicy:
-    """Requests 0, step, 2 * step, ..."""
+    """Apply a fault to requests 0, step, 2 * step, ..."""
     return lambda number, request: None if number % step else fault
 
 
 def at(faults: Mapping[int, Fault] | Iterable[tuple[int, Fault]]) -> FaultPolicy:
-    """Given requests, by number."""
+    """Apply faults to the given request numbers."""
     table = dict(faults)
     return lambda number, request: table.get(number)
 
 
 THROTTLED = Fault(status=429, headers={"retry-after": "0"}, content_type="application/json", body=b'{"error":"busy"}')
-"""Too many requests; may be sent again at once."""
+"""429 with a retry delay of 0 seconds."""
 UNAVAILABLE = Fault(status=503, body=b"no upstream")
-"""A proxy without a server behind it: 503, and no JSON."""
+"""503 without JSON, as from a proxy whose server is down."""

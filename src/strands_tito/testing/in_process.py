@@ -1,4 +1,4 @@
-"""A carrier that hands requests to a scripted engine without sockets."""
+"""A transport that passes requests to a scripted engine without sockets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
 class InProcessTransport:
-    """A backend's carrier: `http_transport=lambda: InProcessTransport(engine)`.
+    """A backend's transport: `http_transport=lambda: InProcessTransport(engine)`.
 
-    Faults raise the errors that aiohttp raises for them. Cancelling a request disconnects its client.
+    Faults raise the errors that aiohttp raises for them. Cancelling a request acts like a client that disconnects.
     """
 
     def __init__(self, engine: ScriptedEngine) -> None:
@@ -29,7 +29,7 @@ class InProcessTransport:
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | Iterable[bytes | memoryview]
     ) -> Reply:
-        """See `Carrier`."""
+        """See `HttpTransport`."""
         where = urlsplit(url)
         if self.engine.state.dead:
             raise _refused(where.hostname or "", where.port)
@@ -41,7 +41,7 @@ class InProcessTransport:
         return Reply(response.status, _lower(response.headers), _body(response), response.aclose)
 
     async def aclose(self) -> None:
-        """See `Carrier`; there is nothing to close."""
+        """See `HttpTransport`. Nothing is open."""
 
 
 async def _body(response: WireResponse) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What an agent may do, as plain data: drawn at random, shown to a person, and read again from JSON."""
+"""Moves of an agent, as plain data that is drawn at random, printed, and written to JSON."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import msgspec
 
 
 class Move(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One step of agent number `agent`; numbers that point at something count around."""
+    """One move of agent number `agent`. Indices wrap around."""
 
     agent: int = 0
 
 
 class Ask(Move, frozen=True):
-    """The user says something, or the tools answer what was called; then the policy speaks.
+    """Add a user text, or results of pending calls; then sample an answer.
 
     Attributes:
-        text: What the user says, or a tool's result.
-        form: What a tool's result is made of.
-        reverse: Whether several results come in another order than their calls.
+        text: The user's text, or a tool's result.
+        form: Content of a tool result.
+        reverse: Whether several results are in reverse order of their calls.
     """
 
     text: str = "Hi"
@@ -28,34 +28,34 @@ class Ask(Move, frozen=True):
 
 
 class Cut(Move, frozen=True):
-    """The policy may say only a few tokens."""
+    """Sample an answer of only a few tokens."""
 
     text: str = "Hi"
     tokens: int = 3
 
 
 class StopAt(Move, frozen=True):
-    """A text that ends the answer."""
+    """Sample an answer with a stop string."""
 
     text: str = "Hi"
     stop: str = " "
 
 
 class Force(Move, frozen=True):
-    """A grammar forces a call: of one tool, or of any."""
+    """Force a call of one tool (`named`), or of any."""
 
     text: str = "Hi"
     named: bool = True
 
 
 class Shape(Move, frozen=True):
-    """A grammar gives the answer a shape."""
+    """Request a structured output."""
 
     text: str = "Hi"
 
 
 class Cancel(Move, frozen=True):
-    """The agent gives up in the middle of the answer."""
+    """Cancel the answer after `after_s` seconds, in one of three ways."""
 
     text: str = "Hi"
     after_s: float = 0.02
@@ -63,43 +63,43 @@ class Cancel(Move, frozen=True):
 
 
 class Edit(Move, frozen=True):
-    """A message becomes another; then the policy speaks."""
+    """Edit a message, then sample an answer."""
 
     at: int = 0
     text: str = "Ho"
 
 
 class Trim(Move, frozen=True):
-    """The oldest messages go."""
+    """Drop the oldest messages, then sample an answer."""
 
     count: int = 1
 
 
 class Rewind(Move, frozen=True):
-    """The latest messages go, and the user says something else."""
+    """Drop the latest messages, add a user text, then sample an answer."""
 
     count: int = 1
     text: str = "Hm"
 
 
 class Again(Move, frozen=True):
-    """The last answer goes, and the policy speaks once more."""
+    """Drop the last answer, and sample another."""
 
 
 class Seed(Move, frozen=True):
-    """The history says that the policy said something, which it never did."""
+    """Add an assistant message that the policy never sampled, then sample an answer."""
 
     text: str = "Well."
 
 
 class System(Move, frozen=True):
-    """Another system prompt."""
+    """Change the system prompt, then sample an answer."""
 
     system: int = 0
 
 
 class Sampling(Move, frozen=True):
-    """Other sampling parameters from here on, for every agent."""
+    """Change the sampling parameters of all following turns."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -110,27 +110,27 @@ class Sampling(Move, frozen=True):
 
 
 class Together(Move, frozen=True):
-    """Several agents ask at once on one model."""
+    """Run a turn of several new agents at once on one model."""
 
     texts: tuple[str, ...] = ("One", "Two")
 
 
 class Reload(Move, frozen=True):
-    """The weights change while the policy speaks. Only a server whose owner asks for it is played so."""
+    """Change the weights during an answer. Only for a server whose owner allows it."""
 
     text: str = "Hi"
 
 
 class Opening(Move, frozen=True):
-    """How the whole conversation is played; it comes first."""
+    """A move that configures the whole conversation, and comes first."""
 
 
 class Stream(Opening, frozen=True):
-    """Answers are streamed."""
+    """Stream answers."""
 
 
 class Want(Opening, frozen=True):
-    """More is wanted of each answer; see `tito_core.backend.Wanted`."""
+    """Request optional outputs; see `tito_core.backend.OptionalOutputs`."""
 
     top_logprobs: int = 0
     prompt_logprobs: bool = False
@@ -157,4 +157,4 @@ AnyMove = (
     | Together
     | Reload
 )
-"""Any move, for reading it from JSON."""
+"""Any move, for decoding from JSON."""

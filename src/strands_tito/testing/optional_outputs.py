@@ -1,9 +1,10 @@
-"""What both servers tell beside sampled tokens, from the script's distribution: likeliest tokens, masks, experts."""
+"""Optional outputs from the script's distribution: top logprobs, sampling masks and routed experts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,17 @@ from strands_tito.testing.script import Scorer, ScriptedRequest, float32, mix64
 MASKED = -9999.0
 """vLLM's logprob of a token that cannot be sampled."""
 EXPERTS = 8
-"""Experts of a layer of a scripted mixture-of-experts model."""
+"""Number of experts in each layer of a scripted mixture-of-experts model."""
 
 Top = Sequence[tuple[int, float]]
-"""(id, logprob), likeliest first."""
+"""(id, logprob), most likely first."""
 
 
 def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int) -> list[tuple[int, float]]:
-    """The ids that `top_k`, `top_p` and `min_p` leave at a position, with logprobs over these alone; empty for all.
+    """Return the ids that `top_k`, `top_p` and `min_p` keep at a position, with logprobs normalised over them.
 
-    Only a finite `top_k` truncates here. The sampled id is always among them, as on a real engine.
+    An empty list means all ids: only a finite `top_k` truncates here. The sampled id is always kept, as on a real
+    engine.
     """
     k = 1 if request.temperature == 0 else request.top_k
     if k < 1:
@@ -41,14 +43,14 @@ def support(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], positi
 
 
 def reported(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], start: int) -> list[float]:
-    """Logprobs of `ids[start:]` as this engine reports sampled tokens."""
+    """Return logprobs of `ids[start:]` as this engine reports sampled tokens."""
     if not _truncates(request):
         return scorer.score(ids, start, request.reported_temperature)
     return [dict(support(scorer, request, ids, n))[ids[n]] for n in range(start, len(ids))]
 
 
 def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], position: int, k: int) -> Top:
-    """The `k` likeliest at a position, in the same terms; where fewer are left, tokens that are masked."""
+    """Return the `k` most likely ids with the same logprobs, filled up with masked ids where fewer were kept."""
     left = support(scorer, request, ids, position)
     if not _truncates(request):
         return scorer.top(ids, position, k, request.reported_temperature)
@@ -58,14 +60,19 @@ def reported_top(scorer: Scorer, request: ScriptedRequest, ids: Sequence[int], p
 
 
 def _truncates(request: ScriptedRequest) -> bool:
-    """Whether logprobs are over what is left; vLLM leaves everything to a greedy request."""
+    """Return whether logprobs are normalised over the kept ids. vLLM truncates nothing for a greedy request."""
     return request.reported_truncated and request.top_k > 0 and request.temperature > 0
 
 
 def routed(ids: Sequence[int], layers: int, experts: int) -> npt.NDArray[np.uint8]:
-    """Experts of each token but the last, shape (len(ids) - 1, layers, experts): a hash of the token and its place."""
-    rows = [
-        [[(mix64(token << 20 ^ place << 4 ^ layer) + n) % EXPERTS for n in range(experts)] for layer in range(layers)]
-        for place, token in enumerate(ids[:-1])
-    ]
+    """Return experts of each token but the last, shape (len(ids) - 1, layers, experts), from a hash of the token."""
+    rows = [_experts(token, place, layers, experts) for place, token in enumerate(ids[:-1])]
     return np.array(rows, np.uint8).reshape(-1, layers, experts)
+
+
+@lru_cache(100_000)
+def _experts(token: int, place: int, layers: int, experts: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple((mix64(token << 20 ^ place << 4 ^ layer) + n) % EXPERTS for n in range(experts))
+        for layer in range(layers)
+    )

@@ -10,7 +10,8 @@ import numpy as np
 from strands_tito.testing.script import Completion, ScriptedRequest, ScriptError, mix64
 
 _WINDOW = 4  # ids of context that the next token depends on
-_FAVOURED = 8  # likely ids a context has, one byte of hash each
+_FAVOURED = 8  # likely ids of a context, one byte of hash each
+_CACHED = 100_000  # entries of `top` before the cache starts over
 _SPREAD = 4.0  # nats between the most and the least likely of them
 _LOGITS = np.arange(256) / 255 * _SPREAD
 _SHIFTS = np.arange(0, 8 * _FAVOURED, 8, dtype=np.uint64)
@@ -19,20 +20,22 @@ _ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB866
 
 
 class HashPolicy:
-    """A script whose every probability is a pure function of the last four ids.
+    """A script whose probabilities are a pure function of the last four ids.
 
-    Each context favours eight ids of the alphabet, the eos ids have a logit of their own, and the rest of the
-    vocabulary shares `tail` of the weight. So the distribution is a real softmax: temperature, top_k, top_p and min_p
-    mean what they mean on an engine, greedy is repeatable, and scoring a sequence gives exactly the float32 logprobs
-    that sampling it reported. Sampling is deterministic too: without a seed it depends on the request's number.
+    Each context favours eight ids of the alphabet, the eos ids have a fixed logit, and the rest of the vocabulary
+    shares the weight `tail`. The distribution is a real softmax: temperature, top_k, top_p and min_p work as on an
+    engine, greedy sampling is repeatable, and scoring a sequence gives exactly the float32 logprobs that sampling
+    reported. Sampling is deterministic: without a seed it depends on the request's number.
 
     Args:
-        vocab_size: ids are in `[0, vocab_size)`.
-        alphabet: ids that may be sampled besides the eos ids; default all.
-        eos_ids: never part of the alphabet.
-        eos_weight: weight of each eos id, against favoured ids of 1 to 55.
-        tail: weight of all other ids together.
+        vocab_size: Ids are in `[0, vocab_size)`.
+        alphabet: Ids that may be sampled besides the eos ids; all by default.
+        eos_ids: Ids that end an answer; never part of the alphabet.
+        eos_weight: Weight of each eos id. Favoured ids have weights of 1 to 55.
+        tail: Weight of all other ids together.
 
+    Raises:
+        ValueError: The alphabet is too small.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class HashPolicy:
         chosen = set(range(vocab_size) if alphabet is None else alphabet) - set(eos_ids)
         self._alphabet = np.array(sorted(chosen), dtype=np.int64)
         if len(self._alphabet) <= _FAVOURED:
-            raise ValueError(f"HashPolicy needs an alphabet of more than {_FAVOURED} ids, got {len(self._alphabet)}.")
+            raise ValueError(f"The alphabet has {len(self._alphabet)} ids; HashPolicy needs more than {_FAVOURED}.")
         self._eos = tuple(eos_ids)
         self._index = np.full(vocab_size, -1, dtype=np.int64)
         self._index[self._alphabet] = np.arange(len(self._alphabet))
@@ -56,26 +59,27 @@ class HashPolicy:
         self._others = vocab_size - _FAVOURED - len(self._eos)
         self._eos_logit = math.log(eos_weight)
         self._tail_logit = math.log(tail / self._others)
+        self._top_cache: dict[tuple[tuple[int, ...], int, float], list[tuple[int, float]]] = {}
 
     def __call__(self, request: ScriptedRequest) -> Completion:
         """Sample until a stop id or `max_new_tokens`."""
         if request.grammar is not None:
-            raise ScriptError("HashPolicy follows no grammar; answer such requests in a script of your own.")
+            raise ScriptError("HashPolicy does not support a grammar. Answer such requests in your own script.")
         ids = list(request.prompt_ids[-_WINDOW:])
         stops = request.stop_ids
         seed = mix64(request.number if request.seed is None else ~request.seed & _MASK)
-        said: list[int] = []
-        while len(said) < request.max_new_tokens:
-            muted = request.ignore_eos or len(said) < request.min_new_tokens
-            token = self._sample(self._context(ids), request, mix64(seed ^ len(said)), () if muted else self._eos)
-            said.append(token)
+        output: list[int] = []
+        while len(output) < request.max_new_tokens:
+            muted = request.ignore_eos or len(output) < request.min_new_tokens
+            token = self._sample(self._context(ids), request, mix64(seed ^ len(output)), () if muted else self._eos)
+            output.append(token)
             ids.append(token)
-            if token in stops and len(said) > request.min_new_tokens:
+            if token in stops and len(output) > request.min_new_tokens:
                 break
-        return Completion(said)
+        return Completion(output)
 
     def score(self, ids: Sequence[int], start: int, temperature: float) -> list[float]:
-        """Float32 logprobs of `ids[start:]` at `temperature` (1.0 is raw), as Python floats."""
+        """Return float32 logprobs of `ids[start:]` at `temperature` (1.0 is raw), as Python floats."""
         begin = max(0, start - _WINDOW)
         seq = np.asarray(ids[begin:], dtype=np.int64)
         first = start - begin
@@ -91,10 +95,18 @@ class HashPolicy:
         return scores
 
     def top(self, ids: Sequence[int], position: int, k: int, temperature: float) -> list[tuple[int, float]]:
-        """The `k` most likely ids, most likely first; ties go to the lower id."""
-        context = self._context(ids[max(0, position - _WINDOW) : position])
-        pairs = self._candidates(context, self._eos)
-        levels = np.array([[mix64(context) >> 8 * j & 0xFF for j in range(_FAVOURED)]])
+        """Return the `k` most likely ids, most likely first; ties go to the lower id."""
+        key = (tuple(ids[max(0, position - _WINDOW) : position]), k, temperature)
+        if key not in self._top_cache:  # a cumulative stream repeats every position in each event
+            if len(self._top_cache) >= _CACHED:
+                self._top_cache.clear()
+            self._top_cache[key] = self._top(*key)
+        return list(self._top_cache[key])
+
+    def _top(self, recent: Sequence[int], k: int, temperature: float) -> list[tuple[int, float]]:
+        context = self._context(recent)
+        pairs, bits = self._candidates(context, self._eos), mix64(context)
+        levels = np.array([[bits >> 8 * j & 0xFF for j in range(_FAVOURED)]])
         size, base = len(self._alphabet), context % len(self._alphabet)
         missing = min(k - len(pairs), size - _FAVOURED)
         pairs += [(int(self._alphabet[(base + _FAVOURED + j) % size]), self._tail_logit) for j in range(missing)]
@@ -130,7 +142,7 @@ class HashPolicy:
         return int(self._alphabet[(base + _FAVOURED + mix64(noise) % spare) % size])
 
     def _candidates(self, context: int, eos: Sequence[int]) -> list[tuple[int, float]]:
-        """Favoured ids with their logits, the eos ids last."""
+        """Return the favoured ids with their logits, then the eos ids."""
         size, base, bits = len(self._alphabet), context % len(self._alphabet), mix64(context)
         favoured = [
             (int(self._alphabet[(base + j) % size]), float(_LOGITS[bits >> 8 * j & 0xFF])) for j in range(_FAVOURED)
@@ -143,7 +155,7 @@ class HashPolicy:
 
     @staticmethod
     def _contexts(seq: np.ndarray, first: int) -> np.ndarray:
-        """`_context` of every position from `first`, at once; a missing id counts 0, as in the sum above."""
+        """Return `_context` of every position from `first`, vectorised. A missing id counts as 0, as in `_context`."""
         padded = np.concatenate([np.zeros(_WINDOW, dtype=np.uint64), (seq + 1).astype(np.uint64)])
         count = len(seq) - first
         total = np.zeros(count, dtype=np.uint64)
@@ -161,7 +173,7 @@ class HashPolicy:
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """`mix64` over a uint64 array."""
+    """Apply `mix64` to a uint64 array."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""Which prompt tokens a server would find in its KV cache."""
+"""The prompt tokens that a server would find in its KV cache."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 _BLOCK = 32
-_CAPACITY = 4_000_000  # tokens kept before the cache starts over; a bound on memory, not a model of eviction
+_CAPACITY = 4_000_000  # tokens before the cache starts over: a memory limit, not a model of eviction
 
 
 class PrefixCache:
-    """Longest known prefix of a prompt, in whole pages, never the whole prompt (its last token must be computed).
+    """Finds the longest cached prefix of a prompt, in whole pages. The last prompt token is never cached.
 
     `page` is 1 on SGLang (measured: a repeated prompt of 37 has 36 cached) and the block size on vLLM (measured with
-    blocks of 32: a repeated prompt of 4000 has 3968 cached). Looked up by chained block hashes, then compared token by
-    token with the last sequence that went through the matched block.
+    blocks of 32: a repeated prompt of 4000 has 3968 cached). The lookup uses chained block hashes, then compares token
+    by token with the last sequence that contained the matched block.
     """
 
     def __init__(self, page: int = 1) -> None:
@@ -23,9 +23,9 @@ class PrefixCache:
         self._held = 0
 
     def admit(self, prompt_ids: Sequence[int], output_ids: Sequence[int], salt: str = "") -> int:
-        """Number of leading prompt tokens that were cached; the finished sequence is then cached too.
+        """Return the number of leading prompt tokens that were cached, and cache the finished sequence.
 
-        The last output token was emitted but never computed, so it is left out.
+        The last output token is left out: the engine sampled it but never computed its KV entry.
         """
         if self._held > _CAPACITY:
             self.clear()
@@ -40,7 +40,7 @@ class PrefixCache:
         return found
 
     def clear(self) -> None:
-        """Forget everything, as a flush or a pause does."""
+        """Empty the cache, as a flush or a pause does."""
         self._through.clear()
         self._held = 0
 
@@ -60,7 +60,7 @@ class PrefixCache:
 
 
 def _chain(sequence: array[int], start: int, known: int) -> Iterator[int]:
-    """`known`, the hash of all before `start`, then for each full block after it the hash of all up to its end."""
+    """Yield the hash of all tokens up to the end of each full block after `start`; `known` is the hash before it."""
     if not start:
         yield known
     content = sequence.tobytes()

@@ -1,4 +1,4 @@
-"""A generation while it is in the engine: how far it is, who may end it, and its tokens as they stream."""
+"""A generation in progress: its emitted tokens, its abort, and its stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strands_tito.testing.settle import Settled
 
 @dataclass(slots=True)
 class Running:
-    """One request's generations. `seconds` are spread evenly over `tokens`; `held` freezes the count, for a hang."""
+    """One request's generations. `seconds` are spread over `tokens`; `held` fixes the emitted count in a hang."""
 
     requests: Sequence[ScriptedRequest]
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -25,22 +25,22 @@ class Running:
     held: int | None = None
     aborted: bool = False
     streamed: int | None = None
-    """Tokens that a stream has brought; None where the answer comes at once."""
+    """Tokens that were streamed; None if the response is not a stream."""
     versions: list[tuple[str, int]] = field(default_factory=list)
-    """(version, first token) once the weights have changed during the generation, the original version first."""
+    """(version, first token) if the weights changed during the generation, the original version first."""
 
     def begin(self, tokens: int, seconds: float, held: int | None) -> None:
-        """The script has answered; from here on tokens come out."""
+        """Start to emit tokens: the script has answered."""
         self.began, self.started = True, time.monotonic()
         self.tokens, self.seconds, self.held = tokens, seconds, held
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the request came, or since its tokens began to come."""
+        """Seconds since the request arrived, or since it started to emit tokens."""
         return time.monotonic() - self.started
 
     def emitted(self) -> int:
-        """Tokens that are out by now."""
+        """Return the number of tokens emitted so far."""
         if self.held is not None:
             return self.held
         if self.streamed is not None:
@@ -48,14 +48,14 @@ class Running:
         return min(self.tokens, int(self.elapsed / self.seconds * self.tokens)) if self.seconds else self.tokens
 
     def stop(self) -> None:
-        """Abort it, from any thread; no token follows."""
+        """Abort the generation, from any thread. It emits no further token."""
         if self.began:
             self.held = self.emitted()
         self.aborted = True
         self.loop.call_soon_threadsafe(self.stopped.set)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait so long, or forever; return True if it was aborted meanwhile."""
+        """Wait for some seconds, or forever. Return True if the generation was aborted."""
         try:
             await asyncio.wait_for(self.stopped.wait(), seconds)
         except TimeoutError:
@@ -63,27 +63,27 @@ class Running:
         return True
 
     def update(self, old: str, new: str) -> None:
-        """The weights change under it."""
+        """Record a weight update during the generation."""
         if self.began:
             more = [] if self.aborted else [(new, self.emitted())]
             self.versions = [*(self.versions or [(old, 0)]), *more]
 
     def spans(self, answer: Settled) -> Settled:
-        """The answer with the version spans that weight updates left, unless the script gave spans of its own."""
-        if not self.versions or answer.said.weight_versions is not None:
+        """Return the answer with version spans of the weight updates, unless the script set spans itself."""
+        if not self.versions or answer.completion.weight_versions is not None:
             return answer
         total = len(answer.output_ids)
         starts = [min(start, total) for _, start in self.versions]
         ends = [*starts[1:], total]
         tiled = [(v, s, e) for (v, _), s, e in zip(self.versions, starts, ends, strict=True) if s < e]
-        return replace(answer, said=replace(answer.said, weight_versions=tiled))
+        return replace(answer, completion=replace(answer.completion, weight_versions=tiled))
 
 
 class TokenStream:
     """The events of a streamed answer, one every `seconds / tokens`.
 
-    An abort ends it with the partial answer's last events. `finish(complete)` is called exactly once, also when
-    nobody reads the stream.
+    An abort ends it with the partial answer's last events. `finish(complete)` is called exactly once, also if nobody
+    reads the stream.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class TokenStream:
         self._steps = self._run(run, answers)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> bytes:
-        """The next event, when it is due."""
+        """Return the next event when it is due."""
         try:
             return await anext(self._steps)
         except BaseException as end:
@@ -110,7 +110,7 @@ class TokenStream:
             raise
 
     async def aclose(self) -> None:
-        """The client has gone, or has read everything."""
+        """Close the stream: the client disconnected, or has read everything."""
         await self._steps.aclose()
         self._close(False)
 
@@ -130,7 +130,7 @@ class TokenStream:
             sent += 1
             run.streamed = min(run.tokens, max(sent, run.tokens * sent // (len(events) - 1)))
             yield events[sent - 1]
-            if run.versions != known:  # the last events tell of the change
+            if run.versions != known:  # the last events report the update
                 events, known = self._events(answers), list(run.versions)
         for event in events[sent:]:
             yield event

@@ -1,4 +1,4 @@
-"""A scripted engine behind a real socket on loopback."""
+"""A scripted engine behind a real loopback socket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aiohttp import web
 from strands_tito.testing.engine import ScriptedEngine
 from strands_tito.testing.wire import WireResponse
 
-_GRACE = 0.05  # seconds that open requests get when the server stops
+_GRACE_S = 0.05  # seconds that open requests get when the server stops
 
 
 class ScriptedServer:
     """Serves an engine on 127.0.0.1.
 
-    `with server:` runs it in a thread of its own, for synchronous code and for clients with several event loops;
-    `async with server:` runs it in the current event loop. Inside, `base_url` is its address.
+    `with server:` runs it in its own thread, for synchronous code and for clients with several event loops.
+    `async with server:` runs it in the current event loop.
     """
 
     def __init__(self, engine: ScriptedEngine, *, port: int = 0) -> None:
@@ -33,9 +33,13 @@ class ScriptedServer:
 
     @property
     def base_url(self) -> str:
-        """`http://127.0.0.1:port`."""
+        """`http://127.0.0.1:port`.
+
+        Raises:
+            RuntimeError: The server was never started.
+        """
         if not self.port:
-            raise RuntimeError("The scripted server has no address yet: enter it with `with` or `async with` first.")
+            raise RuntimeError("The scripted server is not running. Start it with `with` or `async with`.")
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> ScriptedServer:
@@ -46,11 +50,11 @@ class ScriptedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._stop()
 
     def __enter__(self) -> ScriptedServer:
-        """Start a thread that listens."""
+        """Start listening in a new thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="scripted-server", daemon=True)
         self._thread.start()
@@ -60,7 +64,7 @@ class ScriptedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all connections and the thread."""
+        """Close all connections and end the thread."""
         assert self._loop is not None  # set by __enter__, as is the thread
         assert self._thread is not None
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
@@ -69,9 +73,9 @@ class ScriptedServer:
         self._loop.close()
 
     async def _start(self) -> None:
-        # With handler_cancellation a lost connection cancels the handler: how the engine notices a disconnect.
+        # handler_cancellation cancels the handler of a lost connection, which is how the engine notices a disconnect.
         server = web.Server(self._respond, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(server, shutdown_timeout=_GRACE)
+        self._runner = web.ServerRunner(server, shutdown_timeout=_GRACE_S)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await self._site.start()
@@ -98,7 +102,7 @@ class ScriptedServer:
         return await self._send(request, response)
 
     async def _send(self, request: web.BaseRequest, response: WireResponse) -> web.StreamResponse:
-        """Send it piece by piece. A body that is cut announces its whole length, so that the client notices."""
+        """Send a body in pieces. A truncated body announces its full length, so that the client notices."""
         sent = web.StreamResponse(status=response.status, headers=_headers(response))
         if isinstance(response.body, bytes):
             sent.content_length = len(response.body)
@@ -113,7 +117,7 @@ class ScriptedServer:
         return sent
 
     async def _die(self) -> None:
-        """A dead server: every connection ends and none is accepted any more."""
+        """Close every connection, and accept no new one."""
         assert self._runner is not None  # set by _start
         assert self._runner.server is not None
         assert self._site is not None
@@ -125,12 +129,12 @@ class ScriptedServer:
 
 
 def _headers(response: WireResponse) -> dict[str, str]:
-    """Its own headers alone: aiohttp would name a content type where the engine names none."""
+    """Return the response's headers. The empty content type keeps aiohttp from adding its own."""
     return {"content-type": "", **{name.lower(): value for name, value in response.headers.items()}}
 
 
 def _cut(request: web.BaseRequest, *, reset: bool) -> None:
-    """Ends the connection at once: with a reset, or with an orderly close after what has been written."""
+    """Reset the connection, or close it after the bytes that were written."""
     transport = request.transport
     if transport is None:
         return

@@ -1,4 +1,4 @@
-"""From what a script says to what an engine would have emitted: stops, lengths and logprobs put in order."""
+"""Turns a script's completion into what an engine would emit: applies stops, lengths and logprobs."""
 
 from __future__ import annotations
 
@@ -24,77 +24,84 @@ _DERIVED = PositionScorer()
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One finished generation, ready to be written on a wire. `logprobs` has one entry per output id."""
+    """One finished generation, ready for the wire. `logprobs` has one entry for each output id."""
 
     request: ScriptedRequest
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason
     stop: int | str | None
-    said: Completion
+    completion: Completion
     scorer: Scorer
     queued: bool = False
-    """Aborted before it began to run; SGLang writes such an answer differently."""
+    """Aborted before it started to run; SGLang's response differs then."""
 
     def cut(self, emitted: int, *, queued: bool = False) -> Settled:
-        """The same generation, aborted after `emitted` tokens."""
+        """Return the same generation, aborted after `emitted` tokens."""
         n = min(emitted, len(self.output_ids))
-        kept = replace(self.said, weight_versions=clip_spans(self.said.weight_versions, n), text=None)
+        completion = replace(self.completion, weight_versions=clip_spans(self.completion.weight_versions, n), text=None)
         ids, logprobs = self.output_ids[:n], self.logprobs[:n]
-        return replace(self, output_ids=ids, logprobs=logprobs, finish="abort", stop=None, said=kept, queued=queued)
+        return replace(
+            self, output_ids=ids, logprobs=logprobs, finish="abort", stop=None, completion=completion, queued=queued
+        )
 
 
 def scorer_of(script: Script) -> Scorer:
-    """The script itself when it is a distribution, else the derived one."""
+    """Return the script itself if it is a distribution, else the derived one."""
     return script if isinstance(script, Scorer) else _DERIVED
 
 
 def settle(script: Script, request: ScriptedRequest, decode: Decode) -> Settled:
-    """Asks the script and applies what every engine does: first stop id, stop strings, `max_new_tokens`, logprobs."""
-    said = script(request) if request.max_new_tokens else Completion(())
-    ids = tuple(said.output_ids)
+    """Run the script, and apply what every engine does: first stop id, stop strings, `max_new_tokens`, logprobs.
+
+    Raises:
+        ScriptError: The completion is invalid, or does not end.
+    """
+    completion = script(request) if request.max_new_tokens else Completion(())
+    ids = tuple(completion.output_ids)
     if bad := [i for i in ids if not 0 <= i < request.vocab_size]:
-        raise ScriptError(f"the script answered id {bad[0]}, which is outside the vocabulary of {request.vocab_size}.")
-    ids, finish, stop = _end(said, ids, request, decode)
+        raise ScriptError(f"the script returned id {bad[0]}, which is outside the vocabulary of {request.vocab_size}.")
+    ids, finish, stop = _end(completion, ids, request, decode)
     scorer = scorer_of(script)
-    if said.logprobs is None:
+    if completion.logprobs is None:
         whole = (*request.prompt_ids, *ids)
         start = len(request.prompt_ids)
         logprobs = tuple(reported(scorer, request, whole, start)) if ids else ()
     else:
-        if len(said.logprobs) != len(said.output_ids):
+        if len(completion.logprobs) != len(completion.output_ids):
             raise ScriptError(
-                f"the script answered {len(said.output_ids)} ids with {len(said.logprobs)} logprobs; give as many."
+                f"the script returned {len(completion.output_ids)} ids and {len(completion.logprobs)} logprobs. "
+                "Return one logprob for each id."
             )
-        logprobs = tuple(said.logprobs[: len(ids)])
-    said = replace(said, weight_versions=clip_spans(said.weight_versions, len(ids)))
-    return Settled(request, ids, logprobs, finish, stop, said, scorer)
+        logprobs = tuple(completion.logprobs[: len(ids)])
+    completion = replace(completion, weight_versions=clip_spans(completion.weight_versions, len(ids)))
+    return Settled(request, ids, logprobs, finish, stop, completion, scorer)
 
 
 def _end(
-    said: Completion, ids: tuple[int, ...], request: ScriptedRequest, decode: Decode
+    completion: Completion, ids: tuple[int, ...], request: ScriptedRequest, decode: Decode
 ) -> tuple[tuple[int, ...], FinishReason, int | str | None]:
-    """Where the generation ends and why, in an engine's order: stop id, stop string, length, then the script's word."""
+    """Find where a generation ends, in an engine's order: stop id, stop string, length, the script's `finish`."""
     limit = request.max_new_tokens
     stops = request.stop_ids
     first = next((n for n, i in enumerate(ids[:limit]) if i in stops and n >= request.min_new_tokens), None)
     matched = _stop_string(ids[: limit if first is None else first], request, decode)
     if matched is not None:
         return ids[: matched[0]], "stop", matched[1]
-    if first is not None and said.finish != "abort":
+    if first is not None and completion.finish != "abort":
         return ids[: first + 1], "stop", ids[first]
-    if len(ids) > limit or (len(ids) == limit and said.finish is None):
+    if len(ids) > limit or (len(ids) == limit and completion.finish is None):
         return ids[:limit], "length", None
-    if said.finish is not None:
-        return ids, said.finish, said.stop
+    if completion.finish is not None:
+        return ids, completion.finish, completion.stop
     raise ScriptError(
-        f"the scripted answer of {len(ids)} ids holds no stop id (any of {sorted(stops)}) and does not fill "
-        f"max_new_tokens={limit}; end it with a stop id, or give Completion(..., finish=...)."
+        f"the scripted answer of {len(ids)} ids contains no stop id (any of {sorted(stops)}) and is shorter than "
+        f"max_new_tokens={limit}. End it with a stop id, or return Completion(..., finish=...)."
     )
 
 
 def _stop_string(ids: tuple[int, ...], request: ScriptedRequest, decode: Decode) -> tuple[int, str] | None:
-    """Number of ids up to the one that completes the earliest stop string, and the string."""
+    """Return the number of ids up to the end of the first stop string, and the string; None without one."""
     if not request.stop or not any(s in decode(ids) for s in request.stop):
         return None
     for n in range(max(1, request.min_new_tokens), len(ids) + 1):
@@ -106,12 +113,12 @@ def _stop_string(ids: tuple[int, ...], request: ScriptedRequest, decode: Decode)
 
 
 def clip_spans(spans: Sequence[tuple[str, int, int]] | None, length: int) -> Sequence[tuple[str, int, int]] | None:
-    """Version spans cut to the tokens that are left."""
+    """Cut version spans to the first `length` tokens."""
     if spans is None:
         return None
     return [(v, start, min(end, length)) for v, start, end in spans if start < length or (start == 0 and length == 0)]
 
 
 def rank_of(logprob: float, vocab_size: int) -> int:
-    """The worst rank a token of this probability can have (at most 1/p tokens are as likely): a bound, not a count."""
+    """Return the worst rank that a token of this probability can have: at most 1/p tokens are as likely."""
     return max(1, min(vocab_size, int(math.exp(min(-logprob, 40.0)))))

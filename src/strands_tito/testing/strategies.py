@@ -1,6 +1,6 @@
-"""Hypothesis strategies: texts, tools and histories that trip agents up, what a policy says, and what an agent does.
+"""Hypothesis strategies: difficult texts, tools and histories, completions of a policy, and moves of an agent.
 
-Of `strands_tito.testing`, only this module needs Hypothesis: `pip install "strands-tito[conformance]"`.
+Only this module of `strands_tito.testing` needs Hypothesis: `pip install "strands-tito[conformance]"`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strands.types.content import Messages
     from strands.types.tools import ToolSpec
 
-SPOKEN = (
+DIFFICULT_TEXTS = (
     "Hi",
     "What is 2 + 3?",
     "  spaces\n\nand lines ",
@@ -30,32 +30,32 @@ SPOKEN = (
     "</s>[INST]<|eot_id|>",
     "0123456789 3.14159 1e-7",
 )
-"""Texts that templates and tokenizers have been seen to trip over."""
+"""Texts that have broken templates and tokenizers."""
 _NAMES = ("add", "look_up", "say", "open_file", "f")
 _KINDS: dict[str, st.SearchStrategy[Any]] = {
     "integer": st.integers(-(2**53), 2**53),
     "number": st.floats(-1e6, 1e6, allow_nan=False),
     "boolean": st.booleans(),
-    "string": st.sampled_from(SPOKEN),
+    "string": st.sampled_from(DIFFICULT_TEXTS),
 }
 _FORMS = ("text", "json", "blocks", "empty")
 
 
 def texts(own: Sequence[str] = (), survives: Callable[[str], bool] = lambda text: True) -> st.SearchStrategy[str]:
-    """Draw a text: a known one, one that spells a control token of the tokenizer, or any short one.
+    """Draw a text: a known difficult one, one that contains a control string of the tokenizer, or any short one.
 
     Args:
         own: The tokenizer's control strings.
-        survives: Tells whether a text comes back from the tokenizer as it went in; some vocabularies lack bytes.
+        survives: Returns whether a text survives encoding and decoding; some vocabularies lack bytes.
     """
     anything = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(survives)
-    spelled = st.sampled_from([f"a{each}b" for each in own]) if own else st.sampled_from(SPOKEN)
-    return st.one_of(st.sampled_from(SPOKEN), spelled, anything)
+    spelled = st.sampled_from([f"a{each}b" for each in own]) if own else st.sampled_from(DIFFICULT_TEXTS)
+    return st.one_of(st.sampled_from(DIFFICULT_TEXTS), spelled, anything)
 
 
 @st.composite
 def tool_specs(draw: st.DrawFn, min_size: int = 1, max_size: int = 3) -> list[ToolSpec]:
-    """Draw specifications of tools with names of their own, whose arguments are plain values."""
+    """Draw specifications of tools with distinct names and arguments of JSON's plain types."""
     names = draw(st.lists(st.sampled_from(_NAMES), min_size=min_size, max_size=max_size, unique=True))
     return [_spec(draw, name) for name in names]
 
@@ -64,11 +64,11 @@ def _spec(draw: st.DrawFn, name: str) -> ToolSpec:
     kinds = draw(st.dictionaries(st.sampled_from(["a", "b", "word"]), st.sampled_from(sorted(_KINDS)), max_size=3))
     schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in kinds.items()}}
     schema["required"] = sorted(kinds)
-    return {"name": name, "description": draw(st.sampled_from(SPOKEN)), "inputSchema": {"json": schema}}
+    return {"name": name, "description": draw(st.sampled_from(DIFFICULT_TEXTS)), "inputSchema": {"json": schema}}
 
 
 def arguments(tool: ToolSpec) -> st.SearchStrategy[dict[str, Any]]:
-    """Draw arguments that a tool of `tool_specs` takes."""
+    """Draw valid arguments for a tool of `tool_specs`."""
     properties = tool["inputSchema"]["json"]["properties"]
     return st.fixed_dictionaries({name: _KINDS[of["type"]] for name, of in properties.items()})
 
@@ -81,15 +81,15 @@ def histories(
     *,
     max_answers: int = 4,
 ) -> Messages:
-    """Draw a history as Strands keeps one, which a policy is to answer: it ends with the user's words or with results.
+    """Draw a Strands history that ends with a user text or with tool results.
 
-    Every call is met by its result in the next message, in any order and form.
+    Every call has its result in the next message, in any order and form.
 
     Args:
-        draw: Hypothesis gives it.
-        tools: What the answers call; none calls nothing.
-        text: What is said.
-        max_answers: Answers at most.
+        draw: Passed by Hypothesis.
+        tools: Tools that the answers call; with none, no answer has calls.
+        text: Strategy of all texts.
+        max_answers: Largest number of answers.
     """
     say = texts() if text is None else text
     messages: Messages = [{"role": "user", "content": [{"text": draw(say)}]}]
@@ -103,17 +103,17 @@ def histories(
         words += [{"toolUse": call} for call in calls]
         messages.append({"role": "assistant", "content": words})
         results: list[Any] = [{"toolResult": _result(draw, call["toolUseId"], say)} for call in calls]
-        heard: list[Any] = draw(st.permutations(results)) if results else [{"text": draw(say)}]
-        messages.append({"role": "user", "content": heard})
+        blocks: list[Any] = draw(st.permutations(results)) if results else [{"text": draw(say)}]
+        messages.append({"role": "user", "content": blocks})
     return messages
 
 
 def _result(draw: st.DrawFn, identity: str, say: st.SearchStrategy[str]) -> dict[str, Any]:
-    said = draw(say)
+    text = draw(say)
     content = {
-        "text": [{"text": said}],
-        "json": [{"json": {"value": said}}],
-        "blocks": [{"text": said}] * 2,
+        "text": [{"text": text}],
+        "json": [{"json": {"value": text}}],
+        "blocks": [{"text": text}] * 2,
         "empty": [],
     }
     status = draw(st.sampled_from(["success", "error"]))
@@ -123,27 +123,27 @@ def _result(draw: st.DrawFn, identity: str, say: st.SearchStrategy[str]) -> dict
 def completions(
     vocab_size: int = 1000, eos_ids: Sequence[int] = (2,), *, max_tokens: int = 8
 ) -> st.SearchStrategy[Completion]:
-    """Draw what a policy says to one request: ids that none of `eos_ids` is among, and one of these at the end."""
+    """Draw a completion: ids without any of `eos_ids`, then one of `eos_ids`."""
     ids = st.lists(st.integers(0, vocab_size - 1).filter(lambda token: token not in eos_ids), max_size=max_tokens)
-    return st.builds(lambda said, end: Completion((*said, end)), ids, st.sampled_from(list(eos_ids)))
+    return st.builds(lambda output, end: Completion((*output, end)), ids, st.sampled_from(list(eos_ids)))
 
 
 def scripts(
     vocab_size: int = 1000, eos_ids: Sequence[int] = (2,), *, max_tokens: int = 8, max_answers: int = 6
 ) -> st.SearchStrategy[list[Completion]]:
-    """Draw the answers of a whole conversation, for `Replay`."""
+    """Draw the completions of a whole conversation, for `Replay`."""
     return st.lists(completions(vocab_size, eos_ids, max_tokens=max_tokens), min_size=1, max_size=max_answers)
 
 
 def faults() -> st.SearchStrategy[Fault]:
-    """Draw what goes wrong and passes when it is tried again: a busy or absent server, a connection that breaks."""
+    """Draw a fault that a retry overcomes: a busy or unavailable server, or a broken connection."""
     cut = st.integers(0, 200)
     broken = st.one_of(st.builds(Fault, reset_after=cut), st.builds(Fault, close_after=cut))
     return st.one_of(st.sampled_from([THROTTLED, UNAVAILABLE, Fault(status=500)]), broken)
 
 
 def sampling() -> st.SearchStrategy[m.Sampling]:
-    """Draw sampling parameters; more than half of them leave the logprobs comparable with a score."""
+    """Draw sampling parameters. More than half of them leave logprobs comparable with a score."""
     plain = st.builds(m.Sampling, temperature=st.sampled_from([1.0, 1.0, 0.0]), seed=st.sampled_from([None, 1, 7]))
     other = st.builds(
         m.Sampling,
@@ -168,10 +168,10 @@ def moves(
 
     Args:
         own: The tokenizer's control strings.
-        survives: Tells whether a text comes back from the tokenizer as it went in; some vocabularies lack bytes.
-        can_force: Whether a call can be forced in the model's format.
-        by_chance: Whether it may be one whose outcome depends on the clock or on random numbers.
-        reloads: Whether the weights may change.
+        survives: Returns whether a text survives encoding and decoding; some vocabularies lack bytes.
+        can_force: Whether calls can be forced in the model's tool-call format.
+        by_chance: Whether to draw moves whose result depends on the clock or on random numbers.
+        reloads: Whether to draw weight updates.
     """
     text, agent = texts(own, survives), st.integers(0, 1)
     form = st.sampled_from(["text", "json", "blocks", "empty", "error"])
@@ -207,11 +207,11 @@ def _cancels(agent: st.SearchStrategy[int], text: st.SearchStrategy[str]) -> st.
 
 
 def openings(*, streams: bool = True, wants: m.Want | None = None) -> st.SearchStrategy[list[m.Opening]]:
-    """Draw how a whole conversation is played.
+    """Draw the opening moves of a conversation.
 
     Args:
         streams: Whether answers may be streamed.
-        wants: All that the server can give beside; None wants nothing.
+        wants: All optional outputs that the server offers; None requests none.
     """
     chosen: list[st.SearchStrategy[list[m.Opening]]] = []
     if streams:

@@ -1,4 +1,4 @@
-"""The text beside the ids: which tokens the servers show, and how streams cut it."""
+"""The text of a completion: which tokens the servers show, and how streams split it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from strands_tito.testing.wire import EngineState
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
-def said_text(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str:
-    """A completion's text, without the stop token or string that ended it, and without eos ids anywhere.
+def completion_text(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str:
+    """Return a completion's text, without the stop token or stop string at its end and without eos ids.
 
-    `params` are vLLM's or SGLang's sampling fields: `skip_special_tokens` false keeps eos ids, vLLM's
-    `include_stop_str_in_output` and SGLang's `no_stop_trim` keep what the generation stopped at.
+    `params` are vLLM's or SGLang's sampling fields: `skip_special_tokens` false keeps eos ids; vLLM's
+    `include_stop_str_in_output` and SGLang's `no_stop_trim` keep the stop.
     """
-    if answer.said.text is not None:
-        return answer.said.text
+    if answer.completion.text is not None:
+        return answer.completion.text
     return _visible(state, answer, answer.output_ids, params, len(answer.output_ids))
 
 
 def deltas(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> list[str]:
-    """The text that each token adds, for a stream; one that ends inside a character adds nothing until it is whole."""
+    """Return the text that each token adds to a stream. A token that ends inside a character adds nothing yet."""
     texts = ["", *prefixes(state, answer, params)]
     return [text[len(before) :] for before, text in pairwise(texts)]
 
 
 def prefixes(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> list[str]:
-    """The text after each token, for a cumulative stream; it waits for whole characters too."""
+    """Return the text after each token of a cumulative stream. It waits for whole characters too."""
     texts: list[str] = []
     total = len(answer.output_ids)
     for n in range(1, total + 1):

@@ -1,4 +1,4 @@
-"""What the two wires share: the engine's settings and state, a response, and a generation waiting for its answer."""
+"""Parts that all wires share: an engine's settings and state, responses, and generation requests."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SSE_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
 
 
 def bracketed(ids: Sequence[int]) -> str:
-    """The default `decode`: every id as `<id>`."""
+    """Decode every id as `<id>`; the default `decode`."""
     return "".join(f"<{i}>" for i in ids)
 
 
 Encode = Callable[[str, bool], Sequence[int]]
-"""Text, and whether special tokens such as a BOS are added around it, to ids."""
+"""Converts a text, and whether to add special tokens such as a BOS, to ids."""
 
 
 @dataclass(slots=True)
 class EngineState:
-    """A server's settings and what changes while it lives. Only admin calls and the engine write it."""
+    """A server's settings and current state. Only admin calls and the engine change it."""
 
     vocab_size: int = 1000
     max_model_len: int = 4096
@@ -55,20 +55,21 @@ class EngineState:
     paused_since: float | None = None
     dead: bool = False
     running: Callable[[], int] = lambda: 0
-    """Number of generations in progress; set by the engine that owns the state, as the next two are."""
+    """Returns the number of generations in progress. The engine sets this and the next three."""
     abort: Callable[[Callable[[ScriptedRequest], bool]], int] = lambda matches: 0
-    """Aborts the running generations that match and returns how many."""
+    """Aborts the running generations that match, and returns their number."""
     version_changed: Callable[[str], None] = lambda version: None
+    """Called with the new version after a weight update."""
     in_use: Callable[[str], bool] = lambda request_id: False
-    """Whether a running generation has this server id."""
+    """Returns whether a running generation has this server id."""
 
     @property
     def paused(self) -> bool:
-        """New generations wait until `resume`."""
+        """Whether new generations wait until `resume`."""
         return self.paused_since is not None
 
     def pause(self) -> None:
-        """Hold new generations back and clear the prefix cache, as both servers do."""
+        """Let new generations wait, and clear the prefix cache, as both servers do."""
         self.paused_since = time.monotonic()
         self.cache.clear()
 
@@ -77,25 +78,30 @@ class EngineState:
         self.paused_since = None
 
     def set_version(self, version: str) -> None:
-        """New weights: generations in progress get a second span."""
+        """Change the weight version. Generations in progress get a second version span."""
         self.version_changed(version)
         self.weight_version = version
 
     def admits(self, headers: Mapping[str, str]) -> bool:
-        """Whether the request brings the api key, if the server has one."""
+        """Return whether the request has the API key, if the server has one."""
         return self.api_key is None or headers.get("authorization") == f"Bearer {self.api_key}"
 
     def piece(self, token_id: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return self.decode((token_id,))
 
 
 @dataclass(frozen=True, slots=True)
 class WireResponse:
-    """One HTTP answer and how it travels.
+    """One HTTP response, and how it is sent.
 
-    `body` is whole, or for a stream one piece per event. After `reset_after` or `close_after` bytes of the body the
-    connection is reset or closed; 0 means without any response. `drip` is (bytes, seconds): the body in small pieces.
+    Attributes:
+        status: The status.
+        headers: The headers.
+        body: The whole body, or one piece for each event of a stream.
+        reset_after: Reset the connection after so many bytes of the body; 0 sends no response at all.
+        close_after: Close the connection likewise.
+        drip: (bytes, seconds): send the body in small pieces with a pause after each.
     """
 
     status: int
@@ -107,18 +113,22 @@ class WireResponse:
 
     @property
     def dropped(self) -> bool:
-        """The connection ends without a response."""
+        """Whether the connection ends without a response."""
         return self.reset_after == 0 or self.close_after == 0
 
     @property
     def content(self) -> bytes:
-        """All of the body's bytes, when they are known beforehand."""
+        """All bytes of the body.
+
+        Raises:
+            TypeError: The body is a stream in progress.
+        """
         if isinstance(self.body, AsyncIterator):
-            raise TypeError("This body is streamed as it is made; read it with `pieces`.")
+            raise TypeError("This body is a stream in progress. Read it with `pieces`.")
         return self.body if isinstance(self.body, bytes) else b"".join(self.body)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The bytes that travel, cut where the connection ends."""
+        """Yield the bytes that are sent, up to where the connection ends."""
         left = min((n for n in (self.reset_after, self.close_after) if n is not None), default=None)
         try:
             async for piece in self._paced():
@@ -131,7 +141,7 @@ class WireResponse:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Close a stream that will not be read further."""
+        """Close a stream that nobody reads any more."""
         if isinstance(self.body, AsyncIterator) and hasattr(self.body, "aclose"):
             await self.body.aclose()
 
@@ -154,9 +164,12 @@ class WireResponse:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A valid generation request: what to ask the script, and how this wire writes the answers down.
+    """A valid generation request.
 
-    `render` takes one `Settled` per request, in order, and the seconds the generation took.
+    Attributes:
+        requests: The requests for the script.
+        render: Makes the response from one `Settled` for each request, in order, and the seconds that it took.
+        stream: Whether the response is a stream.
     """
 
     requests: Sequence[ScriptedRequest]
@@ -165,17 +178,17 @@ class Generation:
 
 
 Answer = WireResponse | Generation
-"""What a wire makes of a request."""
+"""A wire's result for a request: a response, or a generation to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A server's other paths, information and admin calls, answered as FastAPI does: both engines use it.
+    """A server's other paths, for information and admin calls. They answer as FastAPI does, which both engines use.
 
     Attributes:
-        get: Paths that take GET.
-        post: Paths that take POST, with the fields of its JSON body.
-        invalid_json: The response to a body that is not a JSON object.
+        get: Handlers of GET, by path.
+        post: Handlers of POST, by path; they take the fields of the JSON body.
+        invalid_json: Makes the response to a body that is not a JSON object.
     """
 
     get: Mapping[str, Callable[[], Answer]]
@@ -183,7 +196,7 @@ class Routes:
     invalid_json: Callable[[bytes], WireResponse]
 
     def answer(self, method: str, path: str, body: bytes, query: str = "") -> Answer:
-        """Return the response; the parameters of `query` count as fields of the body."""
+        """Return the response. Parameters of `query` count as fields of the body."""
         if path not in self.get and path not in self.post:
             return json_response({"detail": "Not Found"}, 404)
         if method == "GET" and path in self.get:
@@ -198,91 +211,91 @@ class Routes:
 
 
 class Wire(Protocol):
-    """One engine's HTTP surface. Synchronous and without I/O; the state is its only memory."""
+    """One engine's HTTP interface. Synchronous and without I/O; `state` is its only memory."""
 
     name: str
     state: EngineState
 
     def route(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Return the response to information, admin calls and errors, or the generation that the request asks for.
+        """Return the response to an information or admin call or an invalid request, or the requested generation.
 
         `path` includes the query string; header names are lower case.
         """
 
     def script_error(self, message: str) -> WireResponse:
-        """This wire's 400, for a script that cannot answer."""
+        """Return this wire's 400, for a script that cannot answer."""
 
     def queue_full(self) -> WireResponse | None:
-        """What a server with a full queue answers; None when this kind's queue has no limit."""
+        """Return the response of a server with a full queue; None if this kind's queue has no limit."""
 
 
 def json_response(value: Any, status: int = 200) -> WireResponse:
-    """A JSON body in the compact form that both servers use."""
+    """Return a response with a compact JSON body, as both servers write it."""
     return WireResponse(status, JSON_HEADERS, msgspec.json.encode(value))
 
 
 def sse_response(events: Sequence[Any]) -> WireResponse:
-    """Server-sent events, one `data:` line each, closed by `[DONE]`."""
+    """Return a response of server-sent events, one `data:` line each, and `[DONE]`."""
     return WireResponse(200, SSE_HEADERS, sse_text([msgspec.json.encode(event) for event in events]))
 
 
 def sse_text(events: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Encoded events as the pieces of a body."""
+    """Return encoded events as the pieces of a body."""
     return (*(b"data: " + event + b"\n\n" for event in events), b"data: [DONE]\n\n")
 
 
 def cached_tokens(state: EngineState, answer: Settled, salt: str = "", limit: int | None = None) -> int:
-    """Prompt tokens found in the prefix cache; the finished sequence is then put there. `limit` caps the match."""
+    """Return the cached prompt tokens, at most `limit`, and cache the finished sequence."""
     found = state.cache.admit(answer.request.prompt_ids, answer.output_ids, salt)
-    if answer.said.cached_tokens is not None:
-        return answer.said.cached_tokens
+    if answer.completion.cached_tokens is not None:
+        return answer.completion.cached_tokens
     return found if limit is None else min(found, limit)
 
 
 def version_spans(state: EngineState, answer: Settled) -> list[dict[str, Any]]:
-    """`[{version, start, end}]` over the output ids: the script's, else one span of the live version."""
-    spans = answer.said.weight_versions
+    """Return `[{version, start, end}]` over the output ids: the script's, or one span of the current version."""
+    spans = answer.completion.weight_versions
     if spans is None:
         spans = [(state.weight_version, 0, len(answer.output_ids))]
     return [{"version": version, "start": start, "end": end} for version, start, end in spans]
 
 
 def now() -> int:
-    """Seconds since the epoch, as `created` fields have it."""
+    """Return seconds since the epoch, for `created` fields."""
     return int(time.time())
 
 
 def random_id(length: int) -> str:
-    """A random hexadecimal id, as servers make for requests that bring none."""
+    """Return a random hexadecimal id, as servers make for requests without one."""
     return secrets.token_hex((length + 1) // 2)[:length]
 
 
-GROUP = "tito.wires"
-Heard = TypeVar("Heard")
+ENTRY_POINT_GROUP = "tito.wires"
+G = TypeVar("G")
 
 
 @dataclass(frozen=True, slots=True)
-class WireKit(Generic[Heard]):
-    """One engine's wire: how the conformance suite reads it, and how a scripted server speaks it.
+class WireKit(Generic[G]):
+    """One engine's wire: a reader for the conformance suite, and a scripted server.
 
-    An engine's package names one in the entry-point group `tito.wires`, under its backend's name.
+    An engine's package registers it in the entry-point group `tito.wires`, under its backend's name.
 
     Attributes:
-        read: Reads one HTTP exchange for the suite, a `strands_tito.conformance.wire_reading.Seen`: returns its
-            generation as a `Heard`, or None where the exchange is something else. It judges the backend, and shares
-            no code with it.
-        wire: Makes the scripted server's HTTP surface; None where the engine cannot be scripted.
-        cache_page: Tokens of one page of the server's prefix cache.
+        read: Reads one HTTP exchange (`strands_tito.conformance.wire_reading.WireExchange`), and returns its
+            `WireGeneration`, or None if it is not a generation. It judges the backend, so it must share no code with
+            it.
+        wire: Makes the scripted server's HTTP interface; None if the engine has no scripted server.
+        cache_page: Page size of the server's prefix cache, in tokens.
     """
 
-    read: Callable[[Any], Heard | None]
+    read: Callable[[Any], G | None]
     wire: Callable[[EngineState], Wire] | None = None
     cache_page: int = 1
 
 
 def installed_wires() -> list[str]:
     """Return the names of the installed wires."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
 
 
 @cache
@@ -290,9 +303,9 @@ def find_wire(name: str) -> WireKit[Any]:
     """Return the wire of that name.
 
     Raises:
-        ValueError: No installed package offers it; the message lists those installed.
+        ValueError: No installed package offers it.
     """
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             kit = point.load()
             if not isinstance(kit, WireKit):

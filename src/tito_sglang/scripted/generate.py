@@ -10,7 +10,7 @@ from typing import Any
 
 from strands_tito.testing.optional_outputs import reported_top, routed, support
 from strands_tito.testing.settle import Settled
-from strands_tito.testing.text import prefixes, said_text
+from strands_tito.testing.text import completion_text, prefixes
 from strands_tito.testing.wire import (
     EngineState,
     WireResponse,
@@ -38,7 +38,7 @@ class GenerateAnswer:
 
     def _whole(self, answer: Settled, seconds: float) -> dict[str, Any]:
         params = answer.request.body.get("sampling_params") or {}
-        text = said_text(self.state, answer, params if isinstance(params, dict) else {})
+        text = completion_text(self.state, answer, params if isinstance(params, dict) else {})
         meta = self._waiting(answer, seconds) if answer.queued else self._meta(answer, self._cached(answer), seconds)
         meta["response_sent_to_client_ts"] = time.time()
         written = {"text": text, "output_ids": list(answer.output_ids), "meta_info": meta}
@@ -105,8 +105,8 @@ class GenerateAnswer:
         return {**meta, "dp_rank": None, "e2e_latency": seconds}
 
     def _experts(self, answer: Settled) -> str | None:
-        if self.state.experts is None or answer.said.routed_experts is not None:
-            return answer.said.routed_experts
+        if self.state.experts is None or answer.completion.routed_experts is not None:
+            return answer.completion.routed_experts
         start = self.body.get("routed_experts_start_len") or 0
         experts = routed((*answer.request.prompt_ids, *answer.output_ids), *self.state.experts)[start:]
         return base64.b64encode(experts.astype("<i4").tobytes()).decode()  # int32, without a shape
@@ -115,7 +115,9 @@ class GenerateAnswer:
         """For each output token the ids it was chosen from, and logprobs of the sampled one, or of all, over these."""
         request, n = answer.request, len(answer.output_ids)
         whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
-        kept = answer.said.support or [support(answer.scorer, request, whole, p) for p in range(start, len(whole))]
+        kept = answer.completion.support or [
+            support(answer.scorer, request, whole, p) for p in range(start, len(whole))
+        ]
         of_all = self.body.get("sampling_logprobs_mode") == "support"
         logprobs = [
             [logprob for _, logprob in row] if of_all else dict(row)[token]
@@ -159,7 +161,7 @@ class GenerateAnswer:
         }
         if k:
             whole = (*ids, *answer.output_ids)
-            tops = answer.said.top_logprobs or [
+            tops = answer.completion.top_logprobs or [
                 reported_top(answer.scorer, answer.request, whole, n, k) for n in range(len(ids), len(whole))
             ]
             before = [answer.scorer.top(ids, n, k, 1.0) for n in range(start + 1, len(ids))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_tito.testing.settle import Settled
-from strands_tito.testing.text import deltas, said_text
+from strands_tito.testing.text import completion_text, deltas
 from strands_tito.testing.wire import EngineState, WireResponse, json_response, now, sse_response
 from tito_vllm.scripted.rows import (
     Row,
@@ -59,7 +59,7 @@ class CompletionsAnswer:
         ids, prompt = answer.output_ids, answer.request.prompt_ids
         prompt_only = self.echo and self.body.get("max_tokens") == 0
         scored = prompt_logprobs(self.state, answer, self.prompt_logprobs)
-        text = said_text(self.state, answer, self.body)
+        text = completion_text(self.state, answer, self.body)
         if prompt_only:
             text = self.state.decode(prompt)
         logprobs = None

@@ -19,11 +19,11 @@ Row = tuple[int, float | None, Sequence[tuple[int, float]]]
 
 def output_rows(answer: Settled, k: int) -> list[Row]:
     """The completion's tokens, each with the top `k`."""
-    request, said = answer.request, answer.said
+    request, completion = answer.request, answer.completion
     if not k:
         return [(token, logprob, ()) for token, logprob in zip(answer.output_ids, answer.logprobs, strict=True)]
     whole, start = (*request.prompt_ids, *answer.output_ids), len(request.prompt_ids)
-    tops = said.top_logprobs or [
+    tops = completion.top_logprobs or [
         reported_top(answer.scorer, request, whole, position, k) for position in range(start, len(whole))
     ]
     return [(t, lp, top[:k]) for t, lp, top in zip(answer.output_ids, answer.logprobs, tops, strict=False)]
@@ -70,8 +70,8 @@ def entry(row: Row, vocab: int, k: int) -> dict[str, Any]:
 
 def routed_experts(state: EngineState, answer: Settled, params: Mapping[str, Any]) -> str | None:
     """Base64 of a whole `.npy` of every token but the last, without the first `routed_experts_prompt_start`."""
-    if state.experts is None or answer.said.routed_experts is not None:
-        return answer.said.routed_experts
+    if state.experts is None or answer.completion.routed_experts is not None:
+        return answer.completion.routed_experts
     start = params.get("routed_experts_prompt_start") or 0
     stream = io.BytesIO()
     np.save(stream, routed((*answer.request.prompt_ids, *answer.output_ids), *state.experts)[start:])

@@ -1,4 +1,4 @@
-"""Every planted defect, to show that the suite notices each."""
+"""All planted defects, which the suite must notice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.defects.weights import WEIGHTS
 
 
 def all_defects() -> Iterator[tuple[Defect, str]]:
-    """Yield each defect with each wire that it can be planted on."""
+    """Yield every pair of a defect and a wire that it can be planted on."""
     for defect in (*ANSWERS, *STREAMS, *POLICIES, *COLUMNS, *WEIGHTS, *PARITY, *CLIENT):
         for wire in defect.wires:
             yield defect, wire

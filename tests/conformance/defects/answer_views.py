@@ -1,4 +1,4 @@
-"""One way to read and change a decoded answer, whichever wire it is on."""
+"""Views to read and change a decoded response in one way on every wire."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class View(ABC):
-    """An answer: its ids, the rows of logprobs, and what is said about both. Setting changes the answer in place."""
+    """A response: its ids, its rows of logprobs, and their metadata. Setting a field changes the response in place."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -15,12 +15,12 @@ class View(ABC):
     @property
     @abstractmethod
     def part(self) -> Any:
-        """What holds the ids."""
+        """The object that holds the ids."""
 
     @property
     @abstractmethod
     def ids_key(self) -> str:
-        """Under which name."""
+        """The key of the ids."""
 
     @property
     def ids(self) -> list[int]:
@@ -43,15 +43,15 @@ class View(ABC):
 
     @abstractmethod
     def drop_row(self, at: int) -> None:
-        """Take one row of logprobs out."""
+        """Remove one row of logprobs."""
 
     @abstractmethod
     def repeat_row(self, at: int) -> None:
-        """Put one row of logprobs in twice."""
+        """Repeat one row of logprobs."""
 
 
 def _field(*path: str) -> Any:
-    """Make a property of a value inside the answer."""
+    """Make a property of a value inside the response."""
 
     def get(view: View) -> Any:
         found = view.answer
@@ -78,7 +78,7 @@ def _spans(*path: str) -> Any:
 
 
 class _VLLM(View):
-    """What both of vLLM's endpoints share."""
+    """The fields that both of vLLM's endpoints share."""
 
     finish = _field("choices", "0", "finish_reason")
     prompt_tokens = _field("usage", "prompt_tokens")
@@ -86,12 +86,12 @@ class _VLLM(View):
 
     @property
     def part(self) -> Any:
-        """What holds the ids."""
+        """The object that holds the ids."""
         return self.answer["choices"][0]
 
     @property
     def ids_key(self) -> str:
-        """Under which name."""
+        """The key of the ids."""
         return "token_ids"
 
     @property
@@ -117,7 +117,7 @@ class VLLMGenerate(_VLLM):
 
     @property
     def logprobs(self) -> list[Any]:
-        """One a row."""
+        """One logprob for each row."""
         return [row["logprob"] for row in self._rows]
 
     @logprobs.setter
@@ -136,11 +136,11 @@ class VLLMGenerate(_VLLM):
             row["token_id"], row["token"] = value, f"token_id:{value}"
 
     def drop_row(self, at: int) -> None:
-        """Take one row out."""
+        """Remove one row."""
         del self._rows[at]
 
     def repeat_row(self, at: int) -> None:
-        """Put one row in twice."""
+        """Repeat one row."""
         self._rows.append(dict(self._rows[at]))
 
 
@@ -156,7 +156,7 @@ class VLLMCompletions(_VLLM):
 
     @property
     def logprobs(self) -> list[Any]:
-        """One a row."""
+        """One logprob for each row."""
         return list(self._table["token_logprobs"])
 
     @logprobs.setter
@@ -173,13 +173,13 @@ class VLLMCompletions(_VLLM):
         self._table["tokens"] = [f"token_id:{value}" for value in values]
 
     def drop_row(self, at: int) -> None:
-        """Take one row out."""
+        """Remove one row."""
         for name in ("token_logprobs", "tokens", "text_offset", "top_logprobs"):
             if self._table.get(name):
                 del self._table[name][at]
 
     def repeat_row(self, at: int) -> None:
-        """Put one row in twice."""
+        """Repeat one row."""
         for name in ("token_logprobs", "tokens", "text_offset", "top_logprobs"):
             if self._table.get(name):
                 self._table[name].append(self._table[name][at])
@@ -198,12 +198,12 @@ class SGLangGenerate(View):
 
     @property
     def part(self) -> Any:
-        """What holds the ids."""
+        """The object that holds the ids."""
         return self.answer
 
     @property
     def ids_key(self) -> str:
-        """Under which name."""
+        """The key of the ids."""
         return "output_ids"
 
     @property
@@ -213,7 +213,7 @@ class SGLangGenerate(View):
 
     @property
     def logprobs(self) -> list[Any]:
-        """One a row."""
+        """One logprob for each row."""
         return [row[0] for row in self._rows]
 
     @logprobs.setter
@@ -232,11 +232,11 @@ class SGLangGenerate(View):
             row[1] = value
 
     def drop_row(self, at: int) -> None:
-        """Take one row out."""
+        """Remove one row."""
         del self._rows[at]
 
     def repeat_row(self, at: int) -> None:
-        """Put one row in twice."""
+        """Repeat one row."""
         self._rows.append(list(self._rows[at]))
 
 
@@ -248,5 +248,5 @@ _VIEWS: dict[str, type[View]] = {
 
 
 def view_of(wire: str, answer: Any) -> View:
-    """Give the view of an answer on a wire."""
+    """Return the view of a response on a wire."""
     return _VIEWS[wire](answer)

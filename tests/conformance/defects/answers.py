@@ -1,4 +1,4 @@
-"""Defects of what a server writes on the wire, whole or as a stream."""
+"""Defects of a server's responses, whole or streamed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands_tito.testing import ScriptedRequest
 
 
 def _late(edit: Edit, after: int = 4) -> Edit:
-    """Begin with a defect only after some requests, so that what is measured at connect does not know of it."""
+    """Start a defect after some requests, so that the measurement at connect does not see it."""
     return lambda view, request: edit(view, request) if request.number >= after else None
 
 
@@ -82,7 +82,7 @@ def _other_text(view: View, request: ScriptedRequest) -> None:
 
 
 def _other_ids(view: View, request: ScriptedRequest) -> None:
-    """Change a token and its row, as a server that reports another token than it went on with."""
+    """Change a token and its row, as if the server reported another token than it sampled."""
     if len(view.ids) > 1:
         other = (view.ids[0] + 1) % request.vocab_size
         view.ids = [other, *view.ids[1:]]
@@ -90,7 +90,7 @@ def _other_ids(view: View, request: ScriptedRequest) -> None:
 
 
 def _halved(view: View, request: ScriptedRequest) -> None:
-    """Give the first half of an answer as if it were the whole."""
+    """Return the first half of an answer as if it were complete."""
     half = len(view.ids) // 2
     if half:
         while len(view.ids) > half:
@@ -152,69 +152,69 @@ def _stopped_by_another(view: View, request: ScriptedRequest) -> None:
 ANSWERS = (
     Defect("logprobs-shifted", 4, "Logprobs are shifted by one token.", _shifted),
     Defect("logprobs-of-another-token", 4, "Logprobs are those of another token.", _of_another),
-    Defect("logprobs-scaled-later", 11, "Logprobs are divided by something in silence, after a while.", _late(_scaled)),
-    Defect("logprobs-shifted-later", 4, "Logprobs are shifted by one token, after a while.", _late(_shifted)),
+    Defect("logprobs-scaled-later", 11, "Logprobs are scaled, after some requests.", _late(_scaled)),
+    Defect("logprobs-shifted-later", 4, "Logprobs are shifted by one token, after some requests.", _late(_shifted)),
     Defect("logprob-zero", 4, "A missing logprob is 0.0.", _one(0.0)),
     Defect("logprob-sentinel", 4, "A missing logprob is -9999.", _one(-9999.0)),
     Defect("logprob-null", 4, "A missing logprob is null.", _one(None)),
     Defect("logprob-nan", 4, "A logprob is NaN.", _one(float("nan"))),
     Defect("logprob-positive", 4, "A logprob is above 0.", _one(0.5)),
     Defect("logprob-minus-infinity", 4, "A logprob is minus infinity.", _one(float("-inf"))),
-    Defect("logprobs-short", 2, "There is a logprob less than tokens.", _short),
-    Defect("logprobs-named-wrong", 4, "Logprobs name other tokens than the answer's.", _other_rows),
-    Defect("stop-token-dropped", 4, "The stop token is not in the answer.", _no_stop),
-    Defect("stop-token-doubled", 4, "The stop token is there twice.", _stop_twice),
-    Defect("stop-token-without-logprob", 2, "The stop token is in the ids alone.", _stop_in_ids_only),
-    Defect("echo-edited", 4, "The server read another last token.", _echo_edited),
-    Defect("echo-short", 4, "The server cut the prompt.", _echo_short),
-    Defect("echo-with-bos", 4, "The server put a token before the prompt.", _echo_long),
-    Defect("echo-missing", 4, "The server echoes nothing.", _echo_missing),
-    Defect("text-of-others", 4, "The text is not that of the ids.", _other_text, wires=("vllm-completions", "sglang")),
-    Defect("token-changed", 4, "A reported token is not the one that was sampled.", _other_ids),
-    Defect("answer-halved", 4, "Half an answer is called whole.", _halved),
-    Defect("answer-empty", 4, "An answer has no token.", _nothing),
-    Defect("length-called-stop", 4, "A truncated answer is called stopped.", _finish("length", "stop")),
-    Defect("stop-called-length", 4, "A stopped answer is called truncated.", _finish("stop", "length")),
+    Defect("logprobs-short", 2, "The last logprob is missing.", _short),
+    Defect("logprobs-named-wrong", 4, "Logprobs have other token ids than the output.", _other_rows),
+    Defect("stop-token-dropped", 4, "The stop token is missing.", _no_stop),
+    Defect("stop-token-doubled", 4, "The stop token is repeated.", _stop_twice),
+    Defect("stop-token-without-logprob", 2, "The stop token has no logprob.", _stop_in_ids_only),
+    Defect("echo-edited", 4, "The echoed prompt has another last token.", _echo_edited),
+    Defect("echo-short", 4, "The echoed prompt lacks its last token.", _echo_short),
+    Defect("echo-with-bos", 4, "The echoed prompt has an additional first token.", _echo_long),
+    Defect("echo-missing", 4, "The prompt is not echoed.", _echo_missing),
+    Defect("text-of-others", 4, "The text does not match the ids.", _other_text, wires=("vllm-completions", "sglang")),
+    Defect("token-changed", 4, "A reported token differs from the sampled one.", _other_ids),
+    Defect("answer-halved", 4, "Half an answer is reported as complete.", _halved),
+    Defect("answer-empty", 4, "An answer has no tokens.", _nothing),
+    Defect("length-called-stop", 4, "A truncated answer is reported as stopped.", _finish("length", "stop")),
+    Defect("stop-called-length", 4, "A stopped answer is reported as truncated.", _finish("stop", "length")),
     Defect(
         "stop-string-not-there",
         4,
-        "An answer is said to end by a stop string that it does not hold.",
+        "The reported stop string is not in the answer.",
         _stopped_by_another,
         wires=("vllm", "vllm-completions"),
     ),
-    Defect("finish-unknown", 4, "An answer ends for a reason that nobody knows.", _finish("stop", "tired")),
-    Defect("usage-prompt", 4, "The server counts a prompt token too many.", _usage(prompt=1)),
-    Defect("usage-prompt-less", 4, "The server counts a prompt token too few.", _usage(prompt=-1)),
-    Defect("usage-completion", 4, "The server counts a completion token too many.", _usage(completion=1)),
-    Defect("cached-too-many", 4, "More tokens are cached than the prompt has.", _cached(lambda n: n + 1)),
-    Defect("cached-negative", 4, "Fewer tokens than none are cached.", _cached(lambda n: -1)),
-    Defect("longer-than-asked", 4, "An answer is longer than was asked for.", _too_long),
+    Defect("finish-unknown", 4, "The finish reason is unknown.", _finish("stop", "tired")),
+    Defect("usage-prompt", 4, "The prompt token count is one too high.", _usage(prompt=1)),
+    Defect("usage-prompt-less", 4, "The prompt token count is one too low.", _usage(prompt=-1)),
+    Defect("usage-completion", 4, "The completion token count is one too high.", _usage(completion=1)),
+    Defect("cached-too-many", 4, "The cached token count exceeds the prompt.", _cached(lambda n: n + 1)),
+    Defect("cached-negative", 4, "The cached token count is negative.", _cached(lambda n: -1)),
+    Defect("longer-than-asked", 4, "An answer exceeds max_new_tokens.", _too_long),
     Defect(
         "versions-with-a-gap",
         10,
-        "Weight versions leave out a token.",
+        "Version spans skip a token.",
         _spans(lambda n: [("a", 0, 1), ("b", 2, n)]),
         wires=("vllm", "sglang"),
     ),
     Defect(
         "versions-overlap",
         10,
-        "Weight versions claim a token twice.",
+        "Version spans overlap.",
         _spans(lambda n: [("a", 0, 2), ("b", 1, n)]),
         wires=("vllm", "sglang"),
     ),
     Defect(
         "versions-short",
         10,
-        "Weight versions end early.",
+        "Version spans end early.",
         _spans(lambda n: [("a", 0, n - 1)]),
         wires=("vllm", "sglang"),
     ),
     Defect(
-        "versions-long", 10, "Weight versions end late.", _spans(lambda n: [("a", 0, n + 1)]), wires=("vllm", "sglang")
+        "versions-long", 10, "Version spans end late.", _spans(lambda n: [("a", 0, n + 1)]), wires=("vllm", "sglang")
     ),
 )
-"""Defects of what is written on the wire."""
+"""Defects of responses."""
 
 
 def _repeated(events: list[Any]) -> None:
@@ -234,11 +234,11 @@ def _cut_off(events: list[Any]) -> None:
 
 
 OF_EVENTS = ("vllm", "vllm-completions")
-"""Wires whose events hold new tokens only; SGLang's repeat all, so that one lost or doubled changes nothing."""
+"""Wires whose events hold new tokens only. SGLang's repeat all tokens, so a lost or repeated event changes nothing."""
 STREAMS = (
-    Defect("event-repeated", 4, "An event of a stream comes twice.", events=_repeated, wires=OF_EVENTS),
-    Defect("event-lost", 4, "An event of a stream is lost.", events=_lost, wires=OF_EVENTS),
-    Defect("events-swapped", 4, "Two events of a stream change places.", events=_swapped, wires=OF_EVENTS),
-    Defect("stream-cut-off", 4, "A stream ends early, as if it were whole.", events=_cut_off),
+    Defect("event-repeated", 4, "A stream event is repeated.", events=_repeated, wires=OF_EVENTS),
+    Defect("event-lost", 4, "A stream event is lost.", events=_lost, wires=OF_EVENTS),
+    Defect("events-swapped", 4, "Two stream events are swapped.", events=_swapped, wires=OF_EVENTS),
+    Defect("stream-cut-off", 4, "A stream ends early without an error.", events=_cut_off),
 )
-"""Defects of streamed answers."""
+"""Defects of streamed responses."""

@@ -1,4 +1,4 @@
-"""Defects planted in our own client: one mistake each that an adapter has been seen to make."""
+"""Defects of our own client, each a mistake that was found in a real adapter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = ("vllm", "sglang")
 
 
 def _patched(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """Replace a function by what is made of it, while the defect lasts."""
+    """Make a context in which a function is replaced by a changed one."""
     return lambda: mock.patch.object(owner, name, change(getattr(owner, name)))
 
 
@@ -103,33 +103,33 @@ def _closers(policy: Any, ids: list[int], logprobs: list[float]) -> tuple[list[i
 
 
 def _cursor(original: Any) -> Any:
-    """Take the latest turn for the parent, whatever the history says."""
+    """Use the latest turn as parent, whatever the history is."""
 
-    def found(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
+    def find_parent(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
         place = original(ledger, opening, messages, state, **options)
         if not len(ledger) or place.parent == len(ledger) - 1:
             return place
         return replace(place, parent=len(ledger) - 1, branch=None)
 
-    return found
+    return find_parent
 
 
 def _never_branches(original: Any) -> Any:
-    """Take every history for a new one."""
+    """Treat every history as new."""
 
-    def found(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
+    def find_parent(ledger: Ledger, opening: Any, messages: Any, state: Any, **options: Any) -> Any:
         from tito_core.ledger.branch import Branch, Reason
 
         place = original(ledger, opening, messages, state, **options)
         branch = Branch(Reason.SEPARATE, None) if len(ledger) else None
         return replace(place, parent=None, branch=branch)
 
-    return found
+    return find_parent
 
 
 @contextmanager
 def _content_spells() -> Iterator[None]:
-    """Let messages spell control tokens, as the tokenizer itself would."""
+    """Encode control tokens in message content."""
     original = Policy.connect_async.__func__  # type: ignore[attr-defined]
 
     async def connect(cls: Any, /, **settings: Any) -> Any:
@@ -140,7 +140,7 @@ def _content_spells() -> Iterator[None]:
 
 
 def _marks_content(original: Any) -> Any:
-    """Call a message's tokens the template's, or the other way about."""
+    """Mark all tokens as message content."""
 
     def rendered(self: Any, *arguments: Any, **options: Any) -> EncodedText:
         encoded = original(self, *arguments, **options)
@@ -165,7 +165,7 @@ def _delta(change: Callable[[list[int]], list[int]]) -> Any:
 
 
 def _twice(original: Any) -> Any:
-    """Commit a turn, and once more as if it had been retried."""
+    """Commit a turn twice, the second time as a retry."""
 
     def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
         from tito_core.ledger.branch import Branch, Reason
@@ -178,7 +178,7 @@ def _twice(original: Any) -> Any:
 
 
 def _not_at_all(original: Any) -> Any:
-    """Forget every third turn."""
+    """Skip every third commit."""
 
     def commit(self: Any, ledger: Ledger, draft: Any, walk: Any, answer: Any) -> Any:
         if len(ledger) % 3 == 2:
@@ -189,7 +189,7 @@ def _not_at_all(original: Any) -> Any:
 
 
 def _unmarked(original: Any) -> Any:
-    """Take what a grammar chose for what the policy chose."""
+    """Drop the mark of constrained turns."""
     return lambda *arguments: replace(original(*arguments), constrained=False)
 
 
@@ -212,7 +212,7 @@ def _rolled(*names: str) -> Callable[[str, Column], Column | None]:
 
 
 def _last_version(original: Any) -> Any:
-    """Keep the last weights' name for the whole answer."""
+    """Keep the last version for the whole answer."""
 
     def drafted(*arguments: Any) -> Any:
         draft = original(*arguments)
@@ -240,55 +240,55 @@ def _template() -> Any:
 CLIENT = (
     Defect("client-trains-prompts", 3, "The loss mask is 1 on prompt tokens.",
            client=_patched(ledger_module, "assemble", _mask(_trains_prompts)), wires=BOTH),
-    Defect("client-trains-grammars", 3, "What a grammar chose is trained.",
+    Defect("client-trains-grammars", 3, "Constrained tokens have loss mask 1.",
            client=_patched(ledger_module, "assemble", _mask(_trains_grammars)), wires=BOTH),
-    Defect("client-trains-shared-twice", 3, "A turn that two trajectories share is trained in both.",
+    Defect("client-trains-shared-twice", 3, "A turn that two trajectories share has loss mask 1 in both.",
            client=_patched(ledger_module, "assemble", _mask(_trains_shared)), wires=BOTH),
     Defect("client-mask-shifted", 3, "The loss mask is shifted by one token.",
            client=_patched(ledger_module, "assemble", _mask(_trains_one_on)), wires=BOTH),
     Defect("client-encodes-again", 4, "Answers are decoded and encoded again.",
            client=_patched(read, "draft", _output(_encoded_again)), wires=BOTH),
-    Defect("client-drops-stop", 4, "The stop token is taken off the answer.",
+    Defect("client-drops-stop", 4, "The stop token is dropped.",
            client=_patched(read, "draft", _output(_without_stop)), wires=BOTH),
-    Defect("client-samples-closers", 4, "A closer is written as if it had been sampled.",
+    Defect("client-samples-closers", 4, "An inserted closer is recorded as sampled.",
            client=_patched(read, "draft", _output(_closers)), wires=BOTH),
-    Defect("client-shifts-logprobs", 4, "Logprobs are shifted by one.",
+    Defect("client-shifts-logprobs", 4, "Logprobs are shifted by one token.",
            client=_patched(read, "draft", _output(_shifted)), wires=BOTH),
-    Defect("client-rounds-logprobs", 4, "Logprobs are kept in 16 bits.",
+    Defect("client-rounds-logprobs", 4, "Logprobs are rounded to 16 bits.",
            client=_patched(read, "draft", _output(_rounded)), wires=BOTH),
-    Defect("client-fills-logprobs", 4, "Logprobs are filled in with 0.0.",
+    Defect("client-fills-logprobs", 4, "Logprobs are replaced by 0.0.",
            client=_patched(read, "draft", _output(_zeros)), wires=BOTH),
-    Defect("client-cursor", 8, "The parent of a turn is the latest one, whatever the history says.",
+    Defect("client-cursor", 8, "The latest turn is always the parent.",
            client=_patched(parent, "find_parent", _cursor), wires=BOTH),
-    Defect("client-forgets-history", 8, "Each turn is rendered anew.",
+    Defect("client-forgets-history", 8, "Every turn is a new root.",
            client=_patched(parent, "find_parent", _never_branches), wires=BOTH),
-    Defect("client-spells-controls", 6, "Control tokens come from what messages say.",
+    Defect("client-spells-controls", 6, "Message content is encoded with control tokens.",
            client=_content_spells, wires=BOTH),
-    Defect("client-calls-scaffold-content", 6, "The template's tokens are marked as a message's.",
+    Defect("client-calls-scaffold-content", 6, "Template tokens are marked as message content.",
            client=_patched(_template(), "delta", _marks_content), wires=BOTH),
-    Defect("client-loses-separator", 7, "The first token of a delta is lost.",
+    Defect("client-loses-separator", 7, "The first token of a delta is missing.",
            client=_patched(_template(), "delta", _delta(lambda ids: ids[1:])), wires=BOTH),
-    Defect("client-loses-opener", 7, "The last token of a delta is lost.",
+    Defect("client-loses-opener", 7, "The last token of a delta is missing.",
            client=_patched(_template(), "delta", _delta(lambda ids: ids[:-1])), wires=BOTH),
-    Defect("client-doubles-closer", 7, "The first token of a delta is there twice.",
+    Defect("client-doubles-closer", 7, "The first token of a delta is repeated.",
            client=_patched(_template(), "delta", _delta(lambda ids: [ids[0], *ids])), wires=BOTH),
-    Defect("client-reorders-results", 7, "Tool results stand in another order.",
+    Defect("client-reorders-results", 7, "Tool results are in another order.",
            client=_patched(_template(), "delta", _results_in_order_of_arrival), wires=BOTH),
-    Defect("client-commits-twice", 5, "A retried turn is there twice.",
+    Defect("client-commits-twice", 5, "A turn is committed twice.",
            client=_patched(Recording, "commit", _twice), wires=BOTH),
     Defect("client-loses-turns", 5, "Some turns are not committed.",
            client=_patched(Recording, "commit", _not_at_all), wires=BOTH),
-    Defect("client-unmarks-grammars", 9, "What a grammar chose is not marked.",
+    Defect("client-unmarks-grammars", 9, "Constrained turns are not marked.",
            client=_patched(read, "draft", _unmarked), wires=BOTH),
-    Defect("client-loses-columns", 4, "What was wanted beside is lost.",
+    Defect("client-loses-columns", 4, "Optional outputs are lost.",
            client=_patched(read, "draft", _columns(lambda name, column: None)), wires=BOTH),
-    Defect("client-shifts-experts", 4, "Routed experts are off by one row.",
+    Defect("client-shifts-experts", 4, "Routed experts are shifted by one row.",
            client=_patched(read, "draft", _columns(_rolled("routed_experts"))), wires=BOTH),
-    Defect("client-shifts-prompt-logprobs", 4, "Logprobs of the prompt are off by one.",
+    Defect("client-shifts-prompt-logprobs", 4, "Prompt logprobs are shifted by one token.",
            client=_patched(read, "draft", _columns(_rolled("prompt_logprobs"))), wires=BOTH),
-    Defect("client-shifts-top", 4, "The likeliest tokens are the token's before.",
+    Defect("client-shifts-top", 4, "Top logprobs are those of the previous token.",
            client=_patched(read, "draft", _columns(_rolled("top_ids", "top_logprobs"))), wires=BOTH),
-    Defect("client-keeps-one-version", 10, "Of several weight versions the last is kept, for the whole answer.",
+    Defect("client-keeps-one-version", 10, "Of several versions, only the last is kept.",
            client=_patched(read, "draft", _last_version), wires=BOTH, weights=True),
 )  # fmt: skip
 """Defects of the client."""

@@ -1,4 +1,4 @@
-"""One way to read and change what a decoded answer says beside its tokens, whichever wire it is on."""
+"""Views to read and change the optional outputs of a decoded response in one way on every wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pairs = list[tuple[int, Any]]
 
 
 class Columns(ABC):
-    """What an answer says beside. Each is empty or None where it was not asked for; setting changes the answer."""
+    """The optional outputs of a response, empty or None if not requested. Setting one changes the response."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -26,7 +26,7 @@ class Columns(ABC):
     @property
     @abstractmethod
     def top(self) -> list[Pairs]:
-        """The likeliest tokens of each sampled one."""
+        """Top logprobs of each output token."""
 
     @top.setter
     @abstractmethod
@@ -35,7 +35,7 @@ class Columns(ABC):
     @property
     @abstractmethod
     def scored(self) -> Pairs:
-        """The prompt's tokens."""
+        """Logprobs of the prompt's tokens."""
 
     @scored.setter
     @abstractmethod
@@ -148,5 +148,5 @@ _COLUMNS: dict[type[View], type[Columns]] = {
 
 
 def columns_of(view: View) -> Columns:
-    """Give what an answer says beside."""
+    """Return the optional outputs of a response."""
     return _COLUMNS[type(view)](view)

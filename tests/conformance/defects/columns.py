@@ -1,4 +1,4 @@
-"""Defects of what is told beside tokens: likeliest tokens, logprobs of the prompt, experts, sampling masks."""
+"""Defects of optional outputs: top logprobs, prompt logprobs, routed experts and sampling masks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _top(change: Callable[[list[Pairs], View, ScriptedRequest], list[Pairs]]) ->
 
 
 def _without_chosen(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
-    """Put another id in the place of the sampled one."""
+    """Replace the sampled id by another one."""
     size = request.vocab_size
     return [
         [((token + size // 2) % size if token == chosen else token, value) for token, value in row]
@@ -31,8 +31,8 @@ def _without_chosen(rows: list[Pairs], view: View, request: ScriptedRequest) -> 
     ]
 
 
-def _rest(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
-    """Put less likely ids in the place of the likeliest that was not sampled."""
+def _lowered(rows: list[Pairs], view: View, request: ScriptedRequest) -> list[Pairs]:
+    """Lower the logprob of the most likely id that was not sampled."""
     found = []
     for chosen, row in zip(view.ids, rows, strict=True):
         best = max((pair for pair in row if pair[0] != chosen), key=lambda pair: pair[1])
@@ -82,30 +82,30 @@ def _mask(change: Callable[[list[int], int], list[int]]) -> Edit:
 
 
 COLUMNS = (
-    Defect("top-without-the-chosen", 4, "The likeliest tokens lack the sampled one.", _top(_without_chosen)),
-    Defect("top-of-the-neighbour", 4, "The likeliest tokens are the next token's.",
+    Defect("top-without-the-chosen", 4, "Top logprobs lack the sampled token.", _top(_without_chosen)),
+    Defect("top-of-the-neighbour", 4, "Top logprobs are those of the next token.",
            _top(lambda rows, view, request: rows[1:] + rows[:1])),
-    Defect("top-short", 2, "The last token has no likeliest ones.", _top(lambda rows, view, request: [*rows[:-1], []])),
-    Defect("top-scaled", 4, "The likeliest tokens' logprobs are of another temperature.",
+    Defect("top-short", 2, "The last token has no top logprobs.", _top(lambda rows, view, request: [*rows[:-1], []])),
+    Defect("top-scaled", 4, "Top logprobs are at another temperature.",
            _top(lambda rows, view, request: [[(token, value * 0.5) for token, value in row] for row in rows])),
-    Defect("top-too-unlikely", 4, "A likely token is told as an unlikely one.", _top(_rest)),
-    Defect("prompt-logprobs-shifted", 4, "Logprobs of the prompt are shifted by one token.", _scored(_values_shifted)),
-    Defect("prompt-logprobs-named-wrong", 4, "Logprobs of the prompt are those of other tokens.",
+    Defect("top-too-unlikely", 4, "A likely token has a low top logprob.", _top(_lowered)),
+    Defect("prompt-logprobs-shifted", 4, "Prompt logprobs are shifted by one token.", _scored(_values_shifted)),
+    Defect("prompt-logprobs-named-wrong", 4, "Prompt logprobs have other token ids.",
            _scored(_pairs_shifted)),
-    Defect("prompt-logprobs-short", 2, "The prompt's last token has no logprob.", _scored(lambda pairs: pairs[:-1])),
-    Defect("prompt-logprobs-scaled", 11, "Logprobs of the prompt are at another temperature.", _scored(_scaled)),
-    Defect("experts-off-by-one", 4, "Routed experts are off by one row.",
+    Defect("prompt-logprobs-short", 2, "The last prompt logprob is missing.", _scored(lambda pairs: pairs[:-1])),
+    Defect("prompt-logprobs-scaled", 11, "Prompt logprobs are at another temperature.", _scored(_scaled)),
+    Defect("experts-off-by-one", 4, "Routed experts are shifted by one row.",
            _experts(lambda array: np.roll(array, 1, axis=0))),
-    Defect("experts-early", 4, "Routed experts come one row early.",
+    Defect("experts-early", 4, "Routed experts are shifted by one row, to the front.",
            _experts(lambda array: np.roll(array, -1, axis=0))),
-    Defect("experts-short", 2, "The last row of experts is lost.", _experts(lambda array: array[:-1])),
-    Defect("experts-of-fewer-layers", 2, "Experts are of fewer layers than the model has.",
+    Defect("experts-short", 2, "The last row of experts is missing.", _experts(lambda array: array[:-1])),
+    Defect("experts-of-fewer-layers", 2, "Experts cover one layer only.",
            _experts(lambda array: array[:, :1])),
-    Defect("experts-of-the-last-token", 4, "Every token has the last one's experts.",
+    Defect("experts-of-the-last-token", 4, "Every token has the last token's experts.",
            _experts(lambda array: np.broadcast_to(array[-1:], array.shape))),
     Defect("mask-without-the-chosen", 4, "A sampling mask lacks the sampled token.",
            _mask(lambda row, chosen: [token for token in row if token != chosen]), wires=("sglang",)),
-    Defect("mask-too-wide", 4, "A sampling mask holds more tokens than top_k left.",
+    Defect("mask-too-wide", 4, "A sampling mask has more than top_k tokens.",
            _mask(lambda row, chosen: [*row, *(token for token in range(64) if token not in row)]), wires=("sglang",)),
 )  # fmt: skip
-"""Defects of what is told beside."""
+"""Defects of optional outputs."""

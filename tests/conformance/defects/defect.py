@@ -1,42 +1,43 @@
-"""A planted defect: a server, or the client itself, that is wrong in one way; and the scripted engine that has it."""
+"""A planted defect: one error in a server or in the client, and a scripted engine that has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from conformance.defects.answer_views import View, view_of
 from conformance.defects.column_views import EXPERTS
 from conformance.defects.scripted_policy import ConformancePolicy
-from strands_tito.conformance.reloading import TOKENS as RELOADED
+from strands_tito.conformance.reloading import TOKENS as WATCHED_TOKENS
 from strands_tito.conformance.wire_log import TransportFactory
 from strands_tito.testing import Fault, InProcessTransport, Script, ScriptedRequest, scripted_engine
 
 Edit = Callable[[View, ScriptedRequest], None]
 Wrap = Callable[[Script], Script]
-LEAST_EVENTS = 5
-"""Streams of fewer events are left alone."""
+MIN_EVENTS = 5
+"""Streams of fewer events are not changed."""
 SERVERS = ("vllm", "vllm-completions", "sglang")
 """The wires of the scripted engines; vLLM has two."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that is wrong.
+    """One error.
 
     Attributes:
         name: Short and unique.
-        law: The law that it breaks.
-        what: What is wrong, as a sentence.
-        edit: Changes an answer, or None.
-        wrap: Changes what the policy says, or None.
-        events: Changes the events of a streamed answer, or None.
-        client: Changes the client, or the scripted engine, while it lasts.
-        weights: Whether it shows only where weights change.
-        beside: Whether it shows only beside another server of the same weights, which has no defect.
-        wires: Those on which it can be planted.
+        law: Number of the law that it breaks.
+        what: The error, as a sentence.
+        edit: Changes a response, or None.
+        wrap: Changes the policy, or None.
+        events: Changes the events of a streamed response, or None.
+        client: Makes a context that patches the client or the scripted engine.
+        wires: Wires that it can be planted on.
+        weights: Whether it is visible only when weights change.
+        needs_second_server: Whether it is visible only in a comparison with a sound server.
     """
 
     name: str
@@ -48,21 +49,21 @@ class Defect:
     client: Callable[[], AbstractContextManager[Any]] = nullcontext
     wires: tuple[str, ...] = SERVERS
     weights: bool = False
-    beside: bool = False
+    needs_second_server: bool = False
 
     def fault(self, wire: str) -> Callable[[int, ScriptedRequest], Fault | None] | None:
-        """Give the fault that plants it in answers of a wire."""
+        """Return the fault that plants the defect in responses of a wire."""
         if self.edit is None and self.events is None:
             return None
 
         def of_request(number: int, request: ScriptedRequest) -> Fault | None:
-            measured = request.ignore_eos and request.temperature == 2.0  # at connect
+            measured = request.ignore_eos and request.temperature == 2.0  # the measurement at connect
             if request.scoring or request.max_new_tokens == 0 or measured:
                 return None
 
             def change(answer: Any) -> None:
                 if isinstance(answer, list):
-                    if self.events is not None and len(answer) > LEAST_EVENTS:
+                    if self.events is not None and len(answer) > MIN_EVENTS:
                         self.events(answer)
                 elif self.edit is not None:
                     self.edit(view_of(wire, answer), request)
@@ -72,23 +73,28 @@ class Defect:
         return of_request
 
 
-_WATCHED_S = 0.5
+_LATENCY_S = 0.5
 
 
 def latency(request: ScriptedRequest) -> float:
-    """Take time for those answers under which weights change, and for no other."""
-    return _WATCHED_S if request.max_new_tokens == RELOADED else 0.0
+    """Return a latency for the answers during which weights change, and 0 for all others."""
+    return _LATENCY_S if request.max_new_tokens == WATCHED_TOKENS else 0.0
 
 
-def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
-    """Give a scripted engine with the defect in its answers or its policy, as a transport.
+@lru_cache(100_000)
+def _decode(tokenizer: Any, ids: tuple[int, ...]) -> str:
+    return str(tokenizer.decode(list(ids)))
+
+
+def plant(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bool = False) -> TransportFactory:
+    """Return the transport of a scripted engine that has the defect.
 
     Args:
-        defect: What is wrong; `SOUND` for nothing.
+        defect: The defect; `SOUND` for none.
         wire: One of `SERVERS`.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         end: Id that ends a turn.
-        greedily: Whether the policy has something to say at temperature 0, too; see `ConformancePolicy`.
+        greedily: Whether the policy gives its fixed answers at temperature 0 too; see `ConformancePolicy`.
     """
     policy: Any = ConformancePolicy(tokenizer, end, greedily=greedily)
     engine = scripted_engine(
@@ -96,7 +102,7 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bo
         policy if defect.wrap is None else defect.wrap(policy),
         vocab_size=len(tokenizer),
         eos_ids=[end],
-        decode=lambda ids: str(tokenizer.decode(list(ids))),
+        decode=lambda ids: _decode(tokenizer, tuple(ids)),
         encode=lambda text, special: list(tokenizer.encode(text, add_special_tokens=special)),
         scale_out=wire == "vllm",
         fault=defect.fault(wire),
@@ -106,5 +112,5 @@ def planted(defect: Defect, wire: str, tokenizer: Any, end: int, *, greedily: bo
     return lambda: InProcessTransport(engine)
 
 
-SOUND = Defect("none", 0, "Nothing is wrong.")
-"""A server without a defect, which the suite must pass."""
+SOUND = Defect("none", 0, "No error.")
+"""No defect: the suite must pass."""

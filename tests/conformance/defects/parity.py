@@ -1,4 +1,4 @@
-"""Defects that a server, or the client, does not show by itself: only beside another server of the same weights."""
+"""Defects that are visible only in a comparison with another server of the same weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strands_tito.testing import Completion, Script, ScriptedRequest
 from tito_core.ledger.interning import CallIds
 
 HOTTER = 1.3
-"""What a temperature of 1 is taken for."""
+"""The temperature that is applied for a temperature of 1."""
 
 
 def _of_other_weights(**settings: Any) -> Wrap:
@@ -25,17 +25,19 @@ def _of_other_weights(**settings: Any) -> Wrap:
 
 
 class _Hotter:
-    """A script whose every logprob is at a higher temperature than it says, scores of prompts included."""
+    """A script whose logprobs and scores are at a higher temperature than requested."""
 
     def __init__(self, script: Any) -> None:
         self._script = script
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        said: Completion = self._script(request)
-        return said if said.logprobs is not None else replace(said, logprobs=self._scored(request, said))
+        completion: Completion = self._script(request)
+        if completion.logprobs is not None:
+            return completion
+        return replace(completion, logprobs=self._logprobs(request, completion))
 
-    def _scored(self, request: ScriptedRequest, said: Completion) -> list[float]:
-        ids = (*request.prompt_ids, *said.output_ids)
+    def _logprobs(self, request: ScriptedRequest, completion: Completion) -> list[float]:
+        ids = (*request.prompt_ids, *completion.output_ids)
         return self.score(ids, len(request.prompt_ids), request.reported_temperature)
 
     def score(self, ids: Any, start: int, temperature: float) -> list[float]:
@@ -51,7 +53,7 @@ def _hotter(script: Any) -> Script:
     return _Hotter(script)
 
 
-def _call_ids_by_chance() -> AbstractContextManager[Any]:
+def _random_call_ids() -> AbstractContextManager[Any]:
     taken = CallIds._take
 
     def take(self: CallIds) -> int:
@@ -62,13 +64,13 @@ def _call_ids_by_chance() -> AbstractContextManager[Any]:
 
 
 PARITY = (
-    Defect("other-weights", 13, "One of two servers has another model's weights.",
-           wrap=_of_other_weights(eos_weight=200.0), beside=True),
-    Defect("older-weights", 13, "One of two servers has weights of some steps before, with the same likeliest tokens.",
-           wrap=_of_other_weights(tail=5.0), beside=True),
-    Defect("hotter-logprobs", 13, f"One of two servers reports and scores at {HOTTER} times the temperature it says.",
-           wrap=_hotter, beside=True),
-    Defect("client-call-ids-by-chance", 13, "Ids of calls are drawn at random.",
-           client=_call_ids_by_chance, beside=True),
+    Defect("other-weights", 13, "One of two servers has other weights.",
+           wrap=_of_other_weights(eos_weight=200.0), needs_second_server=True),
+    Defect("older-weights", 13, "One of two servers has older weights with the same greedy tokens.",
+           wrap=_of_other_weights(tail=5.0), needs_second_server=True),
+    Defect("hotter-logprobs", 13, f"One of two servers reports and scores at {HOTTER} times the temperature.",
+           wrap=_hotter, needs_second_server=True),
+    Defect("client-call-ids-by-chance", 13, "Ids of calls are random.",
+           client=_random_call_ids, needs_second_server=True),
 )  # fmt: skip
-"""Defects that show beside another server."""
+"""Defects that need a second server."""

@@ -1,4 +1,4 @@
-"""Defects of what the policy says: parameters that it does not hear, prompts that it did not read."""
+"""Defects of the policy: ignored parameters and changed prompts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from conformance.defects.defect import Defect, Wrap
 from strands_tito.testing import Completion, Script, ScriptedRequest
 
 
-def _asked(**changes: Any) -> Wrap:
-    """Make a policy that does not hear some parameters."""
+def _ignores(**changes: Any) -> Wrap:
+    """Make a policy that ignores some parameters."""
     return lambda script: _Wrapped(script, lambda request: replace(request, **changes))
 
 
 class _Wrapped:
-    """A script that hears another request, and scores as before."""
+    """A script that answers a changed request, but scores the original one."""
 
-    def __init__(self, script: Any, heard: Callable[[ScriptedRequest], ScriptedRequest]) -> None:
+    def __init__(self, script: Any, change: Callable[[ScriptedRequest], ScriptedRequest]) -> None:
         self.script = script
-        self.heard = heard
+        self.change = change
         self.score, self.top = script.score, script.top
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        other = self.heard(request)
+        other = self.change(request)
         completion: Completion = self.script(other)
         if completion.finish is None and completion.output_ids and completion.output_ids[-1] in other.stop_ids:
-            return replace(completion, finish="stop", stop=completion.output_ids[-1])  # though the request says go on
+            return replace(
+                completion, finish="stop", stop=completion.output_ids[-1]
+            )  # although the request does not allow it
         return completion
 
 
@@ -36,27 +38,27 @@ def _seedless(script: Any) -> Script:
 
 
 def _of_the_neighbour(script: Any) -> Script:
-    """Answer each prompt as if it were the one before."""
+    """Answer each prompt as if it were the previous one."""
     before: list[tuple[int, ...]] = []
 
-    def heard(request: ScriptedRequest) -> ScriptedRequest:
+    def change(request: ScriptedRequest) -> ScriptedRequest:
         before.append(request.prompt_ids)
         return replace(request, prompt_ids=before[-2] if len(before) > 1 else request.prompt_ids)
 
-    return _Other(script, heard)
+    return _Other(script, change)
 
 
 class _Other(_Wrapped):
-    """A script whose logprobs too are of what it heard."""
+    """A script that answers a changed request, and reports its logprobs."""
 
     def __call__(self, request: ScriptedRequest) -> Completion:
-        other = self.heard(request)
-        said: Completion = self.script(other)
-        if said.logprobs is not None or not len(said.output_ids):
-            return said
-        ids = (*other.prompt_ids, *said.output_ids)
+        other = self.change(request)
+        completion: Completion = self.script(other)
+        if completion.logprobs is not None or not len(completion.output_ids):
+            return completion
+        ids = (*other.prompt_ids, *completion.output_ids)
         start = len(other.prompt_ids)
-        return replace(said, logprobs=self.script.score(ids, start, request.reported_temperature))
+        return replace(completion, logprobs=self.script.score(ids, start, request.reported_temperature))
 
 
 def _cut_prompt(script: Any) -> Script:
@@ -64,27 +66,29 @@ def _cut_prompt(script: Any) -> Script:
 
 
 def _crowded(script: Any) -> Script:
-    """Answer otherwise where others are answered too: every second request hears another prompt."""
+    """Answer every third request as if it had another prompt."""
 
-    def heard(request: ScriptedRequest) -> ScriptedRequest:
+    def change(request: ScriptedRequest) -> ScriptedRequest:
         if request.number % 3:
             return request
         return replace(
             request, prompt_ids=(*request.prompt_ids[:-1], (request.prompt_ids[-1] + 1) % request.vocab_size)
         )
 
-    return _Other(script, heard)
+    return _Other(script, change)
 
 
 POLICIES = (
-    Defect("temperature-ignored", 4, "The temperature is ignored: greedy answers vary.", wrap=_asked(temperature=1.0)),
+    Defect(
+        "temperature-ignored", 4, "The temperature is ignored, so greedy answers vary.", wrap=_ignores(temperature=1.0)
+    ),
     Defect("seed-ignored", 4, "The seed is ignored.", wrap=_seedless),
-    Defect("top-k-ignored", 4, "top_k is ignored.", wrap=_asked(top_k=0)),
-    Defect("ignore-eos-ignored", 4, "ignore_eos is ignored.", wrap=_asked(ignore_eos=False)),
-    Defect("min-tokens-ignored", 4, "min_new_tokens is ignored.", wrap=_asked(min_new_tokens=0)),
-    Defect("grammar-ignored", 9, "A grammar is ignored.", wrap=_asked(grammar=None)),
+    Defect("top-k-ignored", 4, "top_k is ignored.", wrap=_ignores(top_k=0)),
+    Defect("ignore-eos-ignored", 4, "ignore_eos is ignored.", wrap=_ignores(ignore_eos=False)),
+    Defect("min-tokens-ignored", 4, "min_new_tokens is ignored.", wrap=_ignores(min_new_tokens=0)),
+    Defect("grammar-ignored", 9, "A grammar is ignored.", wrap=_ignores(grammar=None)),
     Defect("answer-of-the-neighbour", 4, "An answer is that of another request.", wrap=_of_the_neighbour),
-    Defect("prompt-cut", 4, "The policy did not read the end of the prompt.", wrap=_cut_prompt),
-    Defect("alone-otherwise", 4, "Some answers are to another prompt.", wrap=_crowded),
+    Defect("prompt-cut", 4, "The policy ignores the end of the prompt.", wrap=_cut_prompt),
+    Defect("alone-otherwise", 4, "Some answers are those of another prompt.", wrap=_crowded),
 )
-"""Defects of what the policy says."""
+"""Defects of the policy."""

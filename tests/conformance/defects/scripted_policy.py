@@ -1,4 +1,4 @@
-"""A policy for scripted engines that says what trips clients up: calls, odd pieces, drafts in reasoning, grammars."""
+"""A policy for scripted engines with difficult answers: calls, unusual tokens, calls in reasoning, grammars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from strands_tito.testing import Completion, HashPolicy, ScriptedRequest
 
-SAYINGS = (
+ANSWERS = (
     "Hello there.",
     "One, two, three and so on for ever and ever.",
     "naïve café 日本語 😀",
@@ -23,27 +23,27 @@ SAYINGS = (
     "<think>\nHm. <tool_call>{}</tool_call>\n</think>\n\nDone.",
     "",
 )
-"""What it says, in the format of Hermes; the end of the turn comes after it."""
+"""Its fixed answers, in the Hermes format, without the end of the turn."""
 
 
 class ConformancePolicy:
-    """Says one of `SAYINGS`, or samples from a `HashPolicy`, which scores everything; obeys grammars.
+    """Returns one of `ANSWERS`, or samples from a `HashPolicy`, which also scores everything. Follows grammars.
 
-    What it says depends on the prompt, the seed and the sampling parameters alone, so that a conversation that is
-    played again goes the same way.
+    Answers depend only on the prompt, the seed and the sampling parameters, so a replayed conversation gets the same
+    ones.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         end: Id that ends a turn.
-        greedily: Whether it says `SAYINGS` at temperature 0, too, where it else takes the likeliest tokens.
-        policy: Says and scores the rest; a `HashPolicy` of printable ASCII when None.
+        greedily: Whether it returns `ANSWERS` at temperature 0 too, instead of the most likely tokens.
+        policy: Samples and scores everything else; a `HashPolicy` of printable ASCII when None.
     """
 
     def __init__(self, tokenizer: Any, end: int, *, greedily: bool = False, policy: HashPolicy | None = None) -> None:
         self._tokenizer = tokenizer
         self._end = end
         alphabet = tokenizer.encode("".join(map(chr, range(32, 127))) * 2, add_special_tokens=False)
-        words = tokenizer.encode(" ".join(SAYINGS[:3]), add_special_tokens=False)
+        words = tokenizer.encode(" ".join(ANSWERS[:3]), add_special_tokens=False)
         self._greedily = greedily
         self._alphabet = sorted({*alphabet, *words})
         self._policy = policy or self._weights()
@@ -54,24 +54,23 @@ class ConformancePolicy:
         if request.seed is None:
             request = replace(request, seed=draw.getrandbits(62))
         if request.grammar is not None:
-            ids = self._ids(written(request.grammar, draw))
+            ids = self._ids(write(request.grammar, draw))
             return Completion([*ids, self._end])
         plain = (request.temperature > 0 or self._greedily) and not (
             request.top_k or request.top_p < 1 or request.min_p
         )
         if not plain or request.ignore_eos or request.scoring or request.min_new_tokens or draw.random() < 0.4:
             return self._policy(request)
-        ids = self._ids(draw.choice(SAYINGS))
-        if ids and draw.random() < 0.2:  # other ids of the same text, which no tokenizer would give
+        ids = self._ids(draw.choice(ANSWERS))
+        if ids and draw.random() < 0.2:  # other ids of the same text than the tokenizer's
             at = draw.randrange(len(ids))
             pieces = [self._ids(letter) for letter in self._tokenizer.decode([ids[at]])]
             if all(len(piece) == 1 for piece in pieces):
                 ids[at : at + 1] = [piece[0] for piece in pieces]
-        said = [*ids, self._end]
-        return Completion(said[: request.max_new_tokens])
+        return Completion([*ids, self._end][: request.max_new_tokens])
 
     def with_weights(self, **settings: Any) -> ConformancePolicy:
-        """Give one that has the same to say, and other weights for the rest: settings of a `HashPolicy`."""
+        """Return a policy with the same fixed answers and other weights: settings of a `HashPolicy`."""
         weights = self._weights(**settings)
         return ConformancePolicy(self._tokenizer, self._end, greedily=self._greedily, policy=weights)
 
@@ -90,16 +89,16 @@ class ConformancePolicy:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
-def written(grammar: Any, draw: Random) -> str:
-    """Write a text that a grammar allows: a JSON schema's, or a structural tag's as our parsers make them."""
+def write(grammar: Any, draw: Random) -> str:
+    """Return a text that matches a grammar: a JSON schema, or a structural tag as our parsers write them."""
     if isinstance(grammar, dict) and len(grammar) == 1 and not {"type", "format"} & set(grammar):
         [(kind, value)] = grammar.items()
-        return written_as(kind, value, draw)
-    return written_as("structural_tag", grammar, draw)
+        return _write_kind(kind, value, draw)
+    return _write_kind("structural_tag", grammar, draw)
 
 
-def written_as(kind: str, value: Any, draw: Random) -> str:
-    """Write a text that a grammar of a kind allows."""
+def _write_kind(kind: str, value: Any, draw: Random) -> str:
+    """Return a text that matches a grammar of a kind."""
     read = json.loads(value) if isinstance(value, str) else value
     if kind in ("json", "json_schema"):
         return json.dumps(_value(read, read, draw))
@@ -122,7 +121,7 @@ def _format(form: Any, draw: Random) -> str:
         return _text(begin) + inner + _text(end)
     if kind == "token":
         return str(form["token"])
-    raise ValueError(f"The scripted policy cannot write {kind!r}.")
+    raise ValueError(f"The scripted policy does not support the format {kind!r}.")
 
 
 def _text(part: Any) -> str:

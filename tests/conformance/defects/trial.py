@@ -1,4 +1,4 @@
-"""The suite on trial: does it notice a planted defect, and is it silent where there is none?"""
+"""Runs the suite on a scripted engine with a planted defect, or with none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conformance.defects.column_views import EXPERTS
-from conformance.defects.defect import SERVERS, SOUND, Defect, planted
+from conformance.defects.defect import SERVERS, SOUND, Defect, plant
 from strands_tito.conformance import suite
 from strands_tito.conformance.profiles import Profile
 from strands_tito.conformance.target import Target
@@ -15,15 +15,15 @@ from tito_core.backend.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the suite made of a defect.
+    """The suite's result on a defect.
 
     Attributes:
-        defect: Name of what was planted.
-        wire: Where.
-        caught_by: The check that noticed, "connecting" where the client refused the server, or None.
-        problem: What it said.
-        turns: Turns that were played until then.
-        expected: Whether what was noticed can come of the defect: no crash of the suite's own.
+        defect: Name of the defect.
+        wire: Its wire.
+        caught_by: The check that failed, "connecting" if the client refused the server, or None.
+        problem: The check's sentence.
+        turns: Turns until then.
+        expected: Whether the defect can cause the failure; False for a crash of the suite itself.
     """
 
     defect: str
@@ -34,19 +34,19 @@ class Verdict:
     expected: bool = True
 
 
-def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile, seed: int = 0) -> Verdict:
+def try_defect(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile, seed: int = 0) -> Verdict:
     """Run the suite on a scripted engine with a defect.
 
     Args:
         defect: The defect, or `SOUND`.
         wire: One of its wires.
-        tokenizer: The model's, whose parser is Hermes'.
+        tokenizer: The model's tokenizer, whose parser is Hermes'.
         end: Id that ends a turn.
-        profile: How much is played.
-        seed: What is drawn is drawn from it.
+        profile: How much to play.
+        seed: Seed of the random conversations.
     """
-    target = _target(defect, wire, tokenizer, end, seed, greedily=defect.beside)
-    against = _other(wire, tokenizer, end, seed) if defect.beside else None
+    target = _target(defect, wire, tokenizer, end, seed, greedily=defect.needs_second_server)
+    against = _sound_target(wire, tokenizer, end, seed) if defect.needs_second_server else None
     with defect.client():
         try:
             outcome = suite.run(target, profile, shrink=False, against=against)
@@ -55,14 +55,15 @@ def tried(defect: Defect, wire: str, tokenizer: Any, end: int, profile: Profile,
     return _verdict(defect, wire, outcome)
 
 
-def tried_beside(wire: str, tokenizer: Any, end: int, profile: Profile, seed: int) -> Verdict:
-    """Run one script on a scripted engine of a wire and on one of the next wire, neither with a defect."""
+def try_sound_pair(wire: str, tokenizer: Any, end: int, profile: Profile, seed: int) -> Verdict:
+    """Compare a sound scripted engine of a wire with one of the next wire."""
     one = _target(SOUND, wire, tokenizer, end, seed, greedily=True)
-    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=_other(wire, tokenizer, end, seed)))
+    other = _sound_target(wire, tokenizer, end, seed)
+    return _verdict(SOUND, wire, suite.run(one, profile, shrink=False, against=other))
 
 
-def _other(wire: str, tokenizer: Any, end: int, seed: int) -> Target:
-    """Give an engine without a defect, on the next wire."""
+def _sound_target(wire: str, tokenizer: Any, end: int, seed: int) -> Target:
+    """Return a sound engine on the next wire."""
     return _target(SOUND, SERVERS[(SERVERS.index(wire) + 1) % len(SERVERS)], tokenizer, end, seed, greedily=True)
 
 
@@ -71,7 +72,7 @@ def _target(defect: Defect, wire: str, tokenizer: Any, end: int, seed: int, *, g
         "sglang" if wire == "sglang" else "vllm",
         "http://scripted",
         tokenizer,
-        transport=planted(defect, wire, tokenizer, end, greedily=greedily),
+        transport=plant(defect, wire, tokenizer, end, greedily=greedily),
         seed=seed,
         seeds=True,
         experts=EXPERTS,

@@ -1,4 +1,4 @@
-"""Defects of servers whose weights change: what an answer that was under way, and the next one, name."""
+"""Defects of version spans when weights change, in the current answer and in later ones."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from strands_tito.testing.settle import Settled
 from tito_sglang.scripted import generate as sglang
 from tito_vllm.scripted import generate as vllm
 
-NAMED = ("vllm", "sglang")
-"""Wires whose answers name weight versions."""
+VERSIONED = ("vllm", "sglang")
+"""Wires that report weight versions."""
 Spans = list[tuple[str, int, int]]
 
 
-def _told(change: Callable[[Spans], Spans]) -> Callable[[], AbstractContextManager[Any]]:
-    """Change the spans of answers under which weights changed."""
+def _changed_spans(change: Callable[[Spans], Spans]) -> Callable[[], AbstractContextManager[Any]]:
+    """Change the version spans of answers during which the weights changed."""
 
     def spans(self: Running, answer: Settled) -> Settled:
-        truly = _TRULY(self, answer)
-        told = truly.said.weight_versions
-        if told is None or len(told) < 2:
-            return truly
-        return replace(truly, said=replace(truly.said, weight_versions=change(list(told))))
+        original = _ORIGINAL(self, answer)
+        versions = original.completion.weight_versions
+        if versions is None or len(versions) < 2:
+            return original
+        return replace(original, completion=replace(original.completion, weight_versions=change(list(versions))))
 
     return lambda: mock.patch.object(Running, "spans", spans)
 
 
-_TRULY = Running.spans
+_ORIGINAL = Running.spans
 
 
-def _nothing(self: EngineState, version: str) -> None:
-    """Change nothing."""
+def _ignore_version(self: EngineState, version: str) -> None:
+    """Do nothing."""
 
 
-def _never_named() -> AbstractContextManager[Any]:
-    return mock.patch.object(EngineState, "set_version", _nothing)
+def _never_reported() -> AbstractContextManager[Any]:
+    return mock.patch.object(EngineState, "set_version", _ignore_version)
 
 
-def _named_at_once() -> AbstractContextManager[Any]:
-    """Give the new version to whatever was under way, all of it."""
+def _reported_at_once() -> AbstractContextManager[Any]:
+    """Report the new version for all tokens of answers in progress."""
 
     def set_version(self: EngineState, version: str) -> None:
         self.weight_version = version
@@ -55,16 +55,16 @@ def _named_at_once() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _one_behind() -> Iterator[None]:
-    """Name the version before the live one, in answers that no change ran into."""
+    """Report the version before the current one, in answers without a weight update."""
     history: list[str] = ["default"]
 
     def spans(state: EngineState, answer: Settled) -> list[dict[str, Any]]:
         if history[-1] != state.weight_version:
             history.append(state.weight_version)
-        told = answer.said.weight_versions
-        if told is None:
-            told = [(history[-2] if len(history) > 1 else history[-1], 0, len(answer.output_ids))]
-        return [{"version": version, "start": start, "end": end} for version, start, end in told]
+        versions = answer.completion.weight_versions
+        if versions is None:
+            versions = [(history[-2] if len(history) > 1 else history[-1], 0, len(answer.output_ids))]
+        return [{"version": version, "start": start, "end": end} for version, start, end in versions]
 
     name = "version_spans"
     with mock.patch.object(vllm, name, spans), mock.patch.object(sglang, name, spans):
@@ -92,19 +92,19 @@ def _exchanged(spans: Spans) -> Spans:
 
 
 WEIGHTS = (
-    Defect("weights-never-named", 10, "New weights go by the old ones' name.",
-           client=_never_named, wires=NAMED, weights=True),
-    Defect("weights-named-at-once", 10, "An answer under way is said to be all of the new weights.",
-           client=_named_at_once, wires=NAMED, weights=True),
-    Defect("weights-named-late", 10, "Answers name the weights before the live ones.",
-           client=_one_behind, wires=NAMED, weights=True),
-    Defect("weights-boundary-early", 10, "The new weights are said to begin earlier than they did.",
-           client=_told(_early), wires=NAMED, weights=True),
-    Defect("weights-boundary-late", 10, "The new weights are said to begin later than they did.",
-           client=_told(_late), wires=NAMED, weights=True),
-    Defect("weights-gap", 10, "A token at the change belongs to no weights.",
-           client=_told(_gap), wires=NAMED, weights=True),
-    Defect("weights-exchanged", 10, "The names of the two weights are exchanged.",
-           client=_told(_exchanged), wires=NAMED, weights=True),
+    Defect("weights-never-named", 10, "New weights keep the old version.",
+           client=_never_reported, wires=VERSIONED, weights=True),
+    Defect("weights-named-at-once", 10, "An answer in progress reports only the new version.",
+           client=_reported_at_once, wires=VERSIONED, weights=True),
+    Defect("weights-named-late", 10, "Later answers report the previous version.",
+           client=_one_behind, wires=VERSIONED, weights=True),
+    Defect("weights-boundary-early", 10, "The span of the new version starts too early.",
+           client=_changed_spans(_early), wires=VERSIONED, weights=True),
+    Defect("weights-boundary-late", 10, "The span of the new version starts too late.",
+           client=_changed_spans(_late), wires=VERSIONED, weights=True),
+    Defect("weights-gap", 10, "A token at the update has no version.",
+           client=_changed_spans(_gap), wires=VERSIONED, weights=True),
+    Defect("weights-exchanged", 10, "The two versions are swapped.",
+           client=_changed_spans(_exchanged), wires=VERSIONED, weights=True),
 )  # fmt: skip
-"""Defects of version spans where weights change."""
+"""Defects of version spans when weights change."""

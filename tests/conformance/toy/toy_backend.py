@@ -1,12 +1,13 @@
-"""A third backend, of somebody else's: it knows the core's seam and a server with an API of its own.
+"""A third party's backend for a server with its own API.
 
-The server takes `POST /sample` with ids and parameters and gives ids, logprobs, why it stopped and what it read; `POST
-/score` takes ids and gives their logprobs; `GET /about` tells the model. A backend copies what its server says into a
-`RawResponse`; the core checks it. It need not be over HTTP, nor derive from anything.
+`POST /sample` takes ids and parameters and returns ids, logprobs, the finish reason and the prompt as read. `POST
+/score` takes ids and returns their logprobs. `GET /about` describes the model. The backend copies the server's response
+into a `RawResponse`, and the core checks it. A backend needs no base class, and need not use HTTP.
 """
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any
 
@@ -17,9 +18,11 @@ from tito_core.backend.errors import BadRequestError, ContextLengthError, Engine
 from tito_core.backend.protocol import RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
+TLS = ssl.create_default_context()
+
 
 class ToyBackend:
-    """Speaks to one toy server."""
+    """A client of one toy server."""
 
     name = "toy"
 
@@ -29,49 +32,49 @@ class ToyBackend:
 
     async def connect(self) -> EngineInfo:
         if self._info is None:
-            about = await self._ask("GET", "/about")
+            about = await self._send("GET", "/about")
             self._info = EngineInfo("toy", about["model"], about["length"], "1", vocab_size=about["vocabulary"])
         return self._info
 
     async def generate(self, request: TokenRequest) -> RawResponse:
         started, sampling = time.perf_counter(), request.sampling
         if sampling.grammar is not None:
-            raise BadRequestError("A toy server knows no grammar.", backend=self.name)
-        wanted = sampling.model_dump(mode="json") | {"ids": request.input_ids.tolist()}
-        said = await self._ask("POST", "/sample", wanted)
+            raise BadRequestError("A toy server does not support grammars.", backend=self.name)
+        body = sampling.model_dump(mode="json") | {"ids": request.input_ids.tolist()}
+        answer = await self._send("POST", "/sample", body)
         return RawResponse(
-            finish=said["why"],
-            stop=said["stop"],
-            output_ids=said["ids"],
-            logprobs=said["logprobs"],
-            echoed=said["read"],
-            prompt_tokens=said["prompt_tokens"],
-            completion_tokens=said["completion_tokens"],
+            finish=answer["why"],
+            stop=answer["stop"],
+            output_ids=answer["ids"],
+            logprobs=answer["logprobs"],
+            echoed=answer["read"],
+            prompt_tokens=answer["prompt_tokens"],
+            completion_tokens=answer["completion_tokens"],
             latency_s=time.perf_counter() - started,
         )
 
     async def score(self, token_ids: TokenIds) -> RawScores:
-        said = await self._ask("POST", "/score", {"ids": token_ids.tolist()})
-        return RawScores(logprobs=[None, *said["logprobs"]])
+        answer = await self._send("POST", "/score", {"ids": token_ids.tolist()})
+        return RawScores(logprobs=[None, *answer["logprobs"]])
 
     async def tokenize(self, text: str) -> list[int]:
-        ids: list[int] = (await self._ask("POST", "/tokenize", {"text": text}))["ids"]
+        ids: list[int] = (await self._send("POST", "/tokenize", {"text": text}))["ids"]
         return ids
 
     async def abort(self, request_id: str) -> None:
-        """A toy server answers before anybody could abort."""
+        """A toy server cannot abort a request."""
 
     async def aclose(self) -> None:
-        """Every request has a connection of its own."""
+        """Every request uses its own connection."""
 
-    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
+    async def _send(self, method: str, path: str, body: Any = None) -> Any:
         try:
-            async with httpx.AsyncClient(base_url=self._url, trust_env=False) as client:
-                answer = await client.request(method, path, json=body)
+            async with httpx.AsyncClient(base_url=self._url, verify=TLS, trust_env=False) as client:
+                response = await client.request(method, path, json=body)
         except httpx.HTTPError as error:
-            raise EngineConnectionError(f"{self._url} cannot be reached: {error}", backend=self.name) from error
-        if answer.status_code == 413:
-            raise ContextLengthError(answer.text, backend=self.name)
-        if answer.status_code != 200:
-            raise BadRequestError(answer.text, backend=self.name)
-        return answer.json()
+            raise EngineConnectionError(f"No connection to {self._url}: {error}", backend=self.name) from error
+        if response.status_code == 413:
+            raise ContextLengthError(response.text, backend=self.name)
+        if response.status_code != 200:
+            raise BadRequestError(response.text, backend=self.name)
+        return response.json()

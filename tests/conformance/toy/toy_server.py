@@ -1,4 +1,4 @@
-"""The toy server: the policy of the scripted engines behind an API that no other server has."""
+"""The toy server: the policy of the scripted engines behind its own API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = 4096
 
 
 class ToyServer:
-    """Answers with a policy; `lie` changes an answer before it is sent."""
+    """Answers from a policy. `lie` changes an answer before it is sent."""
 
     def __init__(self, tokenizer: Any, end: int, *, lie: Callable[[dict[str, Any]], None] | None = None) -> None:
         self._tokenizer = tokenizer
@@ -31,32 +31,32 @@ class ToyServer:
         return web.json_response({"model": "toy", "length": LENGTH, "vocabulary": len(self._tokenizer)})
 
     async def sample(self, request: web.Request) -> web.Response:
-        said = await request.json()
+        fields = await request.json()
         self._number += 1
-        wanted = ScriptedRequest(
-            tuple(said["ids"]),
-            said["max_new_tokens"],
-            said["temperature"],
-            said["top_p"],
-            max(said["top_k"], 0),
-            said["min_p"],
-            said["seed"],
-            tuple(said["stop_token_ids"]),
-            tuple(said["stop"]),
+        generation = ScriptedRequest(
+            tuple(fields["ids"]),
+            fields["max_new_tokens"],
+            fields["temperature"],
+            fields["top_p"],
+            max(fields["top_k"], 0),
+            fields["min_p"],
+            fields["seed"],
+            tuple(fields["stop_token_ids"]),
+            tuple(fields["stop"]),
             (self._end,),
-            said["ignore_eos"],
-            said["min_new_tokens"],
+            fields["ignore_eos"],
+            fields["min_new_tokens"],
             vocab_size=len(self._tokenizer),
             number=self._number,
         )
-        done = settle(self._policy, wanted, lambda ids: str(self._tokenizer.decode(list(ids))))
+        done = settle(self._policy, generation, lambda ids: str(self._tokenizer.decode(list(ids))))
         answer = {
             "ids": list(done.output_ids),
             "logprobs": list(done.logprobs),
             "why": done.finish,
             "stop": done.stop,
-            "read": said["ids"],
-            "prompt_tokens": len(said["ids"]),
+            "read": fields["ids"],
+            "prompt_tokens": len(fields["ids"]),
             "completion_tokens": len(done.output_ids),
         }
         if self._lie is not None:
@@ -74,7 +74,7 @@ class ToyServer:
 
 @contextmanager
 def serving(server: ToyServer) -> Iterator[str]:
-    """Serve on loopback, from a thread; gives the address."""
+    """Serve on loopback from a thread, and yield the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -1,0 +1,199 @@
+"""Checks of a finished conversation: the whole ledger, compared with the wire, the engine and the tokenizer."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strands_tito.conformance import oracle, routing
+from strands_tito.conformance.laws import COLUMN_CHECKS, Tally
+from strands_tito.conformance.oracle import OracleTrajectory
+from strands_tito.conformance.oracle_turn import OracleTurn, Problem
+from strands_tito.conformance.player import Player
+from strands_tito.conformance.target import ConnectedServer
+from strands_tito.conformance.wire_reading import WireGeneration
+from strands_tito.inspect.verify import rescore
+from tito_core import store
+from tito_core.backend import OptionalOutputs
+from tito_core.ledger import LawViolationError, Ledger, Provenance, Turn, check_ledger
+
+RESPONSE_CHECKS = ("answers", "prompt", "echo", "output", "logprobs", "usage", "cached", "finish", "versions", "text")
+"""Checks of the ledger against the server's responses, on its wire or in its backend."""
+NEEDED_FIELDS = {"echo": {"echoed"}, "usage": {"prompt_tokens", "completion_tokens"}}
+"""Response fields of a check that a backend may declare as unreported (`EngineInfo.unreported`)."""
+UNREPORTED = "The backend declares that its server does not report it."
+TRAINING_CHECKS = ("trajectory", "mask", "alignment")
+"""Checks of what a trainer gets."""
+UNKNOWN_ID = "A sampled id is not in the tokenizer, so its text is unknown."
+
+
+async def close(player: Player) -> None:
+    """Check a finished conversation, and drop its part of the logs."""
+    ledger, tally, server = player.model.ledger, player.tally, player.server
+    if len(ledger):
+        try:
+            check_ledger(ledger)
+        except LawViolationError as error:
+            tally.require("ledger", False, str(error))
+        tally.require("ledger", True, "", len(ledger))
+        turns = _oracle_turns(ledger, player.optional_outputs)
+        _check_responses(player, turns)
+        _require_all(
+            tally, TRAINING_CHECKS, oracle.check_trajectories(turns, list(_oracle_trajectories(ledger))), len(turns)
+        )
+        _check_control_tokens(ledger, server, tally)
+        _check_round_trip(ledger, tally)
+        await _check_scores(ledger, server, tally)
+        if player.optional_outputs.routed_experts:
+            await routing.check_second_read(ledger, player.optional_outputs, server, tally)
+    server.truncate_logs(player.log_start)
+
+
+def _require_all(tally: Tally, checks: Iterable[str], problems: Iterable[Problem], cases: int) -> None:
+    """Raise the first problem, or count all checks as passed."""
+    for check, problem in problems:
+        tally.require(check, False, problem)
+    for check in checks:
+        tally.require(check, True, "", cases)
+
+
+def _check_responses(player: Player, turns: list[OracleTurn]) -> None:
+    server, tally = player.server, player.tally
+    generations = server.generations(player.log_start)
+    unreported = server.policy.info.unreported
+    skipped = {check for check, fields in NEEDED_FIELDS.items() if fields <= unreported}
+    for check in skipped:
+        tally.skip(check, UNREPORTED, len(turns))
+    stop_ids = server.policy.stop_token_ids
+    columns = [check for check, output in COLUMN_CHECKS.items() if getattr(player.optional_outputs, output)]
+    checks = [*(check for check in RESPONSE_CHECKS if check not in ("text", *skipped)), *columns]
+    problems = (problem for problem in oracle.compare(turns, generations, stop_ids) if problem[0] not in skipped)
+    _require_all(tally, checks, problems, len(turns))
+    _check_text(server, tally, generations, len(turns))
+    _check_stop_strings(server, tally, generations, turns)
+    request_ids = {turn.request_id for turn in turns}
+    lost = [each.request_id for each in generations if each.request_id not in request_ids]
+    problem = f"{len(lost)} answers are in no turn ({lost[:3]}), but only {player.abandoned} were cancelled."
+    tally.require("lost", len(lost) <= player.abandoned, problem)
+
+
+def _check_stop_strings(
+    server: ConnectedServer, tally: Tally, generations: list[WireGeneration], turns: list[OracleTurn]
+) -> None:
+    decode = server.policy.tokenizer.decode
+    for each in generations:
+        for stop in each.sampling.get("stop") or ():
+            before = str(decode(each.output_ids[:-1]))
+            problem = f"request {each.request_id!r} continued after the stop string {stop!r}: {before[-60:]!r}."
+            tally.require("stopped", stop not in before, problem)
+    for turn in turns:
+        if isinstance(turn.stop, str):
+            problem = f"turn {turn.index} reports the stop string {turn.stop!r}, which its ids do not contain."
+            tally.require("stopped", turn.stop in str(decode(turn.output_ids)), problem)
+
+
+def _check_text(server: ConnectedServer, tally: Tally, generations: list[WireGeneration], turns: int) -> None:
+    tokenizer = server.policy.tokenizer
+    with_text = [each for each in generations if each.text is not None]
+    if not with_text:
+        tally.skip("text", "The server returns no text with the ids.", turns)
+    known = [each for each in with_text if None not in tokenizer.convert_ids_to_tokens(each.output_ids)]
+    if len(known) < len(with_text):  # a model may have more embedding rows than its tokenizer has tokens
+        tally.skip("text", UNKNOWN_ID, len(with_text) - len(known))
+    problems = oracle.check_text(known, lambda ids: str(tokenizer.decode(ids)))
+    _require_all(tally, ("text",) if known else (), problems, len(known))
+
+
+def _check_control_tokens(ledger: Ledger, server: ConnectedServer, tally: Tally) -> None:
+    """Check that no control token has provenance PROMPT. The set of control tokens is worked out here independently."""
+    tokenizer = server.policy.tokenizer
+    template = str(tokenizer.chat_template)
+    added = tokenizer.added_tokens_decoder.items()
+    controls = {index for index, token in added if token.special or str(token) in template}
+    controls |= set(tokenizer.all_special_ids) | set(server.policy.stop_token_ids)
+    for turn in ledger:
+        ids, provenance = turn.draft.prompt_ids, turn.draft.prompt_provenance
+        found = sorted(controls.intersection(ids[provenance == Provenance.PROMPT].tolist()))
+        tally.require("inert", not found, f"turn {turn.index}: the control ids {found} come from message content.")
+
+
+def _check_round_trip(ledger: Ledger, tally: Tally) -> None:
+    as_json = store.to_json(ledger)
+    same = store.to_json(store.from_json(as_json)) == as_json
+    tally.require("saved", same, "the ledger changed when it was written to JSON and read again.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollout.tito"
+        store.append(path, [ledger])
+        [again] = store.read(path)
+    same = store.to_json(again) == as_json
+    tally.require("saved", same, "the ledger changed when it was written to a file and read again.")
+
+
+async def _check_scores(ledger: Ledger, server: ConnectedServer, tally: Tally) -> None:
+    result = await rescore(ledger, server.policy.backend, version=server.live_version)
+    tolerance = server.target.tolerance_nats
+    for check, differences, kind in (
+        ("rescored", result.differences, "sampled"),
+        ("scored", result.prompt_differences, "prompt"),
+    ):
+        if len(differences):
+            worst = float(np.max(differences))
+            problem = (
+                f"the logprob of a {kind} token differs by {worst:.4g} nats from the server's own score, more than "
+                f"{tolerance:g}."
+            )
+            tally.require(check, worst <= tolerance, problem, len(differences))
+    if result.not_comparable:
+        reason = "Sampled at a temperature, under penalties or under a grammar, which a score does not apply."
+        if server.live_version is not None:
+            reason = "Sampled by older weights, or at a temperature, under penalties or under a grammar."
+        tally.skip("rescored", reason, result.not_comparable)
+
+
+def control_strings(tokenizer: Any) -> tuple[str, ...]:
+    """Return the tokenizer's control strings that random messages spell."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return tuple(special[:64])
+
+
+def _oracle_turns(ledger: Ledger, outputs: OptionalOutputs) -> list[OracleTurn]:
+    """Convert every turn, in commit order, to what the oracle reads."""
+    names = ["top_ids", "top_logprobs"] if outputs.top_logprobs else []
+    names += [name for name in ("prompt_logprobs", "routed_experts", "sampling_mask") if getattr(outputs, name)]
+    return [_oracle_turn(turn, names) for turn in ledger]
+
+
+def _oracle_trajectories(ledger: Ledger) -> Iterable[OracleTrajectory]:
+    """Convert every trajectory to what the oracle reads."""
+    for path in ledger.iter_trajectories():
+        yield OracleTrajectory(
+            path.token_ids.tolist(),
+            path.loss_mask.tolist(),
+            path.logprobs.tolist(),
+            [turn.index for turn in path.path],
+        )
+
+
+def _oracle_turn(turn: Turn, outputs: list[str]) -> OracleTurn:
+    draft = turn.draft
+    return OracleTurn(
+        index=turn.index,
+        parent=turn.parent,
+        delta_ids=draft.prompt_ids.tolist(),
+        provenance=draft.prompt_provenance.tolist(),
+        output_ids=draft.output_ids.tolist(),
+        logprobs=draft.logprobs.tolist(),
+        finish=str(draft.finish),
+        stop=draft.stop,
+        request_id=draft.engine.request_id,
+        cached_tokens=draft.engine.cached_tokens,
+        versions=[(span.start, span.stop, span.version) for span in draft.engine.versions],
+        constrained=draft.constrained,
+        max_new_tokens=draft.max_new_tokens,
+        optional_outputs=outputs,
+        columns={name: (column.start, column.values.tolist()) for name, column in draft.extras.items()},
+    )

@@ -1,0 +1,121 @@
+"""Checks with fixed prompts: repeated and concurrent requests, seeds, sampling parameters, and logprob semantics."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import numpy as np
+
+from strands_tito.conformance import routing
+from strands_tito.conformance.laws import Tally
+from strands_tito.conformance.target import ConnectedServer
+from tito_core.backend import OptionalOutputs
+from tito_core.backend.checked import generate, score
+from tito_core.backend.protocol import TokenRequest, TokenResponse
+from tito_core.backend.sampling import SamplingParams
+from tito_core.backend.semantics import semantics_of
+from tito_core.ledger.columns import TokenIds
+
+MAX_TOKENS = 24
+MAX_TOP = 4
+"""Largest `top_logprobs` that is requested."""
+NEAR_TIE_NATS = 0.02
+"""Two tokens this close are a near-tie: either may be sampled. Twice the tolerance counts if it is larger."""
+PROMPTS = ("Count to ten.", "Name a colour.", "Write a line about rain.", "What is 17 * 3?")
+CONCURRENT_REQUESTS = 8
+"""Other requests that run while one is checked."""
+
+
+async def check_fixed_prompts(server: ConnectedServer, tally: Tally, repeats: int) -> None:
+    """Send the first `repeats` prompts in several ways, and compare the answers."""
+    if server.policy.info.processed_logprobs is None:
+        tally.skip("semantics", "The policy is too certain, or its context too short, to tell raw from processed.")
+    else:
+        tally.require("semantics", True, "")
+    for text in PROMPTS[:repeats]:
+        prompt = server.policy.template.first_prompt([{"role": "user", "content": [{"text": text}]}], None, None).ids
+        if text == PROMPTS[0]:
+            await routing.check_causality(server, tally, prompt)
+        await _check_top_logprobs(server, tally, prompt)
+        first = await _greedy(server, prompt)
+        await _check_sampling_parameters(server, tally, prompt, first, text)
+        one, other = [await _sample(server, prompt, temperature=1.0, seed=11) for _ in range(2)]
+        if server.target.seeds or np.array_equal(one.output_ids, other.output_ids):
+            _compare(server, tally, "seeded", one, other, text)
+        else:
+            tally.skip("seeded", "The server does not obey seeds; --seeds makes that an error.")
+        _compare(server, tally, "repeatable", first, await _greedy(server, prompt), text)
+        watched, *_ = await asyncio.gather(
+            _greedy(server, prompt),
+            *(_greedy(server, prompt[: len(prompt) - 1 - n % 3]) for n in range(CONCURRENT_REQUESTS)),
+        )
+        _compare(server, tally, "alone", first, watched, text)
+
+
+async def _greedy(server: ConnectedServer, prompt: TokenIds) -> TokenResponse:
+    return await _sample(server, prompt, temperature=0.0)
+
+
+async def _sample(server: ConnectedServer, prompt: TokenIds, **sampling: Any) -> TokenResponse:
+    params = server.policy.sampling(SamplingParams(**{"max_new_tokens": MAX_TOKENS, **sampling}))
+    return await generate(server.policy.backend, TokenRequest(prompt, params, uuid.uuid4().hex))
+
+
+async def _check_top_logprobs(server: ConnectedServer, tally: Tally, prompt: TokenIds) -> None:
+    """Let the server score each of its top tokens after a prompt."""
+    info, backend = server.policy.info, server.policy.backend
+    sampling = SamplingParams(max_new_tokens=1, temperature=1.0)
+    k = min(MAX_TOP, info.capabilities.top_logprobs or 0)
+    if not k or not semantics_of(info, sampling).comparable_with_scoring():
+        return
+    optional_outputs = OptionalOutputs(top_logprobs=k)
+    answer = await generate(
+        backend, TokenRequest(prompt, sampling, uuid.uuid4().hex, optional_outputs=optional_outputs)
+    )
+    ids, logprobs = (answer.columns[name].values[0].tolist() for name in ("top_ids", "top_logprobs"))
+    for token, logprob in zip(ids, logprobs, strict=True):
+        apart = abs(float((await score(backend, [*prompt.tolist(), token]))[-1]) - logprob)
+        problem = f"top token {token} has logprob {logprob:.4g}, {apart:.4g} nats from the server's own score."
+        tally.require("top", apart <= server.target.tolerance_nats, problem)
+
+
+async def _check_sampling_parameters(
+    server: ConnectedServer, tally: Tally, prompt: TokenIds, greedy: TokenResponse, text: str
+) -> None:
+    """Send parameters whose effect is visible in the answer."""
+    top_one = await _sample(server, prompt, temperature=1.0, top_k=1)
+    _compare(server, tally, "obeyed", greedy, top_one, f"{text} with top_k=1")
+    on, *longs = await asyncio.gather(
+        _sample(server, prompt, temperature=1.0, ignore_eos=True),
+        *(_sample(server, prompt, temperature=1.0, min_new_tokens=MAX_TOKENS, seed=seed) for seed in range(3)),
+    )  # three, because one answer may be that long by chance
+    count = len(on.output_ids)
+    tally.require("obeyed", count == MAX_TOKENS, f"ignore_eos: the answer has {count} tokens, not {MAX_TOKENS}.")
+    for long in longs:
+        problem = f"min_new_tokens={MAX_TOKENS}: the answer has {len(long.output_ids)} tokens."
+        tally.require("obeyed", len(long.output_ids) == MAX_TOKENS, problem)
+    again = await _sample(server, prompt, temperature=0.0, stop_token_ids=(int(greedy.output_ids[0]),))
+    tally.require("obeyed", len(again.output_ids) == 1, "a stop id as first token did not end the answer.")
+
+
+def _compare(
+    server: ConnectedServer, tally: Tally, check: str, one: TokenResponse, other: TokenResponse, text: str
+) -> None:
+    """Require that two answers are equal up to the first near-tie."""
+    near = max(NEAR_TIE_NATS, 2 * server.target.tolerance_nats)
+    n = min(len(one.output_ids), len(other.output_ids))
+    different = np.flatnonzero(one.output_ids[:n] != other.output_ids[:n])
+    at = int(different[0]) if len(different) else n
+    drift = float(np.max(np.abs(one.logprobs[:at] - other.logprobs[:at]), initial=0.0))
+    if len(different):
+        margin = abs(float(one.logprobs[at] - other.logprobs[at]))
+        problem = f"{text!r}: token {at} is {one.output_ids[at]}, then {other.output_ids[at]}, {margin:.3g} nats apart."
+        tally.require(check, margin <= near, problem)
+        tally.notes.append(f"Near-tie: {problem}")
+    else:
+        lengths = [len(each.output_ids) for each in (one, other)]
+        problem = f"{text!r}: the answers have {lengths[0]} and {lengths[1]} tokens."
+        tally.require(check, lengths[0] == lengths[1], problem)
+    tally.require(check, drift <= near, f"{text!r}: the tokens are equal, but logprobs are {drift:.3g} nats apart.")
