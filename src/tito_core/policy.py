@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 from tito_core.backend.checked import connected
 from tito_core.backend.engine_info import EngineInfo
 from tito_core.backend.errors import printable
-from tito_core.backend.measurement import measure, of_all
+from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.protocol import Backend
 from tito_core.backend.registry import (
     BackendOptions,
@@ -77,7 +77,7 @@ def check_arguments(what: str, given: Mapping[str, Any], known: Sequence[str], b
     """
     own = option_names(backend)
     if own is not None:
-        refuse_unknown_option(f"argument of {what} named", given, list(dict.fromkeys([*known, *own])))
+        refuse_unknown_option(f"argument of {what}", given, list(dict.fromkeys([*known, *own])))
 
 
 async def connect(
@@ -121,7 +121,7 @@ async def connect(
     vocabulary = await compare(engine, info, bound.tokenizer, bound.template, bound.parser)
     logger.info("measuring what its logprobs mean")
     found = await agreed(engine, lambda server: measure(server, info, probe.ids), _measured)
-    return PolicyParts(engine, of_all(found), *bound, file, vocabulary=vocabulary)
+    return PolicyParts(engine, common_measurement(found), *bound, file, vocabulary=vocabulary)
 
 
 class Bound(NamedTuple):

@@ -323,7 +323,7 @@ async def connected(kind: Kind) -> Any:
 def speaks_to(backend: Any, url: str) -> None:
     """Let a backend that knows its server already send to another."""
     http = EngineHttp(backend.name, url, sleep=Waits(), max_attempts=1)
-    backend.http = backend._exchanges.http = http
+    backend.http = backend._runner.http = http
 
 
 EVERYTHING = OptionalOutputs(top_logprobs=20, prompt_logprobs=True, routed_experts=(4, 2), sampling_mask=True)
@@ -347,7 +347,7 @@ async def test_an_honest_answer_is_far_from_its_bound(
         backend = backend_of(engine_of(kind, max_model_len=1000))
         await backend.connect()
         await backend.aclose()
-        backend.http._carriers._make = counting(backend.http._carriers._make, lengths)
+        backend.http._transports._make = counting(backend.http._transports._make, lengths)
         await generate(backend, request, (lambda _: None) if streams else None)
         await backend.aclose()
         (length,) = lengths

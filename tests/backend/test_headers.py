@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tito_core.backend import AuthenticationError, BackendError, ServerError, ThrottledError
-from tito_core.backend.http.connections import ConnectionPool, Reply
-from tito_core.backend.http.transport import EngineHttp, HttpAnswer, HttpRequest, decoded
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse
+from tito_core.backend.http.transport import EngineHttp, HttpRequest, ResponseBody, decoded
 from tito_core.backend.id_text import IdText, Pieces
 
 LONG = IdText.of(np.full(60_000, 12345, np.int32)).body({"a": 1}, "ids")
@@ -187,7 +187,7 @@ async def test_a_redirect_to_what_is_no_ascii_can_be_written_down() -> None:
     assert str(caught.value).encode()
 
 
-async def decode(http: EngineHttp, raw: HttpAnswer) -> object:
+async def decode(http: EngineHttp, raw: ResponseBody) -> object:
     return decoded(http, raw, dict[str, int])
 
 
@@ -195,9 +195,9 @@ async def test_a_carrier_of_the_users_gets_the_same_request() -> None:
     seen: list[tuple[str, str, Mapping[str, str], bytes]] = []
 
     class Recording:
-        async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+        async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
             seen.append((method, url, headers, body if isinstance(body, bytes) else b"".join(body)))
-            return Reply(200, {}, said(), self.aclose)
+            return HttpResponse(200, {}, said(), self.aclose)
 
         async def aclose(self) -> None:
             pass

@@ -14,7 +14,7 @@ from strands_tito.testing import UNAVAILABLE, ScriptedServer
 from support.backends import PROMPT, WIRES, Kind, Waits, backend_of, bodies, engine_of, request_of
 from tito_core.backend import BadRequestError
 from tito_core.backend.checked import generate
-from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME, IdText
+from tito_core.backend.id_text import PARTS, PIECE_BYTES, SAME_ECHO, IdText
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 turns = st.lists(ids, max_size=2 * PARTS)
@@ -107,13 +107,13 @@ def test_texts_that_share_their_beginning_do_not_touch_each_other(
 @given(turns, st.data())
 def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]], data: st.DataObject) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
-    assert text.is_of(np.array(whole, np.int32))
-    assert not text.is_of(np.array([*whole, 0], np.int32))
+    assert text.matches(np.array(whole, np.int32))
+    assert not text.matches(np.array([*whole, 0], np.int32))
     if whole:
         at = data.draw(st.integers(0, len(whole) - 1))
         other = [*whole[:at], whole[at] ^ 1, *whole[at + 1 :]]
-        assert not text.is_of(np.array(other, np.int32))
-        assert not text.is_of(np.array(whole[:-1], np.int32))
+        assert not text.matches(np.array(other, np.int32))
+        assert not text.matches(np.array(whole[:-1], np.int32))
 
 
 @given(turns, ids, ids)
@@ -122,18 +122,18 @@ def test_a_text_goes_on_from_another_just_with_the_ids_that_come_after(
 ) -> None:
     before, added = written(parts), np.array(more, np.int32)
     whole = before.then(added)
-    assert whole.goes_on(before, added)
-    assert whole.goes_on(before, np.array(other, np.int32)) is (more == other)
-    assert not whole.goes_on(before.then(np.array([5], np.int32)), added)
+    assert whole.continues(before, added)
+    assert whole.continues(before, np.array(other, np.int32)) is (more == other)
+    assert not whole.continues(before.then(np.array([5], np.int32)), added)
 
 
 def test_a_text_stands_for_one_array_which_is_not_written_to_any_more() -> None:
     own, equal = np.array([1, 2], np.int32), np.array([1, 2], np.int32)
-    text = IdText.of(own).standing_for(own)
-    assert text.is_of(own)
-    assert text.is_of(equal)
-    assert not text.is_of(np.array([1, 3], np.int32))
-    assert text.then(equal)._stands_for is None
+    text = IdText.of(own).for_array(own)
+    assert text.matches(own)
+    assert text.matches(equal)
+    assert not text.matches(np.array([1, 3], np.int32))
+    assert text.then(equal)._array is None
     with pytest.raises(ValueError, match="read-only"):
         own[0] = 5
 
@@ -158,7 +158,7 @@ def test_the_same_echo_is_taken_out_of_an_answer_and_any_other_left_in(
     parts: list[list[int]], other: list[int], said: str, nested: bool, blank: bool
 ) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
-    marker = json.loads(bytes(SAME))
+    marker = json.loads(bytes(SAME_ECHO))
     for echoed in (whole, other, None, [*whole, 7], whole[:-1]):
         inner = {"prompt_token_ids": echoed, "logprobs": [-0.5]}
         fields = {

@@ -80,8 +80,8 @@ def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> No
     with Server().running() as server:
         port = server.server.server_address[1]
         backend = EngineHttp("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
-        backend.without_loop(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).post(5.0)
-        backend.without_loop(HttpRequest("/empty")).post(5.0)
+        backend.blocking_post(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).post(5.0)
+        backend.blocking_post(HttpRequest("/empty")).post(5.0)
     (path, body, headers), (_, empty, _) = server.seen
     assert (path, body, empty) == (f"{prefix}/abort_request", b'{"rid":"r"}', b"")
     assert headers["authorization"] == "Bearer secret"
@@ -91,7 +91,7 @@ def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> No
 def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with Server(path).running() as server:
-        EngineHttp("vllm", f"unix://{path}").without_loop(HttpRequest("/abort", b"{}")).post(5.0)
+        EngineHttp("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).post(5.0)
     [(where, body, headers)] = server.seen
     assert (where, body, headers["host"]) == ("/abort", b"{}", "localhost")
 
@@ -128,7 +128,7 @@ def test_a_call_goes_where_its_address_says(
     with pytest.raises(ConnectionRefusedError):
         Call(root, None, "/abort", b"", {}, known_authorities).post(2.5)
     assert seen == [expected]
-    assert EngineHttp("sglang", root).without_loop(HttpRequest("/abort")).tls is known_authorities
+    assert EngineHttp("sglang", root).blocking_post(HttpRequest("/abort")).tls is known_authorities
 
 
 def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, request_of
-from tito_core.backend import Aborts, GenerationAbortedError, OptionalOutputs, aborts, generate_whole
+from tito_core.backend import AbortPolicy, GenerationAbortedError, OptionalOutputs, generate_whole, resume
 from tito_core.backend.id_text import IdText
 from tito_core.backend.protocol import NO_COLUMNS, TokenResponse
 from tito_core.backend.resume import continuing, joined, resumable
@@ -67,7 +67,7 @@ def test_the_next_request_asks_for_what_is_missing(
     assert asked.sampling.model_dump(exclude=rest) == request.sampling.model_dump(exclude=rest)
     if kept:
         assert asked.text is not None
-        assert asked.text.is_of(asked.input_ids)
+        assert asked.text.matches(asked.input_ids)
     else:
         assert asked.text is None
     # a prompt's logprobs came with its first tokens
@@ -152,7 +152,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return response
 
-    monkeypatch.setattr(aborts, "generate", generate)
+    monkeypatch.setattr(resume, "generate", generate)
 
 
 class Parts:
@@ -180,7 +180,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(given: float) -> None:
         seconds.append(given)
 
-    monkeypatch.setattr(aborts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(resume.asyncio, "sleep", sleep)
     return seconds
 
 
@@ -197,7 +197,7 @@ async def test_a_watcher_is_handed_on_and_nobody_is_where_there_is_none(waits: l
 async def test_tries_without_a_token_wait_longer_and_longer_and_the_last_not_at_all(waits: list[float]) -> None:
     backend: Any = Parts(*[0] * 8, 1, 0, 0, finishes=False)
     with pytest.raises(GenerationAbortedError):
-        await generate_whole(backend, request_of(max_new_tokens=32), Aborts("resume", 10))
+        await generate_whole(backend, request_of(max_new_tokens=32), AbortPolicy("resume", 10))
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0, 0.1])
     assert len(backend.asked) == 11
 
@@ -212,6 +212,6 @@ async def test_an_abort_where_nothing_is_left_to_sample_is_the_end(waits: list[f
 
 async def test_what_is_there_is_committed_where_that_is_asked_for(waits: list[float]) -> None:
     backend: Any = Parts(2, finishes=False)
-    response = await generate_whole(backend, request_of(), Aborts("commit"))
+    response = await generate_whole(backend, request_of(), AbortPolicy("commit"))
     assert (response.output_ids.tolist(), response.finish, response.message) == ([1, 1], Finish.ABORT, "aborted 0")
     assert waits == []

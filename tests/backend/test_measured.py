@@ -22,7 +22,7 @@ from tito_core.backend import (
     SamplingParams,
     semantics,
 )
-from tito_core.backend.measurement import measure, of_all
+from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
 from tito_core.backend.protocol import TokenRequest, TokenResponse
 from tito_core.backend.semantics import semantics_of
@@ -293,12 +293,12 @@ def test_a_server_of_exact_numbers_is_always_told(seed: int, scale: float, noise
 
 def test_what_one_of_several_servers_does_not_tell_is_not_known_of_all() -> None:
     true = replace(INFO, processed_logprobs=True, truncated_logprobs=False)
-    assert of_all([true]) is of_all([true, true]) is true
+    assert common_measurement([true]) is common_measurement([true, true]) is true
     open_ = replace(true, processed_logprobs=None)
-    assert of_all([true, open_, true]) == of_all([open_, true]) == open_
+    assert common_measurement([true, open_, true]) == common_measurement([open_, true]) == open_
     cut = replace(true, truncated_logprobs=None)
-    assert of_all([true, true, cut]) == of_all([cut, true]) == cut
-    assert of_all([cut, open_]) == INFO
+    assert common_measurement([true, true, cut]) == common_measurement([cut, true]) == cut
+    assert common_measurement([cut, open_]) == INFO
 
 
 def masses(first: tuple[float, float], rest: tuple[float, float], places: int = 8) -> bool | None:

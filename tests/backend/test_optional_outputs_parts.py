@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strands_tito.testing import Completion, ScriptedRequest
 from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
-from tito_core.backend import OptionalOutputs, TokenResponse, aborts, generate_whole
+from tito_core.backend import OptionalOutputs, TokenResponse, generate_whole, resume
 from tito_core.backend.checked import generate
 from tito_core.ledger import Column
 from tito_core.ledger.turn import Finish
@@ -69,7 +69,7 @@ def facts(columns: Mapping[str, Column]) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strands_tito.testing import HashPolicy
 from support.aborting import Aborting
 from support.backends import EOS, PROMPT, WIRES, Kind, backend_of, engine_of, request_of
-from tito_core.backend import Aborts, GenerationAbortedError, TokenResponse, aborts, generate_whole
+from tito_core.backend import AbortPolicy, GenerationAbortedError, TokenResponse, generate_whole, resume
 from tito_core.ledger.invariants import check_responses, check_versions
 from tito_core.ledger.turn import Finish, VersionSpan
 
@@ -22,13 +22,13 @@ WHOLE = (*range(20, 30), EOS)
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.0)
 
 
-def ask(kind: Kind, script: Any, policy: Aborts | None = None, **sampling: Any) -> TokenResponse:
+def ask(kind: Kind, script: Any, policy: AbortPolicy | None = None, **sampling: Any) -> TokenResponse:
     settings = {"max_new_tokens": 32, **sampling}
     engine = engine_of(kind, script)
-    return asyncio.run(generate_whole(backend_of(engine), request_of(**settings), policy or Aborts()))
+    return asyncio.run(generate_whole(backend_of(engine), request_of(**settings), policy or AbortPolicy()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -101,16 +101,16 @@ def test_what_cannot_be_gone_on_with_is_sampled_anew(kind: Kind, sampling: Any) 
 def test_discarding_is_an_error_that_says_so(kind: Kind, emitted: int) -> None:
     script = Aborting(WHOLE, [emitted])
     with pytest.raises(GenerationAbortedError, match=r"partial tokens were discarded.*on_abort='resume'") as caught:
-        ask(kind, script, Aborts("discard"))
+        ask(kind, script, AbortPolicy("discard"))
     assert (caught.value.request_id, len(script.requests)) == ("r", 1)
 
 
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
-    response = ask(kind, Aborting(WHOLE, [3]), Aborts("commit"))
+    response = ask(kind, Aborting(WHOLE, [3]), AbortPolicy("commit"))
     assert (response.finish, response.output_ids.tolist()) == (Finish.ABORT, list(WHOLE[:3]))
     with pytest.raises(GenerationAbortedError, match="There were none to commit"):
-        ask(kind, Aborting(WHOLE, [0]), Aborts("commit"))
+        ask(kind, Aborting(WHOLE, [0]), AbortPolicy("commit"))
 
 
 @pytest.mark.parametrize("cut", [0, 1])
@@ -118,7 +118,7 @@ def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
 def test_a_server_that_aborts_everything_is_not_asked_without_end(kind: Kind, cut: int) -> None:
     script = Aborting(WHOLE, [cut] * 9)
     with pytest.raises(GenerationAbortedError, match="resumed 4 times, as max_resumes allows"):
-        ask(kind, script, Aborts(max_resumes=4))
+        ask(kind, script, AbortPolicy(max_resumes=4))
     assert len(script.requests) == 5
 
 
@@ -128,8 +128,8 @@ async def test_waits_grow_only_while_no_token_comes(monkeypatch: pytest.MonkeyPa
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(aborts, "_FIRST_WAIT_S", 0.1)
-    monkeypatch.setattr(aborts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(resume, "_FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr(resume.asyncio, "sleep", sleep)
     engine = engine_of("vllm", Aborting(WHOLE, [0, 0, 2, 0, 1, 0, 0, 0, 0, 0, 0, 0]))
     await generate_whole(backend_of(engine), request_of(max_new_tokens=32))
     assert waited == [0.1, 0.2, 0, 0.1, 0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
@@ -145,7 +145,7 @@ async def test_waits_grow_only_while_no_token_comes(monkeypatch: pytest.MonkeyPa
 )
 def test_a_bad_choice_is_refused(choices: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Aborts(**choices)
+        AbortPolicy(**choices)
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -11,7 +11,7 @@ from strands_tito.testing import HashPolicy, InProcessTransport, ScriptedEngine
 from support.backends import EOS, WIRES, Kind, backend_of, engine_of
 from support.scripted import tokenizer
 from tito_core import Policy
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.policy import run_blocking
 
@@ -31,7 +31,7 @@ class Distant(InProcessTransport):
         self.rounds: list[int] = []
         self._answered = 0
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         number = self._answered + 1
         self.rounds.append(number)
         for _ in range(STEPS):

@@ -11,7 +11,7 @@ import pytest
 
 from support.backends import request_of
 from tito_core.backend import (
-    Aborts,
+    AbortPolicy,
     AuthenticationError,
     BackendError,
     BadRequestError,
@@ -239,18 +239,18 @@ def test_what_a_server_may_still_give() -> None:
     nothing = Capabilities(0, False, False, False, False, False)
     nothing.check(OptionalOutputs(), SamplingParams(), backend=B)
     nothing.check(OptionalOutputs(cache_salt="s"), SamplingParams(), backend=B)
-    assert nothing.service(OptionalOutputs(priority=3, cache_salt="s")) == {"priority": 3, "cache_salt": "s"}
-    assert replace(nothing, lower_first=True).service(OptionalOutputs(priority=3)) == {"priority": -3}
-    assert nothing.service(OptionalOutputs()) == {}
+    assert nothing.service_fields(OptionalOutputs(priority=3, cache_salt="s")) == {"priority": 3, "cache_salt": "s"}
+    assert replace(nothing, lower_first=True).service_fields(OptionalOutputs(priority=3)) == {"priority": -3}
+    assert nothing.service_fields(OptionalOutputs()) == {}
 
 
 def test_choices_about_aborts() -> None:
     with pytest.raises(ValueError, match=r"^on_abort must be 'resume', 'discard' or 'commit', not 'stop'\.$"):
-        Aborts("stop")
+        AbortPolicy("stop")
     for bad in (-1, True, 1.0):
         with pytest.raises(ValueError, match=rf"^max_resumes must be a whole number, at least 0, not {bad}\.$"):
-            Aborts("resume", bad)
-    assert Aborts("discard", 0).max_resumes == 0
+            AbortPolicy("resume", bad)
+    assert AbortPolicy("discard", 0).max_resumes == 0
 
 
 class Aborting:
@@ -277,23 +277,23 @@ class Aborting:
 
 
 GONE = "its partial tokens were discarded and the ledger is as before."
-ABORTED: list[tuple[Aborts, Aborting, dict[str, Any], bool, str]] = [
+ABORTED: list[tuple[AbortPolicy, Aborting, dict[str, Any], bool, str]] = [
     (
-        Aborts("discard"),
+        AbortPolicy("discard"),
         Aborting(2, "paused"),
         {},
         False,
         f"sglang aborted the generation (paused); {GONE} on_abort='resume' would go on from them. Run the turn again.",
     ),
     (
-        Aborts("commit"),
+        AbortPolicy("commit"),
         Aborting(0),
         {},
         False,
         f"sglang aborted the generation; {GONE} There were none to commit. Run the turn again.",
     ),
     (
-        Aborts("resume", 0),
+        AbortPolicy("resume", 0),
         Aborting(1),
         {},
         False,
@@ -301,7 +301,7 @@ ABORTED: list[tuple[Aborts, Aborting, dict[str, Any], bool, str]] = [
         "Run the turn again.",
     ),
     (
-        Aborts("resume"),
+        AbortPolicy("resume"),
         Aborting(1),
         {"stop": ("x",)},
         True,
@@ -313,7 +313,7 @@ ABORTED: list[tuple[Aborts, Aborting, dict[str, Any], bool, str]] = [
 
 @pytest.mark.parametrize(("policy", "backend", "sampling", "shown", "sentence"), ABORTED)
 async def test_an_abort_that_is_an_error(
-    policy: Aborts, backend: Any, sampling: dict[str, Any], shown: bool, sentence: str
+    policy: AbortPolicy, backend: Any, sampling: dict[str, Any], shown: bool, sentence: str
 ) -> None:
     watcher = (lambda _: None) if shown else None
     with pytest.raises(GenerationAbortedError) as caught:

@@ -21,10 +21,10 @@ from tito_core.backend import (
     ThrottledError,
 )
 from tito_core.backend.http.bodies import AnswerSize
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.http.errors import error_from_failure, error_from_status
 from tito_core.backend.http.streaming import StreamReader
-from tito_core.backend.http.transport import EngineHttp, HttpAnswer, decoded
+from tito_core.backend.http.transport import EngineHttp, ResponseBody, decoded
 from tito_sglang.wire import Events
 
 B = "sglang"
@@ -229,12 +229,12 @@ DECODED: list[tuple[bytes, str, str]] = [
 @pytest.mark.parametrize(("body", "content_type", "sentence"), DECODED)
 def test_a_200_that_is_none(body: bytes, content_type: str, sentence: str) -> None:
     http = EngineHttp(B, "http://h", api_key="key")
-    answer = HttpAnswer(body, content_type)
+    answer = ResponseBody(body, content_type)
     error = said(ProtocolViolationError, sentence, lambda: decoded(http, answer, list[Any], "r"))
     assert (error.status, error.request_id) == (200, "r")
     assert error.body == http.hide_key(body.decode())
-    assert decoded(http, HttpAnswer(b"[1]", ""), list[int]) == [1]
-    assert decoded(http, HttpAnswer(b"[1]", "application/json; charset=utf-8"), list[int]) == [1]
+    assert decoded(http, ResponseBody(b"[1]", ""), list[int]) == [1]
+    assert decoded(http, ResponseBody(b"[1]", "application/json; charset=utf-8"), list[int]) == [1]
 
 
 async def streamed(body: bytes, content_type: str = "text/event-stream") -> BackendError:
@@ -247,7 +247,7 @@ async def streamed(body: bytes, content_type: str = "text/event-stream") -> Back
     async def aclose() -> None:
         pass
 
-    reply = Reply(200, {"content-type": content_type}, raw(), aclose)
+    reply = HttpResponse(200, {"content-type": content_type}, raw(), aclose)
     with pytest.raises(BackendError) as caught:
         await reader(reply)
     assert (caught.value.backend, caught.value.request_id) == (B, "r")

@@ -28,7 +28,7 @@ from support.backends import BACKENDS
 from support.scripted import Says, engine_of, policy_of
 from tito_core import TITOModel, store
 from tito_core.backend import BackendError
-from tito_core.backend.http.connections import Reply
+from tito_core.backend.http.connections import HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_core.ledger import LawViolationError
 from tito_core.ledger.forest_invariants import check_ledger
@@ -68,7 +68,7 @@ class Changing:
         self.armed = False
         self.changed: list[Exchanged] = []
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         """See `Carrier`."""
         reply = await self._inner.send(method, url, headers, body)
         path = urlsplit(url).path
@@ -85,7 +85,7 @@ class Changing:
             told |= self._random.choice(HEADERS)
         told.pop("content-length", None)
         self.changed.append(Exchanged(path, asked, sent, status, bytearray(got)))
-        return Reply(status, told, _whole(got), reply.aclose)
+        return HttpResponse(status, told, _whole(got), reply.aclose)
 
     async def aclose(self) -> None:
         """See `Carrier`."""

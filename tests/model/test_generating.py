@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams, aborts
+from tito_core.backend import EngineConnectionError, EngineTimeoutError, SamplingParams, resume
 from tito_core.backend.protocol import TokenChunk, TokenResponse
 from tito_core.ledger.turn import Finish, VersionSpan
 from tito_core.settings import Settings
@@ -37,7 +37,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return response
 
-    monkeypatch.setattr(aborts, "generate", generate)
+    monkeypatch.setattr(resume, "generate", generate)
 
 
 class Engine:

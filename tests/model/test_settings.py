@@ -16,7 +16,7 @@ from strands.types.exceptions import MaxTokensReachedException
 from support.scripted import policy_of
 from tito_core import TITOModel, settings
 from tito_core.backend import Capabilities, EngineInfo, OptionalOutputs, SamplingParams, UnsupportedByServerError
-from tito_core.backend.aborts import MAX_RESUMES, Aborts
+from tito_core.backend.resume import MAX_RESUMES, AbortPolicy
 from tito_core.chat.messages import MALFORMED_CALL
 from tito_core.parsing.parsed import CallStatus, ParsedCall, ParsedTurn
 from tito_core.settings import RolloutOptions, Settings
@@ -54,7 +54,7 @@ def test_what_is_chosen_where_nothing_is() -> None:
             runs_calls=True,
         )
     )
-    assert Settings().aborts == Aborts("resume", MAX_RESUMES)
+    assert Settings().aborts == AbortPolicy("resume", MAX_RESUMES)
 
 
 def test_every_option_is_declared_documented_and_checked() -> None:

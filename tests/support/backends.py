@@ -27,7 +27,7 @@ from strands_tito.testing.script import Script
 from strands_tito.testing.wire import JSON_HEADERS
 from tito_core.backend import SamplingParams, TokenRequest
 from tito_core.backend.http.backend import HttpBackend
-from tito_core.backend.http.connections import ConnectionPool, Reply
+from tito_core.backend.http.connections import ConnectionPool, HttpResponse
 from tito_core.backend.id_text import Pieces
 from tito_sglang.backend import SGLangBackend
 from tito_vllm.backend import VLLMBackend
@@ -81,7 +81,7 @@ class OverSockets:
         self._pool = ConnectionPool()
         self._open.add(self)
 
-    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> Reply:
+    async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
         where = urlsplit(url)
         server = self._servers.get(where.hostname or "") or self._servers[""]
         if server in self._died and not server.engine.state.dead:  # a test brought it back to life

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tito_core.backend.http.connections import HttpTransport, Reply
+from tito_core.backend.http.connections import HttpResponse, HttpTransport
 from tito_core.backend.id_text import in_pieces
 
 LIMIT = 1 << 30
@@ -47,7 +47,7 @@ class Client:
     @asynccontextmanager
     async def stream(
         self, method: str, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[Reply]:
+    ) -> AsyncIterator[HttpResponse]:
         body = b"" if json is None else codec.dumps(json).encode()
         kind = {} if json is None else {"Content-Type": "application/json"}
         async with asyncio.timeout(5):
@@ -60,7 +60,7 @@ class Client:
             await reply.aclose()
 
 
-async def lines(reply: Reply) -> AsyncIterator[str]:
+async def lines(reply: HttpResponse) -> AsyncIterator[str]:
     """The lines of a body as they come."""
     rest = b""
     async for piece in reply.pieces():

@@ -12,7 +12,7 @@ import numpy as np
 
 from strands_tito.conformance.wire_reading import Heard
 from tito_core.backend.engine_info import EngineInfo
-from tito_core.backend.id_text import SAME
+from tito_core.backend.id_text import SAME_ECHO
 from tito_core.backend.protocol import Backend, Integers, OnChunk, RawResponse, RawScores, TokenRequest
 from tito_core.ledger.columns import TokenIds
 
@@ -72,7 +72,7 @@ def _heard(request: TokenRequest, raw: RawResponse) -> Heard:
         name=raw.request_id or request.request_id,
         prompt=prompt,
         sampling=request.sampling.model_dump(mode="json"),
-        echoed=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME else _ids(raw.echoed),
+        echoed=prompt if isinstance(raw.echoed, msgspec.Raw) and raw.echoed == SAME_ECHO else _ids(raw.echoed),
         output=output,
         logprobs=_plain(raw.logprobs),
         logprob_ids=output if raw.logprob_ids is None else _plain(raw.logprob_ids),

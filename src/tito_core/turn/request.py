@@ -183,7 +183,7 @@ def prepare(policy: PolicyParts, ledger: Ledger, asked: TurnInput, settings: Set
     tools = {spec["name"]: spec["inputSchema"]["json"] for spec in asked.tool_specs or ()}
     tail: list[int] = input_ids[-PROMPT_TAIL:].tolist()
     sampling = asked.constraint.sampling(settings.sampling, policy.parser, tools, tail)
-    text = policy.prompts.text(ledger, match.parent, delta.ids).standing_for(input_ids)
+    text = policy.prompts.text(ledger, match.parent, delta.ids).for_array(input_ids)
     request = TokenRequest(
         input_ids,
         policy.sampling(sampling).within(room),
