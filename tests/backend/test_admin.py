@@ -67,22 +67,20 @@ async def test_weights_that_cannot_be_loaded_leave_the_server_paused_and_say_so(
 
     backend = BACKENDS[kind]("http://scripted", http_transport=over_socket(Handler(handler)))
     assert isinstance(backend, EngineAdmin)
-    with pytest.raises(WeightsNotLoadedError, match=r"no such folder.*left paused") as caught:
+    with pytest.raises(
+        WeightsNotLoadedError, match=r"no such folder.*stays paused.*load_weights.*resume\(\)"
+    ) as caught:
         await backend.load_weights("/no/such", "step-18")
     assert (caught.value.backend, caught.value.status) == (kind, 400)
     assert caught.value.body == '{"message":"no such folder"}'
     assert str(caught.value).startswith(
         f"{kind} could not load the weights in '/no/such' as 'step-18' ({kind} at http:"
     )
-    assert str(caught.value).endswith(
-        "It is left paused, since it may hold half of them: load good ones with load_weights, which resumes it, or "
-        "call resume()."
-    )
     assert paths == [path.partition("?")[0] for path in CALLS[kind][:2]]
 
 
 async def test_weights_need_a_name() -> None:
-    with pytest.raises(ValueError, match=r"^version must be a name, such as 'step-17': without one nothing tells "):
+    with pytest.raises(ValueError, match=r"version .*'step-17'"):
         await backend_of(engine_of("vllm")).load_weights("/weights", "")
 
 

@@ -69,20 +69,20 @@ async def test_connecting_alone_tells_what_needs_no_sampling(kind: Kind) -> None
 
 
 FLAGS: list[tuple[Kind, dict[str, Any], str]] = [
-    ("vllm", {"routed_experts": True}, "start the server with --enable-return-routed-experts."),
-    ("vllm-completions", {"routed_experts": (2, 2)}, "start the server with --enable-return-routed-experts."),
-    ("sglang", {"routed_experts": (2, 2)}, "start the server with --enable-return-routed-experts."),
-    ("sglang", {"priority": 1}, "start the server with --enable-priority-scheduling."),
-    ("sglang", {"priority": 0}, "start the server with --enable-priority-scheduling."),
+    ("vllm", {"routed_experts": True}, "Start the server with --enable-return-routed-experts."),
+    ("vllm-completions", {"routed_experts": (2, 2)}, "Start the server with --enable-return-routed-experts."),
+    ("sglang", {"routed_experts": (2, 2)}, "Start the server with --enable-return-routed-experts."),
+    ("sglang", {"priority": 1}, "Start the server with --enable-priority-scheduling."),
+    ("sglang", {"priority": 0}, "Start the server with --enable-priority-scheduling."),
     ("vllm", {"sampling_mask": True}, "--return-sampling-mask --logprobs-mode processed_logprobs."),
-    ("vllm-completions", {"sampling_mask": True}, "start the server with --enable-scale-out --return-sampling-mask"),
-    ("vllm", {"top_logprobs": 20}, "gives, which is 19: lower it, or start the server with a greater --max-logprobs."),
+    ("vllm-completions", {"sampling_mask": True}, "Start the server with --enable-scale-out --return-sampling-mask"),
+    ("vllm", {"top_logprobs": 20}, " 19.*--max-logprobs"),
     (
         "vllm-completions",
         {"top_logprobs": 21},
-        "which is 20: lower it, or start the server with a greater --max-logprobs.",
+        " 20.*--max-logprobs",
     ),
-    ("sglang", {"top_logprobs": VOCAB + 1}, f"gives, which is {VOCAB}: lower it."),
+    ("sglang", {"top_logprobs": VOCAB + 1}, f" {VOCAB}. Lower it."),
 ]
 
 
@@ -144,8 +144,8 @@ def test_what_is_wanted_is_the_same_in_each_turn() -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"top_logprob": 3}, "There is no optional output named 'top_logprob'; did you mean 'top_logprobs'?"),
-    ({"experts": 3}, "There is no optional output named 'experts'"),
+    ({"top_logprob": 3}, "'top_logprob'.*'top_logprobs'"),
+    ({"experts": 3}, "'experts'.*routed_experts"),
     ({"top_logprobs": -1}, "greater than or equal to 0"),
     ({"top_logprobs": 1025}, "less than or equal to 1024"),
     ({"top_logprobs": True}, "valid integer"),
@@ -155,8 +155,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"priority": 2**31}, "less than 2147483648"),
     ({"cache_salt": ""}, "at least 1 character"),
     ({"cache_salt": "x" * 129}, "at most 128 characters"),
-    ({"cache_salt": "a/b"}, "cache_salt may not hold '@', '/'"),
-    ({"cache_salt": "a\0"}, "cache_salt may not hold"),
+    ({"cache_salt": "a/b"}, "cache_salt must not contain '@', '/'"),
+    ({"cache_salt": "a\0"}, "cache_salt must not contain"),
 ]
 
 
@@ -169,7 +169,7 @@ def test_what_nobody_can_want_is_refused_where_it_is_written(given_wanted: dict[
 
 @pytest.mark.parametrize("name", ["priority", "cache_salt", "return_routed_experts", "top_logprobs_num"])
 def test_it_is_not_asked_for_past_wanted(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=rf"extra may not hold '{name}': ask for it by wanted="):
+    with pytest.raises(InvalidValueError, match=rf"extra .*'{name}': use optional_outputs="):
         SamplingParams(extra={name: 1})
 
 
@@ -194,7 +194,7 @@ def test_it_is_not_asked_for_past_wanted(name: str) -> None:
     ),
     start=st.integers(0, len(PROMPT)),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=12)
 def test_nothing_that_can_be_wanted_kills_a_server(
     kind: Kind, optional_outputs: OptionalOutputs, sampling: dict[str, Any], start: int
 ) -> None:
@@ -232,7 +232,7 @@ async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> N
         {"routed_experts": True},
         {"sampling_mask": True},
     ):
-        with pytest.raises(UnsupportedByServerError, match=r"(which is 0: lower it|does not give it: leave it out)\."):
+        with pytest.raises(UnsupportedByServerError, match=r"(Lower it|Leave it out)\."):
             Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
 
 

@@ -44,7 +44,7 @@ async def test_a_refused_connection(host: str) -> None:
         held.bind(("127.0.0.1", 0))
         error, retries = await failing(f"http://{host}:{held.getsockname()[1]}")
     fails_as(error, "refused")
-    assert "are host and port right?" in str(error)
+    assert "host and port" in str(error)
     assert retries == 2
 
 
@@ -107,7 +107,7 @@ async def test_a_connection_that_breaks_in_mid_answer(said: str, ends: Ends, rea
     with RawServer(SAID[said], ends=ends) as server:
         error, retries = await failing(server.url)
     fails_as(error, reason, sent=True)
-    assert f"was {reason} before its answer was whole" in str(error)
+    assert f"was {reason} before" in str(error)
     assert "log" in str(error)
     assert retries == 2
     assert len([head for head in server.heads if head.startswith(b"GET")]) == 3

@@ -121,7 +121,7 @@ async def test_an_answer_is_read_alike_in_every_way(packing: str) -> None:
             if part == "pieces":
                 read.append(b"".join([piece async for piece in reply.pieces()]))
             else:
-                read.append(await (reply.whole(5_000) if part == "whole" else reply.text(5_000)))
+                read.append(await (reply.read(5_000) if part == "whole" else reply.text(5_000)))
             await reply.aclose()
         await pool.aclose()
     assert read == [body, body, said]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tito_core.backend.http import in_flight
-from tito_core.backend.http.connections import Call, known_authorities
+from tito_core.backend.http.connections import BlockingPost, known_authorities
 from tito_core.backend.http.in_flight import InFlightRequests
 from tito_core.backend.http.transport import EngineHttp, HttpRequest
 
@@ -80,8 +80,8 @@ def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> No
     with Server().running() as server:
         port = server.server.server_address[1]
         backend = EngineHttp("sglang", f"http://127.0.0.1:{port}{prefix}", api_key="secret")
-        backend.blocking_post(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).post(5.0)
-        backend.blocking_post(HttpRequest("/empty")).post(5.0)
+        backend.blocking_post(HttpRequest("/abort_request", b'{"rid":"r"}', {"X-Own": "1"})).send(5.0)
+        backend.blocking_post(HttpRequest("/empty")).send(5.0)
     (path, body, headers), (_, empty, _) = server.seen
     assert (path, body, empty) == (f"{prefix}/abort_request", b'{"rid":"r"}', b"")
     assert headers["authorization"] == "Bearer secret"
@@ -91,13 +91,13 @@ def test_a_call_is_one_post_of_what_the_engine_would_have_got(prefix: str) -> No
 def test_a_call_over_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with Server(path).running() as server:
-        EngineHttp("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).post(5.0)
+        EngineHttp("vllm", f"unix://{path}").blocking_post(HttpRequest("/abort", b"{}")).send(5.0)
     [(where, body, headers)] = server.seen
     assert (where, body, headers["host"]) == ("/abort", b"{}", "localhost")
 
 
 def test_a_call_to_an_encrypted_server_checks_its_certificate_as_the_pool_does() -> None:
-    call = Call("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
+    call = BlockingPost("https://h:8443/p", None, "/abort", b"", {}, known_authorities)
     connection = call._connection("h", 8443, True, 2.5)
     assert isinstance(connection, http.client.HTTPSConnection)
     assert (connection.host, connection.port, connection.timeout) == ("h", 8443, 2.5)
@@ -120,21 +120,21 @@ def test_a_call_goes_where_its_address_says(
 ) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def connection(_: Call, *where: Any) -> Any:
+    def connection(_: BlockingPost, *where: Any) -> Any:
         seen.append(where)
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(Call, "_connection", connection)
+    monkeypatch.setattr(BlockingPost, "_connection", connection)
     with pytest.raises(ConnectionRefusedError):
-        Call(root, None, "/abort", b"", {}, known_authorities).post(2.5)
+        BlockingPost(root, None, "/abort", b"", {}, known_authorities).send(2.5)
     assert seen == [expected]
     assert EngineHttp("sglang", root).blocking_post(HttpRequest("/abort")).tls is known_authorities
 
 
 def test_a_quiet_post_waits_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     within: list[float] = []
-    monkeypatch.setattr(Call, "post", lambda _, seconds: within.append(seconds))
-    in_flight._post(Call("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
+    monkeypatch.setattr(BlockingPost, "send", lambda _, seconds: within.append(seconds))
+    in_flight._post(BlockingPost("http://h", None, "/abort", b"", {}, known_authorities), 0.5)
     assert within == [0.5]
 
 
@@ -149,13 +149,13 @@ def test_a_server_that_does_not_answer_is_waited_for_no_longer_than_it_may_be(tm
             )
             unix = str(path) if server.server.address_family == socket.AF_UNIX else None
             with pytest.raises(TimeoutError):  # it never answers
-                Call(root, unix, "/abort", b"", {}, known_authorities).post(0.1)
+                BlockingPost(root, unix, "/abort", b"", {}, known_authorities).send(0.1)
 
 
 def test_what_was_lost_with_its_loop_is_aborted_beside_and_no_longer_counted() -> None:
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        running = InFlightRequests(lambda name: BlockingPost(root, None, f"/abort/{name}", b"", {}, known_authorities))
         for name in "abc":
             running.add(name)
         running.discard("b")
@@ -174,7 +174,7 @@ def test_where_no_thread_can_be_had_any_more_the_abort_is_waited_for(monkeypatch
 
     with Server().running() as server:
         root = f"http://127.0.0.1:{server.server.server_address[1]}"
-        running = InFlightRequests(lambda name: Call(root, None, f"/abort/{name}", b"", {}, known_authorities))
+        running = InFlightRequests(lambda name: BlockingPost(root, None, f"/abort/{name}", b"", {}, known_authorities))
         with monkeypatch.context() as patched:
             patched.setattr(in_flight.threading.Thread, "start", start)
             made: list[Any] = []
@@ -187,13 +187,13 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
     made: list[tuple[str, float]] = []
     now = [10.0]
 
-    def post(call: Call, within: float) -> None:
+    def post(call: BlockingPost, within: float) -> None:
         made.append((call.path, within))
         now[0] += 2.0
 
     monkeypatch.setattr(in_flight, "_post", post)
     monkeypatch.setattr(in_flight.time, "monotonic", lambda: now[0])
-    running = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
+    running = InFlightRequests(lambda name: BlockingPost("http://h", None, name, b"", {}, known_authorities))
     for name in "abcd":
         running.add(name)
     running.abort_all(14.5)
@@ -202,8 +202,8 @@ def test_at_the_end_no_more_is_begun_than_there_is_time_for(monkeypatch: pytest.
 
 def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
-    one = InFlightRequests(lambda name: Call("http://h", None, name, b"", {}, known_authorities))
-    assert one in in_flight._all
+    one = InFlightRequests(lambda name: BlockingPost("http://h", None, name, b"", {}, known_authorities))
+    assert one in in_flight._instances
     monkeypatch.setattr(InFlightRequests, "abort_all", lambda self, until: given.append(until))
     monkeypatch.setattr(in_flight.time, "monotonic", lambda: 100.0)
     in_flight._at_exit()
@@ -211,4 +211,4 @@ def test_at_the_end_of_a_process_each_backend_has_what_time_is_left(monkeypatch:
 
 
 def test_a_failure_says_nothing_to_anybody() -> None:
-    in_flight._post(Call("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)
+    in_flight._post(BlockingPost("http://127.0.0.1:1", None, "/abort", b"", {}, known_authorities), 0.5)

@@ -97,7 +97,7 @@ async def test_a_grammar_put_beside_a_least_length_later_never_leaves(kind: Kind
     request = request_of(min_new_tokens=3)
     request = replace(request, sampling=request.sampling.model_copy(update={"grammar": grammar}))
     engine = engine_of(kind)
-    with pytest.raises(BadRequestError, match="min_new_tokens=3 was not sent together with a grammar"):
+    with pytest.raises(BadRequestError, match=r"min_new_tokens=3 .*grammar"):
         await generate(backend_of(engine), request)
     assert bodies(engine) == []
 
@@ -120,7 +120,7 @@ def test_clamping(wanted: int, prompt: int, limit: int | None, expected: int) ->
 
 @pytest.mark.parametrize(("prompt", "limit"), [(5, 5), (6, 5), (1, 1), (5, 0), (5, -1)])
 def test_no_room_is_a_context_error_with_both_numbers(prompt: int, limit: int) -> None:
-    with pytest.raises(ContextLengthError, match=f"prompt has {prompt} tokens and the context {limit}"):
+    with pytest.raises(ContextLengthError, match=f"prompt has {prompt} tokens .* {limit}"):
         clamp_new_tokens(10, prompt, limit, backend="vllm")
 
 
@@ -141,7 +141,7 @@ def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> N
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
-    with pytest.raises(ContextLengthError, match="leaves no room to answer"):
+    with pytest.raises(ContextLengthError, match="no room"):
         await generate(backend_of(engine), request_of())
     assert bodies(engine) == []
 
@@ -149,7 +149,7 @@ async def test_a_prompt_that_does_not_fit_never_leaves(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_sequence_that_fills_the_context_is_named_when_it_cannot_be_scored(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
-    with pytest.raises(ContextLengthError, match="prompt has 5 tokens and the context"):
+    with pytest.raises(ContextLengthError, match=r"prompt has 5 tokens and .* context"):
         await score(backend_of(engine), PROMPT)
     assert bodies(engine) == []
 

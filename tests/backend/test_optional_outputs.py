@@ -70,7 +70,7 @@ def ask(
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 def test_columns_are_the_policys_own_and_only_of_the_delta(
     kind: Kind, prompt: tuple[int, ...], at: float, k: int, temperature: float, seed: int
 ) -> None:
@@ -118,7 +118,7 @@ async def answered(kind: Kind, start: int, seed: int, optional_outputs: Optional
 
 
 @given(start=st.integers(0, len(PROMPT)), seed=st.integers(0, 10**6), k=st.integers(1, 9))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 def test_columns_are_equal_byte_for_byte_on_each_wire(start: int, seed: int, k: int) -> None:
     optional_outputs = OptionalOutputs(top_logprobs=k, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
     first, *others = [asyncio.run(answered(kind, start, seed, optional_outputs)) for kind in WIRES]
@@ -320,17 +320,17 @@ def other(sampled: int) -> int:
 
 
 PLANTED: dict[str, tuple[Edit, str]] = {
-    "top of fewer tokens": (no_top, "Law 2: .* but top_logprobs of|asked for, output token .* has 0"),
+    "top of fewer tokens": (no_top, "Law 2: .*top_logprobs .*"),
     "top unreadable": (unreadable_top, "Law 2: top_logprobs cannot be read|Expected `array"),
-    "top too short": (top(lambda pairs, _: pairs[:2]), "3 top_logprobs a token were asked for, output token 1 has 2"),
-    "top id twice": (top(lambda pairs, own: [pairs[0]] * 4), "3 top_logprobs a token were asked for.* has 1"),
+    "top too short": (top(lambda pairs, _: pairs[:2]), "3 top_logprobs .*output token 1 has 2"),
+    "top id twice": (top(lambda pairs, own: [pairs[0]] * 4), "3 top_logprobs .* has 1"),
     "top has another logprob for the sampled one": (
         top(lambda pairs, own: [(i, v - 0.1 if i == own else v) for i, v in [*pairs, (own, -0.5)]][:4]),
-        "Law 4: .*(among the likeliest another|two logprobs|is not one of them)",
+        "Law 4: .*(list another|two logprobs|missing from)",
     ),
     "top of another place": (
         top(lambda pairs, own: [(VOCAB - 1 - n, -7.5 - n) for n in range(4)]),
-        "Law 4: output id .* at offset 1 has logprob .*, which is among the likeliest, and is not one of them",
+        "Law 4: output id .* at offset 1 has logprob .*missing from its top_logprobs",
     ),
     "top positive": (
         top(lambda pairs, own: [(i, v + 20) for i, v in pairs]),
@@ -340,14 +340,14 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         top(lambda pairs, own: [*pairs[:2], (-3, -9.0), (-4, -9.0)]),
         r"Invalid token id ('token_id:)?-3'? in the optional outputs",
     ),
-    "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "is not one of them"),
-    "prompt logprobs missing": (without_prompt, "holds no prompt_logprobs"),
+    "top all masked": (top(lambda pairs, own: [(i, None) for i, _ in pairs]), "missing from"),
+    "prompt logprobs missing": (without_prompt, "no prompt_logprobs"),
     "prompt logprobs short": (one_short, "Law 2: prompt_logprobs of 4 tokens from offset 1"),
-    "prompt id edited": (prompt(2, token=99), "prompt id 13 at offset 2 was sent, the server scored 99"),
-    "prompt logprob None": (prompt(2, logprob=None), "prompt token 2 has no logprob|Expected `float"),
+    "prompt id edited": (prompt(2, token=99), "prompt id 13 at offset 2 .* 99"),
+    "prompt logprob None": (prompt(2, logprob=None), "prompt token 2 |Expected `float"),
     "prompt logprob positive": (prompt(2, logprob=1.5), "logprob 1.5"),
     "prompt logprob sentinel": (prompt(2, logprob=-9999.0), "logprob -9999.0"),
-    "experts missing": (experts(lambda array: None), "Law 4: the answer holds no routed_experts"),
+    "experts missing": (experts(lambda array: None), "Law 4: .*no routed_experts"),
     "experts short": (experts(lambda array: array[:-1]), "Law 2: routed_experts have 11 rows, expected 12"),
     "experts long": (experts(lambda array: np.concatenate([array, array[:1]])), "have 13 rows, expected 12"),
     "experts of fewer layers": (experts(lambda array: array[:, :2]), "Law 2: routed_experts have"),
@@ -358,13 +358,13 @@ PLANTED: dict[str, tuple[Edit, str]] = {
         mask(lambda rows: [rows[0], list(range(VOCAB - 4, VOCAB)), *rows[2:]]),
         "Law 4: output id .* at offset 1 is not among the 4 ids",
     ),
-    "mask short": (mask(lambda rows: rows[:-1]), "Law 2: 8 output ids, but sampling_mask of 7 tokens"),
-    "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 holds an id twice"),
+    "mask short": (mask(lambda rows: rows[:-1]), "Law 2: .*8 output ids, but sampling_mask of 7 tokens"),
+    "mask id twice": (mask(lambda rows: [rows[0] * 2, *rows[1:]]), "sampling_mask of output token 0 .*twice"),
     "mask id negative": (
         mask(lambda rows: [[*rows[0], -1], *rows[1:]]),
         "Invalid token id -1 in the optional outputs of output token 0",
     ),
-    "mask missing": (mask(lambda rows: None), "holds no sampling_mask"),
+    "mask missing": (mask(lambda rows: None), "no sampling_mask"),
 }
 
 

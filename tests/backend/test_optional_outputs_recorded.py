@@ -104,7 +104,7 @@ def test_sglangs_sampling_mask_names_the_ids_that_were_left() -> None:
     asked, answer = recorded("sglang-0.5.23", "gen_sampling_mask_support")
     meta = msgspec.convert(answer["meta_info"], sglang_wire.MetaInfo)
     request = replace(request_of(asked["input_ids"], top_k=4), optional_outputs=OptionalOutputs(sampling_mask=True))
-    mask = sglang_wire.optional_outputs(meta, request)["sampling_mask"]
+    mask = sglang_wire.optional_response_fields(meta, request)["sampling_mask"]
     assert mask == [[57, 19556, 67, 26843], [28, 665, 17, 30]]
     ids, logprobs = np.int32(answer["output_ids"]), np.zeros(2, np.float32)
     column = ColumnValidation(RawReader("sglang", "r"), request, ids, logprobs).columns(
@@ -150,7 +150,7 @@ async def test_vllms_likeliest_tokens_and_prompt_logprobs_in_both_shapes(older: 
     column = response.columns["prompt_logprobs"]
     assert column.start == 2
     assert column.values.tolist() == np.float32([-11.459646224975586, -17.06833839416504]).tolist()
-    with pytest.raises(ProtocolViolationError, match="3 top_logprobs a token were asked for, output token 0 has 2"):
+    with pytest.raises(ProtocolViolationError, match=r"3 top_logprobs .*output token 0 has 2"):
         await read("vllm-0.32.0", "generate_prompt_logprobs_2", OptionalOutputs(top_logprobs=3), older=older)
 
 

@@ -32,7 +32,7 @@ def ask(kind: Kind, script: Any, policy: AbortPolicy | None = None, **sampling: 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(0, 4), max_size=6), versions=st.lists(st.sampled_from("ab"), min_size=7, max_size=7))
 def test_a_resumed_completion_is_what_one_response_would_have_been(
     kind: Kind, cuts: list[int], versions: list[str]
@@ -109,7 +109,7 @@ def test_discarding_is_an_error_that_says_so(kind: Kind, emitted: int) -> None:
 def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
     response = ask(kind, Aborting(WHOLE, [3]), AbortPolicy("commit"))
     assert (response.finish, response.output_ids.tolist()) == (Finish.ABORT, list(WHOLE[:3]))
-    with pytest.raises(GenerationAbortedError, match="There were none to commit"):
+    with pytest.raises(GenerationAbortedError, match="no tokens to commit"):
         ask(kind, Aborting(WHOLE, [0]), AbortPolicy("commit"))
 
 
@@ -117,7 +117,7 @@ def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", WIRES)
 def test_a_server_that_aborts_everything_is_not_asked_without_end(kind: Kind, cut: int) -> None:
     script = Aborting(WHOLE, [cut] * 9)
-    with pytest.raises(GenerationAbortedError, match="resumed 4 times, as max_resumes allows"):
+    with pytest.raises(GenerationAbortedError, match=r"resumed 4 times.*max_resumes"):
         ask(kind, script, AbortPolicy(max_resumes=4))
     assert len(script.requests) == 5
 

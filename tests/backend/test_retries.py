@@ -200,7 +200,7 @@ async def test_a_slow_drip_is_a_timeout_too(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(plan=st.lists(st.sampled_from(["ok", "429", "503", "500", "reset", "400"]), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_attempts_are_what_the_plan_of_faults_says(kind: Kind, plan: list[str]) -> None:
     faults = {**{name: fault for name, (fault, _) in RETRIED.items()}, "400": Fault(status=400)}
     engine = engine_of(kind, fault=lambda number, _: faults.get(plan[number]) if number < len(plan) else None)

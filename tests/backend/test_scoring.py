@@ -36,7 +36,7 @@ Edit = Callable[[Any], Any]
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
     engine = engine_of(kind)
     scores = asyncio.run(score(backend_of(engine, http_transport=in_process(engine)), ids))
@@ -329,7 +329,7 @@ def test_an_unknown_version_is_said_to_be() -> None:
     top_k=st.sampled_from([-1, 1, 3]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 def test_semantics_tell_truly_when_a_logprob_can_be_compared(
     kind: Kind, mode: str, temperature: float, top_k: int, seed: int
 ) -> None:

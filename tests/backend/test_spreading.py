@@ -178,11 +178,8 @@ async def test_servers_that_differ_in_anything_that_a_rollout_uses_are_refused(w
     backend = spread(Member(), Member(replace(INFO, **{what: other})))
     with pytest.raises(BadRequestError) as caught:
         await backend.connect()
-    assert str(caught.value) == (
-        "The fake servers are not alike, so a rollout cannot move from one to another: "
-        f"{what} is {getattr(INFO, what)!r} at http://s0 and {other!r} at http://s1. "
-        "Start them alike, or leave one out of base_url."
-    )
+    assert f"{what} is {getattr(INFO, what)!r} at http://s0 and {other!r} at http://s1." in str(caught.value)
+    assert "base_url" in str(caught.value)
     assert caught.value.backend == "fake"
 
 

@@ -16,6 +16,7 @@ from strands_tito.testing import Completion, Fault, HashPolicy, ScriptedServer, 
 from support.backends import (
     BACKENDS,
     EOS,
+    KINDS,
     PROMPT,
     WIRES,
     Kind,
@@ -68,7 +69,7 @@ def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     prompt=st.lists(st.integers(3, 999), min_size=1, max_size=40),
     temperature=st.sampled_from([0.0, 0.7, 1.0]),
@@ -95,7 +96,7 @@ def test_what_streams_is_what_comes_at_once(kind: Kind, prompt: list[int], tempe
 def test_every_end_is_told(kind: Kind, tokens: int, finish: Any) -> None:
     said = Completion(OUTPUT[:tokens], finish=finish or "stop") if tokens < 3 or finish else Completion(OUTPUT)
     if not tokens and not finish:
-        with pytest.raises(ProtocolViolationError, match="gave no output ids"):
+        with pytest.raises(ProtocolViolationError, match="no output ids"):
             ask(kind, None, said)
         return
     assert facts(ask(kind, None, said)) == facts(
@@ -136,7 +137,7 @@ def test_events_that_are_lost_repeated_or_out_of_order_are_found_out(kind: Kind,
         if harmless:
             assert ask(kind, fault).output_ids.tolist() == list(OUTPUT)
             continue
-        with pytest.raises(ProtocolViolationError, match=r"Law [24]|neither repeats|text offset"):
+        with pytest.raises(ProtocolViolationError, match=r"Law [24]|text offset"):
             ask(kind, fault)
 
 
@@ -217,7 +218,7 @@ def test_a_stream_that_breaks_off_anywhere_is_an_error_and_is_asked_again_only_i
         assert any("abort" in exchange.path for exchange in engine.exchanges)
 
     whole = sum(len(json.dumps(event, separators=(",", ":"))) + 8 for event in events_of(kind)) + len("data: [DONE]\n")
-    for at in sorted({*range(1, whole, max(1, whole // 40)), whole - 14, whole - 2, whole - 1}):
+    for at in sorted({*range(1, whole, max(1, whole // 15)), whole - 14, whole - 2, whole - 1}):
         asyncio.run(broken(at, "close_after"))
         if at % 3 == 0:
             asyncio.run(broken(at, "reset_after"))
@@ -266,12 +267,12 @@ def test_a_failing_server_is_asked_again_only_if_nothing_was_shown(kind: Kind, a
 
 @pytest.mark.parametrize("kind", WIRES)
 def test_what_is_no_stream_is_refused(kind: Kind) -> None:
-    with pytest.raises(ProtocolViolationError, match="content type is 'text/html', though a stream was asked for"):
+    with pytest.raises(ProtocolViolationError, match="content type is 'text/html'"):
         ask(kind, Fault(content_type="text/html"))
     for body in (b"data: {]\n\ndata: [DONE]\n\n", b"data: 5\n\ndata: [DONE]\n\n"):
-        with pytest.raises(ProtocolViolationError, match=r"answered 200, but .*it says"):
+        with pytest.raises(ProtocolViolationError, match=r"answered 200, but .*'.*'"):
             ask(kind, Fault(body=body))
-    with pytest.raises(ProtocolViolationError, match="it streamed no event"):
+    with pytest.raises(ProtocolViolationError, match="no event"):
         ask(kind, Fault(body=b"data: [DONE]\n\n"))
 
 
@@ -320,13 +321,13 @@ async def test_cancelling_in_mid_stream_aborts(kind: Kind) -> None:
         await backend.aclose()
 
 
-@pytest.mark.parametrize("kind", WIRES)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_slow_stream_is_given_up_in_time_and_aborted(kind: Kind) -> None:
     engine = engine_of(kind, HashPolicy(1000), latency=30.0)
     async with ScriptedServer(engine) as server:
-        backend = BACKENDS[kind](server.base_url, timeout_s=3.0)
+        backend = BACKENDS[kind](server.base_url, timeout_s=1.5)
         shown = Shown()
-        with pytest.raises(EngineTimeoutError, match=r"within 3 s"):
+        with pytest.raises(EngineTimeoutError, match=r"within 1\.5 s"):
             await generate(backend, request_of(max_new_tokens=600, stop_token_ids=()), shown)
         assert len(shown)
         while engine.running:

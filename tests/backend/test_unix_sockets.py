@@ -48,14 +48,14 @@ async def test_a_server_behind_a_socket_is_as_any_other(kind: Kind, tmp_path: Pa
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_socket_where_nobody_listens_is_named(kind: Kind, tmp_path: Path) -> None:
     backend = BACKENDS[kind](f"unix://{tmp_path}/none.sock", max_attempts=2, sleep=Waits())
-    with pytest.raises(EngineConnectionError, match=rf"No connection to {kind} at unix://{tmp_path}/none.sock/v1/mod"):
+    with pytest.raises(EngineConnectionError, match=rf"{kind} at unix://{tmp_path}/none.sock/v1/mod"):
         await backend.connect()
     await backend.aclose()
 
 
 @pytest.mark.parametrize("address", ["unix://", "unix://engine.sock", "unix:///run/", "unix:///a\0b"])
 def test_an_address_that_names_no_socket_is_refused(address: str) -> None:
-    with pytest.raises(EngineConnectionError, match="names no Unix socket: give its whole path"):
+    with pytest.raises(EngineConnectionError, match="Unix socket: give its absolute path"):
         create_backend("vllm", address)
 
 

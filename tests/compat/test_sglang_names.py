@@ -98,8 +98,8 @@ async def test_prompts_are_not_scored_on_wish_and_config_is_given_back() -> None
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
-        ({"sampling_parameters": {}}, "did you mean 'sampling_params'"),
+        ({"sampling_params": {"temprature": 1}}, "Did you mean 'temperature'"),
+        ({"sampling_parameters": {}}, "Did you mean 'sampling_params'"),
         ({"sampling_params": {"n": 2}}, "make so many rollouts"),
         ({"sampling_params": {"temperature": -1}}, "temperature"),
         ({"context_window_limit": 0}, "at least 1"),

@@ -149,7 +149,7 @@ async def test_an_aborted_generation_is_given_as_it_is(server: Server) -> None:
 
 async def test_weights_that_are_not_there_are_an_error_and_nothing_samples_from_them(server: Server) -> None:
     backend: Any = create_backend(server.kind, server.url, timeout_s=300, max_attempts=1)
-    with pytest.raises(WeightsNotLoadedError, match="left paused"):
+    with pytest.raises(WeightsNotLoadedError, match="stays paused"):
         await backend.load_weights("/no/such/folder", "step-3")
     waiting = asyncio.create_task(generate(backend, asking(4)))
     await asyncio.sleep(1.0)

@@ -108,7 +108,7 @@ async def test_what_cannot_fit_is_refused_at_once() -> None:
     began = time.perf_counter()
 
     async def refused() -> None:
-        with pytest.raises(ContextWindowOverflowException, match=r"at least [0-9]+ tokens and the context 131072"):
+        with pytest.raises(ContextWindowOverflowException, match=r"at least [0-9]+ tokens .*131072"):
             await streamed(model, messages)
 
     assert await longest_lag(refused()) < alone / 4

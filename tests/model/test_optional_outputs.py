@@ -147,7 +147,7 @@ async def test_a_turn_whose_columns_do_not_agree_is_not_committed(kind: str) -> 
 
     policy, engine = policy_on(kind, "Yes.", fault=of_turns)
     model = policy.model(optional_outputs=WANTED)
-    with pytest.raises(ProtocolViolationError, match="Law 4: the answer holds no routed_experts"):
+    with pytest.raises(ProtocolViolationError, match=r"Law 4: .*no routed_experts"):
         await Agent(model=model, callback_handler=None).invoke_async("Is it?")
     assert len(model.ledger) == 0
     assert not is_probe(engine.requests[-1])

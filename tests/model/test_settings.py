@@ -67,12 +67,11 @@ def test_every_option_is_declared_documented_and_checked() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"histry": "fork"}, "There is no setting of a rollout named 'histry'; did you mean 'history'?"),
-        ({"seed": 3}, "seed is a sampling parameter: give it as sampling={'seed': ...}."),
+        ({"histry": "fork"}, "Unknown rollout option 'histry'. Did you mean 'history'?"),
+        ({"seed": 3}, "seed is a sampling parameter: pass it as sampling={'seed': ...}."),
         (
             {"temprature": 3},
-            "There is no setting of a rollout named 'temprature'; did you mean the sampling parameter in "
-            "sampling={'temperature': ...}?",
+            "Unknown rollout option 'temprature'. Did you mean the sampling parameter sampling={'temperature': ...}?",
         ),
     ],
 )
@@ -154,7 +153,8 @@ def test_a_server_that_cannot_give_what_is_wanted_is_named() -> None:
     info = replace(INFO, capabilities=Capabilities(prompt_logprobs=False))
     with pytest.raises(UnsupportedByServerError) as caught:
         Settings.of(optional_outputs={"prompt_logprobs": True}).at(info)
-    assert str(caught.value).startswith("prompt_logprobs=True is wanted, and this sglang server does not give it")
+    assert "prompt_logprobs=True" in str(caught.value)
+    assert "sglang" in str(caught.value)
     assert caught.value.backend == "sglang"
 
 

@@ -112,7 +112,7 @@ async def test_a_recorded_answer_without_ids_is_refused() -> None:
 
 
 async def test_recorded_choices_of_two_samples_are_refused() -> None:
-    with pytest.raises(ProtocolViolationError, match="one completion was asked for, 2 came"):
+    with pytest.raises(ProtocolViolationError, match=r"one completion .* 2"):
         await generate(replaying(recorded("completions_n2_prompt_logprobs")["response"]), request_of(PROMPT_RECORDED))
 
 

@@ -22,7 +22,7 @@ from tito_core.backend import (
 from tito_core.backend.checked import score
 from tito_core.backend.http.streaming import StreamError
 from tito_core.backend.protocol import NOTHING
-from tito_vllm import wire
+from tito_vllm import stream, wire
 
 
 def completion(**changes: Any) -> bytes:
@@ -39,50 +39,49 @@ def generation(top: dict[str, Any] | None = None, **changes: Any) -> bytes:
     return json.dumps({"choices": [choice], **(top or {})}).encode()
 
 
-def fails(sentence: str, events: wire.Events[Any], event: bytes) -> None:
-    with pytest.raises(StreamError) as caught:
-        events.take(event)
-    assert str(caught.value) == sentence
+def fails(pattern: str, events: stream.EventAssembler[Any], event: bytes) -> None:
+    with pytest.raises(StreamError, match=pattern):
+        events.add(event)
 
 
 def test_an_event_of_two_completions_is_refused() -> None:
     two = json.dumps({"choices": [{"finish_reason": None}] * 2}).encode()
-    fails("an event holds 2 completions, and one was asked for", wire.Events(wire.Completion), two)
+    fails("2 completions", stream.EventAssembler(wire.Completion), two)
 
 
 def test_an_event_after_the_last_is_refused() -> None:
-    events = wire.Events(wire.Completion)
-    assert list(events.take(completion(finish_reason="stop"))) == [5]
-    fails("an event goes on after the one that told how it finished", events, completion())
-    assert list(events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
+    events = stream.EventAssembler(wire.Completion)
+    assert list(events.add(completion(finish_reason="stop"))) == [5]
+    fails("finish reason", events, completion())
+    assert list(events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}')) == []
 
 
 def test_an_echo_in_the_middle_is_refused() -> None:
-    events = wire.Events(wire.Completion)
-    assert list(events.take(completion(prompt_token_ids=[1]))) == [5]
-    fails("the prompt's ids come after tokens of the answer", events, completion(prompt_token_ids=[1]))
-    other = wire.Events(wire.Generation)
-    assert list(other.take(generation({"prompt_token_ids": [1]}))) == [5]
-    fails("the prompt's ids come after tokens of the answer", other, generation({"prompt_token_ids": [1]}))
+    events = stream.EventAssembler(wire.Completion)
+    assert list(events.add(completion(prompt_token_ids=[1]))) == [5]
+    fails("prompt ids", events, completion(prompt_token_ids=[1]))
+    other = stream.EventAssembler(wire.Generation)
+    assert list(other.add(generation({"prompt_token_ids": [1]}))) == [5]
+    fails("prompt ids", other, generation({"prompt_token_ids": [1]}))
 
 
 def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None:
-    events = wire.Events(wire.Completion)
+    events = stream.EventAssembler(wire.Completion)
     for offset in (3, 3, 4):
-        assert list(events.take(completion(offset=offset))) == [5]
-    events.take(json.dumps({"choices": [{"finish_reason": None}]}).encode())
-    fails("an event begins at text offset 3, after one that began at 4", events, completion(offset=3))
+        assert list(events.add(completion(offset=offset))) == [5]
+    events.add(json.dumps({"choices": [{"finish_reason": None}]}).encode())
+    fails("offset 3 .* 4", events, completion(offset=3))
 
 
 @pytest.mark.parametrize("event", [completion, generation])
 def test_events_are_one_answer(event: Any) -> None:
     kind = wire.Completion if event is completion else wire.Generation
-    events: wire.Events[Any] = wire.Events(kind)
+    events: stream.EventAssembler[Any] = stream.EventAssembler(kind)
     for number in range(3):
         given = event(finish_reason="stop" if number == 2 else None)
-        assert list(events.take(given)) == [5]
-    events.take(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
-    whole = events.whole()
+        assert list(events.add(given)) == [5]
+    events.add(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 3}}')
+    whole = events.result()
     [choice] = whole.choices
     assert (choice.token_ids, choice.finish_reason) == ([5] * 3, "stop")
     assert whole.usage.completion_tokens == 3
@@ -90,19 +89,18 @@ def test_events_are_one_answer(event: Any) -> None:
 
 
 def test_a_stream_without_an_event_is_none() -> None:
-    with pytest.raises(msgspec.DecodeError) as caught:
-        wire.Events(wire.Completion).whole()
-    assert str(caught.value) == "it streamed no event"
+    with pytest.raises(msgspec.DecodeError, match="no event"):
+        stream.EventAssembler(wire.Completion).result()
 
 
 def test_what_a_stream_lacks() -> None:
     for generates in (True, False):
-        assert not wire.not_streamed(OptionalOutputs(top_logprobs=1), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(prompt_logprobs=True), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(sampling_mask=True), generates=generates)
-        assert wire.not_streamed(OptionalOutputs(routed_experts=True), generates=generates) is not generates
-    assert wire.stream_fields(None) == {"stream": False}
-    assert wire.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
+        assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(prompt_logprobs=True), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(sampling_mask=True), generates=generates)
+        assert stream.must_not_stream(OptionalOutputs(routed_experts=True), generates=generates) is not generates
+    assert stream.stream_fields(None) == {"stream": False}
+    assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def test_what_is_wanted_is_asked_for() -> None:
@@ -167,7 +165,7 @@ def test_the_likeliest_tokens() -> None:
     with pytest.raises(msgspec.ValidationError):
         wire.Logprobs([], [], top_logprobs=[msgspec.Raw(b'{"token_id:5": "x"}')]).top()
     entry = wire.TokenLogprob(-1.0, top_logprobs=msgspec.Raw(b'[{"logprob": -2.0, "token_id": 5}]'))
-    assert wire.Content([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
+    assert wire.ContentLogprobs([entry, wire.TokenLogprob(-1.0)]).top() == [[(5, -2.0)], []]
 
 
 def test_a_prompts_own_tokens() -> None:
@@ -182,7 +180,7 @@ def test_what_is_said_beside_is_of_the_delta() -> None:
     said = wire.optional_response_fields(choice, None, prompt, request)
     assert (said["top_logprobs"], said["routed_experts"], said["sampling_mask"]) == (None, "e", [[1]])
     assert said["prompt_logprobs"] == [(12, -12.0), (13, -13.0)]
-    assert wire.optional_response_fields(choice, wire.Content([]), None, request)["prompt_logprobs"] is None
+    assert wire.optional_response_fields(choice, wire.ContentLogprobs([]), None, request)["prompt_logprobs"] is None
     assert choice.prompt_token_ids == NOTHING
 
 

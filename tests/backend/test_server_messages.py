@@ -72,7 +72,7 @@ async def test_a_closed_endpoint_may_be_a_restart() -> None:
     open_to_all = backend_of(engine_of("vllm", scale_out=True))
     restarted = backend_of(engine_of("vllm", scale_out=False))
     restarted._info = await open_to_all.connect()
-    with pytest.raises(AuthenticationError, match="restarted without this endpoint: connect again"):
+    with pytest.raises(AuthenticationError, match="restarted without it: connect again"):
         await generate(restarted, request_of())
 
 

@@ -20,7 +20,7 @@ from tito_core.backend import (
     EngineInfo,
     ProtocolViolationError,
     SamplingParams,
-    semantics,
+    measurement,
 )
 from tito_core.backend.measurement import common_measurement, measure
 from tito_core.backend.optional_outputs import NO_OPTIONAL_OUTPUTS
@@ -88,8 +88,8 @@ def found(backend: Asked, info: EngineInfo = INFO) -> EngineInfo:
         return await backend.score(token_ids.tolist())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(semantics, "generate_whole", given)
-        patch.setattr(semantics, "score", scores)
+        patch.setattr(measurement, "generate_whole", given)
+        patch.setattr(measurement, "score", scores)
         return asyncio.run(measure(backend, info, IDS))
 
 
@@ -142,7 +142,7 @@ def test_logprobs_are_raw_where_they_are_the_scored_ones_and_processed_where_the
     assert info.truncated_logprobs is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=20)
 @given(
     st.integers(0, 2**32 - 1),
     st.floats(0.5, 8.0),
@@ -169,7 +169,7 @@ def test_no_policy_makes_a_server_be_taken_for_the_other_kind(
         assert found(Asked(told.tolist(), scored.tolist())).processed_logprobs in (processes, None)
 
 
-@settings(max_examples=200)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.floats(0.2, 2.0), st.floats(0.0, 0.35), st.sampled_from([40, 1000, 30000]))
 def test_a_few_tokens_far_below_the_others_make_no_processed_logprobs_raw(
     seed: int, scale: float, certain: float, vocabulary: int
@@ -263,7 +263,7 @@ class Policy(Asked):
         return whole
 
 
-@settings(max_examples=100)
+@settings(max_examples=15)
 @given(
     st.integers(0, 2**32 - 1),
     st.floats(0.0, 8.0),
@@ -281,7 +281,7 @@ def test_no_policy_is_taken_for_the_other_kind_when_it_is_asked_again(
         assert found(Policy(logits, processes, noise, draws)).processed_logprobs in (processes, None)
 
 
-@settings(max_examples=100)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 8.0), st.floats(0.0, 1e-4), st.sampled_from([1000, 5000]))
 def test_a_server_of_exact_numbers_is_always_told(seed: int, scale: float, noise: float, vocabulary: int) -> None:
     """SGLang draws anew at each connect: random weights, spread by 0.75 nats, were left open at one in twelve."""
