@@ -64,7 +64,7 @@ async def test_a_host_that_no_route_leads_to() -> None:
 async def test_a_host_whose_name_is_unknown() -> None:
     error, retries = await failing("http://no-such-host.invalid:8000")
     fails_as(error, "unknown-host")
-    assert "host's name" in str(error)
+    assert "unknown host" in str(error)
     assert retries == 2
 
 
@@ -120,7 +120,7 @@ async def test_a_late_answer_is_not_a_failed_connection(said: str) -> None:
     assert isinstance(error, EngineTimeoutError)
     assert not isinstance(error, EngineConnectionError)
     assert "within 0.3 s" in str(error)
-    assert "raise timeout_s" in str(error)
+    assert "timeout_s" in str(error)
     assert retries == 0
     assert len(server.heads) == 1
 

@@ -119,7 +119,7 @@ MADE: list[tuple[int, Any, type[BackendError], str]] = [
     (400, {"error": {}}, BadRequestError, "answered 400"),
     (400, "[1]", BadRequestError, r"\[1\]"),
     (400, '"text"', BadRequestError, "text"),
-    (204, "", ProtocolViolationError, "Only a 200 is an answer"),
+    (204, "", ProtocolViolationError, "Only a 200 is accepted"),
 ]
 
 

@@ -244,7 +244,7 @@ def test_real_sockets_a_killed_server_and_a_loop_for_each_call(kind: Kind) -> No
 def test_a_list_of_addresses_is_checked() -> None:
     with pytest.raises(ValueError, match="base_url is an empty list"):
         create_backend("vllm", [])
-    with pytest.raises(ValueError, match="base_url has 'http://a' twice"):
+    with pytest.raises(ValueError, match="base_url lists 'http://a' twice"):
         create_backend("vllm", ["http://a", "http://b", "http://a"])
 
 
@@ -260,5 +260,5 @@ async def test_different_logprob_modes_are_refused_at_connect() -> None:
     for engine in engines:
         engine.script = type(hash_policy())(len(loaded), eos_ids=[loaded.eos_token_id])
     backend, _ = replicas("vllm", engines)
-    with pytest.raises(BadRequestError, match="False on number 1 of them and True on number 2"):
+    with pytest.raises(BadRequestError, match="False on server 1 and True on server 2"):
         await Policy.connect_async(backend=backend, tokenizer=loaded)

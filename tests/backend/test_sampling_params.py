@@ -134,7 +134,7 @@ def test_extra_can_hold_nothing_that_the_backend_or_a_parameter_sends(kind: Kind
 
 @pytest.mark.parametrize("name", sorted(OWNED_FIELDS))
 def test_owned_fields_are_refused_by_name(name: str) -> None:
-    with pytest.raises(InvalidValueError, match=f"{name}.* itself"):
+    with pytest.raises(InvalidValueError, match=f"{name}.*: the backend sets"):
         SamplingParams(extra={name: 1})
 
 
@@ -169,7 +169,7 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
 
 
 def test_a_name_like_no_other_lists_all() -> None:
-    with pytest.raises(InvalidValueError, match="Known: max_new_tokens, temperature"):
+    with pytest.raises(InvalidValueError, match="Available: max_new_tokens, temperature"):
         SamplingParams(**{"zzz": 1})
 
 

@@ -105,7 +105,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
     "none": (nothing, "the server scored 0"),
     "no choices": (no_choices, "the server scored 0"),
     "null inside": (null_at_two, "(id 13|scored id 13).*None"),
-    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first has none"),
+    "first has one": (change(0, token=11), "id 11 at offset 0 with -1.0; only the first is None"),
     "NaN": (change(2, logprob=float("nan")), "NaN"),
     "-inf": (change(2, logprob=float("-inf")), "Infinity"),
     "positive": (change(2, logprob=2.0), "logprob 2.0"),

@@ -134,7 +134,7 @@ def test_tries_are_counted_over_all_servers_and_not_by_each() -> None:
         ("http://a", 3.0),
         ("http://b", 3.0),
     ]
-    assert [member.where for member in backend._members] == ["http://a", "http://b"]
+    assert [member.address for member in backend._members] == ["http://a", "http://b"]
     alone: Any = create_backend("vllm", "http://a", timeout_s=3.0)
     assert (alone.http.base_url, alone.http.timeout_s) == ("http://a", 3.0)
     plain: Any = create_backend("vllm", ["http://a"])
@@ -222,7 +222,7 @@ async def test_what_a_busy_server_throttles_goes_to_another_when_no_session_hold
     members = [Member(act=lambda: fails(ThrottledError("busy", backend="fake"))), Member(), Member()]
     backend = spread(*members)
     backend._info = INFO
-    backend._members[1].given = backend._members[2].given = 5
+    backend._members[1].assigned = backend._members[2].assigned = 5
     assert (await ask(backend, "r")).request_id == "r-retry1"
     assert [generated(member) for member in members] == [["r"], ["r-retry1"], []]
     # where all were tried, any of them is asked again
