@@ -43,7 +43,7 @@ class Address:
             path = given.removeprefix(_UNIX)
             if not path.startswith("/") or path.endswith("/") or "\0" in path:
                 raise EngineConnectionError(
-                    f"{base_url!r} is not the address of a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
+                    f"{base_url!r} is not a Unix socket: give its absolute path, like 'unix:///run/server.sock'.",
                     backend=backend,
                 )
             return cls(given, "http://localhost", path)
