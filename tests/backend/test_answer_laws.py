@@ -1,4 +1,4 @@
-"""Laws 2, 4 and 10 on each answer of both wires: an answer with any planted edit does not come in."""
+"""Laws 2, 4 and 10 on answers of both wires: an answer with any planted edit is refused."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_a_planted_edit_is_refused_with_its_values(kind: Kind, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_more_tokens_than_asked_are_refused(kind: Kind) -> None:
+def test_more_tokens_than_requested_are_refused(kind: Kind) -> None:
     with pytest.raises(ProtocolViolationError, match=r"4 tokens .* 5"):
         ask(kind, add_token, max_new_tokens=4)
 
@@ -266,7 +266,7 @@ def test_no_tokens_at_all_are_refused(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
+def test_a_stop_token_before_the_end_is_refused(kind: Kind) -> None:
     def edit(answer: Any) -> None:
         add_token(answer, EOS)
 
@@ -280,7 +280,7 @@ def test_a_stop_that_did_not_stop_is_refused(kind: Kind) -> None:
 
 @pytest.mark.parametrize("emitted", [0, 2])
 @pytest.mark.parametrize("kind", WIRES)
-def test_an_abort_gives_what_there_was(kind: Kind, emitted: int) -> None:
+def test_an_abort_returns_the_partial_output(kind: Kind, emitted: int) -> None:
     response = ask(kind, None, Completion(OUTPUT[:emitted], finish="abort"))
     assert (response.finish, response.stop) == (Finish.ABORT, None)
     assert response.output_ids.tolist() == list(OUTPUT[:emitted])
@@ -289,7 +289,7 @@ def test_an_abort_gives_what_there_was(kind: Kind, emitted: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_an_aborted_answer_holds_is_checked_like_any_other(kind: Kind) -> None:
+def test_an_aborted_answer_is_validated(kind: Kind) -> None:
     def no_logprob(answer: Any) -> None:
         if kind == "sglang":
             answer["meta_info"]["output_token_logprobs"][1][0] = None
@@ -331,7 +331,7 @@ def test_version_spans_that_do_not_tile_are_refused(kind: Kind, name: str) -> No
 @pytest.mark.parametrize("kind", VERSIONED)
 @given(cuts=st.lists(st.integers(0, 4), max_size=3))
 @settings(deadline=None, max_examples=10)
-def test_version_spans_that_tile_come_in_as_they_are(kind: Kind, cuts: list[int]) -> None:
+def test_version_spans_that_tile_are_kept(kind: Kind, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 4]
     said = [(f"v{n}", start, end) for n, (start, end) in enumerate(itertools.pairwise(edges))]
     response = ask(kind, None, Completion(OUTPUT, weight_versions=[s for s in said if s[1] < s[2]]))
@@ -370,7 +370,7 @@ def mutations(draw: st.DrawFn) -> Edit:
 @pytest.mark.parametrize("kind", WIRES)
 @given(edit=mutations())
 @settings(deadline=None, max_examples=12)
-def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
+def test_a_single_changed_id_is_refused(kind: Kind, edit: Edit) -> None:
     with pytest.raises(ProtocolViolationError):
         ask(kind, edit)
 
@@ -382,7 +382,7 @@ def test_no_single_changed_id_comes_in(kind: Kind, edit: Edit) -> None:
     stops=st.booleans(),
 )
 @settings(deadline=None, max_examples=12)
-def test_an_honest_answer_always_comes_in_and_is_equal_on_both_wires(
+def test_a_right_answer_is_accepted_and_equal_on_both_wires(
     kind: Kind, prompt: list[int], output: list[int], stops: bool
 ) -> None:
     said = [*output, EOS] if stops or not output else output
@@ -410,7 +410,7 @@ BODIES: dict[str, tuple[bytes, str | None, str]] = {
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
+async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> None:
     body, content_type, sentence = BODIES[name]
     headers = {} if content_type is None else {"content-type": content_type}
     asked = []
@@ -430,7 +430,7 @@ async def test_a_200_that_is_no_answer_is_named(kind: Kind, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_valid_answer_of_the_wrong_content_type_is_named(kind: Kind) -> None:
+async def test_a_valid_answer_with_a_wrong_content_type_is_refused(kind: Kind) -> None:
     backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
     with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
         await generate(backend, request_of())

@@ -1,4 +1,4 @@
-"""What a server gives is found out at connect; what it cannot give is refused before anything is sent."""
+"""Capabilities are measured at connect; unsupported outputs are refused before a request is sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_server_as_it_starts_by_default(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_options_turn_things_on(kind: Kind) -> None:
+async def test_server_options_enable_capabilities(kind: Kind) -> None:
     options = {"experts": (2, 2), "max_logprobs": 5, "priorities": True, "sampling_masks": kind == "vllm"}
     can = await found(kind, **options)
     assert can.routed_experts is True
@@ -116,7 +116,7 @@ async def test_supported_outputs_are_accepted(kind: Kind) -> None:
     assert Settings.of(optional_outputs=optional_outputs).at(info).optional_outputs is optional_outputs
 
 
-def test_sglang_does_not_say_of_how_many_layers_experts_are() -> None:
+def test_sglang_does_not_report_the_shape_of_experts() -> None:
     info = EngineInfo("sglang", "m", 100, "9", capabilities=Capabilities(routed_experts=True, expert_shape=False))
     with pytest.raises(UnsupportedByServerError, match=r"Give routed_experts=\(layers, experts per token\)"):
         Settings.of(optional_outputs={"routed_experts": True}).at(info)
@@ -134,7 +134,7 @@ def test_a_sampling_mask_needs_a_finite_top_k(sampling: dict[str, Any], fits: bo
         chosen.at(info)
 
 
-def test_what_is_wanted_is_the_same_in_each_turn() -> None:
+def test_optional_outputs_are_the_same_in_each_turn() -> None:
     info = EngineInfo("sglang", "m", 100, "9")
     chosen = Settings.of(optional_outputs={"sampling_mask": True}, sampling={"top_k": 3}).at(info)
     with pytest.raises(ValueError, match="wanted is the same in each turn of a rollout: make another model"):
@@ -221,7 +221,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> None:
+async def test_a_backend_without_optional_outputs_supports_none(kind: Kind) -> None:
     backend = Plain(kind)
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     assert info.processed_logprobs is (kind == "sglang")
@@ -238,7 +238,7 @@ async def test_a_backend_that_knows_nothing_of_it_gives_nothing(kind: Kind) -> N
 
 @pytest.mark.parametrize("size", [0, -2, True, 12.0, "12"])
 @pytest.mark.parametrize("name", ["max_model_len", "vocab_size"])
-def test_a_size_that_is_no_number_of_tokens_is_refused(name: str, size: Any) -> None:
+def test_a_size_that_is_not_a_number_of_tokens_is_refused(name: str, size: Any) -> None:
     sizes: dict[str, Any] = {"max_model_len": 4096, "vocab_size": None, name: size}
     with pytest.raises(ProtocolViolationError, match=name):
         EngineInfo("toy", "model", version=None, **sizes)

@@ -143,7 +143,7 @@ def test_bare_rows_of_an_unknown_shape_have_the_largest_possible_count() -> None
         assert column.values.ravel().tolist() == list(range(rows * 4))[-20:]
 
 
-def test_top_logprobs_that_cannot_be_decoded_are_named() -> None:
+def test_top_logprobs_that_cannot_be_decoded_are_refused() -> None:
     def decoded() -> Any:
         return msgspec.json.decode(b"[1,", type=list[int])
 
@@ -178,9 +178,7 @@ def test_prompt_logprobs_begin_where_the_delta_does() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("packing", ["bare", "npy", "old npy", "fortran"])
-def test_routed_experts_begin_one_before_the_delta_whether_the_server_cut_them_or_not(
-    whole: bool, packing: str
-) -> None:
+def test_routed_experts_begin_one_before_the_delta_whether_whole_or_cut(whole: bool, packing: str) -> None:
     table = np.reshape(FLAT, (7, 2, 2))
     sent = table if whole else table[2:]
     if packing == "bare":
@@ -213,7 +211,7 @@ def test_an_id_that_is_listed_twice_with_one_logprob_counts_once() -> None:
     assert columns({"top_logprobs": 2}, top=everywhere)["top_ids"].values.shape == (3, 2)
 
 
-def test_rows_of_different_lengths_are_cut_at_the_likeliest() -> None:
+def test_rows_of_different_lengths_keep_the_top_k() -> None:
     found = columns({"top_logprobs": 2}, top=[[(40, -4.0), (21, -1.0), (30, -1.5), (31, None)], *TOP[1:]])
     assert found["top_ids"].values.tolist() == [[21, 30], [30, 22], [31, 2]]
     assert found["top_logprobs"].values.tolist() == np.float32([[-1.0, -1.5], [-0.5, -2.0], [-0.1, -3.0]]).tolist()

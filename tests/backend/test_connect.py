@@ -1,4 +1,4 @@
-"""Connecting: addresses, models, and the wrong server, each in one sentence that says what to do."""
+"""Connecting: addresses, models and wrong servers; each error says what to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tito_core.backend.http.address import server_address
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_connect_says_what_the_server_is(kind: Kind) -> None:
+async def test_connect_reports_the_server(kind: Kind) -> None:
     engine = engine_of(kind, model="qwen", max_model_len=2048)
     backend = backend_of(engine)
     info = await backend.connect()
@@ -60,7 +60,7 @@ async def test_a_wrong_model_name_lists_those_served(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_right_model_name_is_taken(kind: Kind) -> None:
+async def test_the_right_model_name_is_accepted(kind: Kind) -> None:
     assert (await backend_of(engine_of(kind, model="mine"), model="mine").connect()).model == "mine"
 
 
@@ -75,14 +75,14 @@ async def test_the_other_kind_of_server_is_named_with_the_backend_to_use(kind: K
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_server_without_a_model_is_named(kind: Kind) -> None:
+async def test_a_server_without_a_model_is_refused(kind: Kind) -> None:
     backend = answering(kind, lambda _: http_response(200, json={"data": []}))
     with pytest.raises(BadRequestError, match="at http://scripted serves no model: start it with one"):
         await backend.connect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_wrong_path_is_named_with_the_address(kind: Kind) -> None:
+async def test_a_wrong_path_is_reported_with_the_address(kind: Kind) -> None:
     with scripted_server(kind, Replay([])) as server:
         backend = BACKENDS[kind](server.base_url + "/api")
         with pytest.raises(BadRequestError, match=f"{server.base_url}/api/v1/models answered 404: Not Found.*Check"):
@@ -91,7 +91,7 @@ async def test_a_wrong_path_is_named_with_the_address(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_some_web_page_is_named(kind: Kind) -> None:
+async def test_a_web_page_is_reported(kind: Kind) -> None:
     backend = answering(
         kind, lambda _: http_response(200, text="<html>Welcome to nginx!</html>", headers={"content-type": "text/html"})
     )
@@ -116,7 +116,7 @@ async def test_a_failed_connect_is_not_remembered(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_a_version_of_the_server_does_not_tell_stays_unknown(kind: Kind) -> None:
+async def test_properties_that_a_server_version_lacks_stay_unknown(kind: Kind) -> None:
     def handler(request: Received) -> WireResponse:
         if request.path == "/v1/models":
             return http_response(200, json={"data": [{"id": "m"}]})
@@ -176,7 +176,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("given_url", "address"), GOOD)
-def test_addresses_in_every_form_are_one(given_url: str, address: str) -> None:
+def test_forms_of_one_address_are_equal(given_url: str, address: str) -> None:
     assert BACKENDS["vllm"](given_url).http.base_url == address
 
 
@@ -197,7 +197,7 @@ def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
 
 @given(st.text(max_size=30))
 @settings(deadline=None, max_examples=60)
-def test_no_text_is_anything_but_an_address_or_one_error(text: str) -> None:
+def test_any_text_is_an_address_or_a_typed_error(text: str) -> None:
     for url in (text, f"http://{text}", f"http://h:{text}", f"http://h/{text}"):
         try:
             address = server_address(url, backend="vllm")

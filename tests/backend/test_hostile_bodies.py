@@ -1,4 +1,4 @@
-"""Bodies that are nested without end, or are not UTF-8, are the server's violation of the protocol (laws 4 and 5)."""
+"""Endlessly nested bodies, and bodies that are not UTF-8, are protocol violations (laws 4 and 5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_hostile_event_is_a_protocol_violation(kind: Kind, events: bytes
 
 @pytest.mark.parametrize("status", [400, 422, 500])
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_hostile_refusal_is_an_error_of_the_tree(kind: Kind, status: int) -> None:
+async def test_a_hostile_refusal_is_a_typed_error(kind: Kind, status: int) -> None:
     fault = Fault(status=status, body=b'{"error":' + DEEP)
     hostile = backend_of(engine_of(kind, fault=always(fault)), max_attempts=2)
     hostile._info = await backend_of(engine_of(kind)).connect()
@@ -54,7 +54,7 @@ async def test_a_hostile_refusal_is_an_error_of_the_tree(kind: Kind, status: int
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_stream_that_ends_in_a_nested_error_is_an_error_of_the_tree(kind: Kind) -> None:
+async def test_a_stream_that_ends_in_a_nested_error_is_a_typed_error(kind: Kind) -> None:
     events = b'data: {"error":' + DEEP + b"\n\ndata: [DONE]\n\n"
     hostile = backend_of(
         engine_of(kind, fault=always(Fault(body=events, content_type="text/event-stream"))), max_attempts=2

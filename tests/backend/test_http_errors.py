@@ -117,7 +117,7 @@ def test_a_connection_that_failed(failure: Exception, sent: bool, reason: str, p
 
 
 @pytest.mark.parametrize("kind", [aiohttp.SocketTimeoutError, TimeoutError])
-def test_a_time_limit_of_a_users_transport_is_a_late_answer(kind: type[Exception]) -> None:
+def test_a_timeout_of_a_custom_transport_is_a_late_answer(kind: type[Exception]) -> None:
     error = error_from_failure(B, kind("slow"), url="u", connect_timeout_s=2.5, request_id="r")
     assert (type(error), error.backend, error.request_id) == (EngineTimeoutError, B, "r")
     assert "http_transport" in str(error)
@@ -187,7 +187,7 @@ async def test_an_invalid_stream(body: bytes, content_type: str, pattern: str) -
     assert (type(error), error.status, error.sent) == (ProtocolViolationError, 200, True)
 
 
-async def test_a_stream_that_is_no_text_is_shown_as_far_as_it_can_be() -> None:
+async def test_a_stream_that_is_not_text_is_shown_with_replacements() -> None:
     error = await streamed(b"data: " + b"x" * 79 + b"\xff" + b"y" * 2500 + b"\n")
     assert error.body == "x" * 79 + "\ufffd" + "y" * 1920
     assert f"'{'x' * 79}\ufffd'." in str(error)

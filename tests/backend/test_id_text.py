@@ -1,4 +1,4 @@
-"""The text of a prompt: what is sent and what comes back is the ids', however they were put together."""
+"""`IdText`: request bodies and echoes equal the ids, however the text was built."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_body_holds_the_fields_and_all_ids(parts: list[list[int]]) -> None:
 
 @given(st.lists(LARGE, max_size=2 * PARTS))
 @settings(max_examples=8)
-def test_what_is_large_is_sent_as_it_lies_in_memory_and_nothing_in_large_pieces(lengths: list[int]) -> None:
+def test_large_parts_are_sent_in_pieces_without_copies(lengths: list[int]) -> None:
     text, whole = IdText(), 0
     for number in lengths:
         text, whole = text.then(np.full(number, 12345, np.int32)), whole + number
@@ -63,7 +63,7 @@ def test_what_is_large_is_sent_as_it_lies_in_memory_and_nothing_in_large_pieces(
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_a_prompt_in_pieces_arrives_whole_also_when_it_is_sent_again(kind: Kind) -> None:
+async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> None:
     prompt = [3 + n * 7919 % 900 for n in range(100_000)]
     tries = iter([UNAVAILABLE, None])
     engine = engine_of(kind, fault=lambda number, request: next(tries, None), max_model_len=10**6)
@@ -79,9 +79,7 @@ async def test_a_prompt_in_pieces_arrives_whole_also_when_it_is_sent_again(kind:
 
 
 @given(turns, ids, st.data())
-def test_an_echo_is_recognised_just_when_it_is_the_same_list(
-    parts: list[list[int]], more: list[int], data: st.DataObject
-) -> None:
+def test_an_echo_matches_only_the_same_list(parts: list[list[int]], more: list[int], data: st.DataObject) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     same = json.dumps(whole, separators=(",", ":")).encode()
     assert text.is_echoed_in(same)
@@ -95,9 +93,7 @@ def test_an_echo_is_recognised_just_when_it_is_the_same_list(
 
 
 @given(turns, ids, ids)
-def test_texts_that_share_their_beginning_do_not_touch_each_other(
-    parts: list[list[int]], one: list[int], other: list[int]
-) -> None:
+def test_texts_that_share_a_beginning_are_independent(parts: list[list[int]], one: list[int], other: list[int]) -> None:
     begun, whole = written(parts), [token for part in parts for token in part]
     first, second = begun.then(np.array(one, np.int32)), begun.then(np.array(other, np.int32))
     for text, expected in ((first, whole + one), (second, whole + other), (begun, whole)):
@@ -105,7 +101,7 @@ def test_texts_that_share_their_beginning_do_not_touch_each_other(
 
 
 @given(turns, st.data())
-def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]], data: st.DataObject) -> None:
+def test_a_text_matches_only_its_own_ids(parts: list[list[int]], data: st.DataObject) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
     assert text.matches(np.array(whole, np.int32))
     assert not text.matches(np.array([*whole, 0], np.int32))
@@ -117,7 +113,7 @@ def test_a_text_is_just_of_the_ids_that_it_was_written_of(parts: list[list[int]]
 
 
 @given(turns, ids, ids)
-def test_a_text_goes_on_from_another_just_with_the_ids_that_come_after(
+def test_a_text_continues_another_only_with_the_added_ids(
     parts: list[list[int]], more: list[int], other: list[int]
 ) -> None:
     before, added = written(parts), np.array(more, np.int32)
@@ -127,7 +123,7 @@ def test_a_text_goes_on_from_another_just_with_the_ids_that_come_after(
     assert not whole.continues(before.then(np.array([5], np.int32)), added)
 
 
-def test_a_text_stands_for_one_array_which_is_not_written_to_any_more() -> None:
+def test_a_text_bound_to_an_array_makes_it_read_only() -> None:
     own, equal = np.array([1, 2], np.int32), np.array([1, 2], np.int32)
     text = IdText.of(own).for_array(own)
     assert text.matches(own)
@@ -139,7 +135,7 @@ def test_a_text_stands_for_one_array_which_is_not_written_to_any_more() -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
+async def test_the_text_of_another_prompt_is_not_sent(kind: Kind) -> None:
     engine = engine_of(kind)
     backend = backend_of(engine)
     wrong = IdText.of(np.array([*PROMPT[:-1], 99], np.int32))
@@ -148,13 +144,13 @@ async def test_the_text_of_another_prompt_never_leaves(kind: Kind) -> None:
     assert not engine.requests
 
 
-def test_what_an_answer_left_out_is_no_echo() -> None:
+def test_a_missing_echo_is_not_an_echo() -> None:
     for nothing in (b"null", b"", b"[", b"{}"):
         assert not IdText().is_echoed_in(nothing)
 
 
 @given(turns, ids, st.text(), st.booleans(), st.booleans())
-def test_the_same_echo_is_taken_out_of_an_answer_and_any_other_left_in(
+def test_an_equal_echo_is_replaced_and_any_other_is_kept(
     parts: list[list[int]], other: list[int], said: str, nested: bool, blank: bool
 ) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
@@ -174,7 +170,7 @@ def test_the_same_echo_is_taken_out_of_an_answer_and_any_other_left_in(
         assert found == fields
 
 
-def test_an_answer_without_an_echo_or_cut_off_in_it_stays_as_it_is() -> None:
+def test_an_answer_without_a_whole_echo_is_unchanged() -> None:
     text = IdText.of(np.array([1, 22], np.int32))
     for answer in (
         b"",

@@ -1,4 +1,4 @@
-"""What a rollout wants beside sampled tokens: columns that agree with the policy's distribution, on each wire."""
+"""Optional outputs become columns that agree with the policy's distribution, on each wire."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_columns_are_equal_byte_for_byte_on_each_wire(start: int, seed: int, k: 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_nothing_wanted_sends_and_gives_nothing(kind: Kind) -> None:
+def test_without_optional_outputs_nothing_is_sent_or_returned(kind: Kind) -> None:
     response, engine = ask(kind, optional_outputs=OptionalOutputs(), options={"sampling_masks": False})
     assert dict(response.columns) == {}
     sent = {**engine.requests[0].body, **engine.requests[0].body.get("sampling_params", {})}
@@ -136,7 +136,7 @@ def test_nothing_wanted_sends_and_gives_nothing(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_is_sent_for_it(kind: Kind) -> None:
+def test_request_fields_of_optional_outputs(kind: Kind) -> None:
     optional_outputs = wanted_on(kind, priority=3, cache_salt="mine")
     _, engine = ask(kind, optional_outputs=optional_outputs, delta_start=3, options={"priorities": True})
     body = dict(engine.requests[0].body)
@@ -174,7 +174,7 @@ def test_the_prefix_cache_is_kept_up_to_the_delta_where_the_engine_can(kind: Kin
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_token_beyond_the_likeliest_is_less_likely_than_they(kind: Kind) -> None:
+def test_a_token_outside_the_top_list_is_less_likely(kind: Kind) -> None:
     response, _ = ask(
         kind,
         optional_outputs=OptionalOutputs(top_logprobs=1),
@@ -190,7 +190,7 @@ def test_a_token_beyond_the_likeliest_is_less_likely_than_they(kind: Kind) -> No
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_masked_tokens_are_none_of_the_likeliest(kind: Kind) -> None:
+def test_masked_tokens_are_not_top_tokens(kind: Kind) -> None:
     """vLLM lists tokens that top_k cut off with -9999 where its logprobs are processed ones."""
     options = {"truncated_logprobs": True, "raw_logprobs": False, "sampling_masks": False}
     response, engine = ask(kind, optional_outputs=OptionalOutputs(top_logprobs=5), options=options, top_k=2)
@@ -405,7 +405,7 @@ def test_routed_experts_of_the_whole_sequence_are_cut_to_the_delta(kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm-completions"])
-def test_an_npy_says_its_own_shape_and_is_held_to_the_users(kind: Kind) -> None:
+def test_an_npy_must_have_the_users_shape(kind: Kind) -> None:
     response, _ = ask(kind, optional_outputs=OptionalOutputs(routed_experts=True))
     assert response.columns["routed_experts"].shape[1:] == (LAYERS, EXPERTS)
     with pytest.raises(ProtocolViolationError, match=r"have shape \(\d+, 3, 2\), expected \(\d+, 4, 2\)"):
@@ -424,7 +424,7 @@ def test_an_npy_of_something_else_is_refused(kind: Kind, array: Any) -> None:
         )
 
 
-def test_an_npy_cannot_ask_for_more_memory_than_it_brings() -> None:
+def test_an_npy_cannot_allocate_more_than_its_own_size() -> None:
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (900000000000, 3, 2), }"
     raw = b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(12)
     text = base64.b64encode(raw).decode()
@@ -433,7 +433,7 @@ def test_an_npy_cannot_ask_for_more_memory_than_it_brings() -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_is_lenient_may_be_missing(kind: Kind) -> None:
+def test_a_lenient_request_allows_missing_outputs(kind: Kind) -> None:
     engine = engine_of(kind)
     optional_outputs = OptionalOutputs(top_logprobs=2, routed_experts=True, sampling_mask=True)
     request = replace(request_of(top_k=2), optional_outputs=optional_outputs, lenient=True)

@@ -1,4 +1,4 @@
-"""Columns of an answer that streams, or that came in several responses: those that one response would have brought."""
+"""Columns of streamed and resumed answers equal those of one response."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_columns_of_parts_are_columns_of_the_whole(kind: Kind, stream: bool) -> 
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_a_stream_can_bring_is_streamed(kind: Kind) -> None:
+def test_outputs_that_can_be_streamed_are_streamed(kind: Kind) -> None:
     optional_outputs = wanted_on(
         kind, prompt_logprobs=False, routed_experts=kind != "vllm-completions" and (LAYERS, EXPERTS)
     )

@@ -1,4 +1,4 @@
-"""Every recording of a real server, given to a backend as its answer: a typed result, or a typed error, and which."""
+"""Every recorded answer of a real server becomes a typed result or an expected typed error."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ UNLIKE: dict[str, str] = {
 """Generations that answer a request which no backend of ours sends, and the error of each."""
 
 
-def test_most_generations_are_results_and_each_exception_is_one() -> None:
+def test_most_recorded_generations_are_results() -> None:
     names = {recorded.name for recorded in RECORDINGS}
     assert set(UNLIKE) <= names, "every exception is still needed"
     whole = [r for r in RECORDINGS if r.path in GENERATES and r.sampled is not None and r.content_type.endswith("json")]

@@ -63,7 +63,7 @@ def test_an_invalid_prompt_is_refused(ids: Any, size: int | None, pattern: str) 
     refused(BadRequestError, pattern, lambda: check_input_ids(ids, size, backend=B))
 
 
-def test_what_still_is_a_prompt() -> None:
+def test_valid_prompts_are_accepted() -> None:
     for ids, size in (([0, 9], 10), ([2**31 - 1], None), (np.array([3], np.uint8), 4)):
         checked = check_input_ids(ids, size, backend=B)
         assert (checked.tolist(), checked.dtype) == (list(ids), np.int32)
@@ -121,7 +121,7 @@ def test_wrong_sampling_parameters_are_refused(given: dict[str, Any], pattern: s
         SamplingParams(**given)
 
 
-def test_what_one_still_can_sample_with() -> None:
+def test_valid_sampling_parameters_are_accepted() -> None:
     for given in ({"temperature": 0.01}, {"top_k": 1}, {"min_new_tokens": 8, "max_new_tokens": 8}):
         assert SamplingParams.model_validate(given).model_dump() == {**SamplingParams().model_dump(), **given}
     assert SamplingParams(extra={"logit_bias": {}, "own": [None]}).extra == {"logit_bias": {}, "own": [None]}
@@ -132,7 +132,7 @@ def test_a_salt_that_vllm_refuses() -> None:
         OptionalOutputs(cache_salt="a@")
 
 
-def test_a_name_that_nobody_knows() -> None:
+def test_an_unknown_name_suggests_or_lists() -> None:
     known = ["alpha", "beta"]
     refused(
         InvalidValueError,
@@ -189,7 +189,7 @@ def test_supported_outputs_are_accepted() -> None:
     assert nothing.service_fields(OptionalOutputs()) == {}
 
 
-def test_choices_about_aborts() -> None:
+def test_abort_policies() -> None:
     with pytest.raises(ValueError, match=r"on_abort .*'resume', 'discard' or 'commit'.*'stop'"):
         AbortPolicy("stop")
     for bad in (-1, True, 1.0):
@@ -257,12 +257,12 @@ def test_an_invalid_address_is_refused(given: Any, pattern: str) -> None:
     refused(EngineConnectionError, pattern, lambda: Address.of(given, backend=B))
 
 
-def test_what_still_is_an_address() -> None:
+def test_valid_addresses_are_accepted() -> None:
     assert Address.of("http://h:65535/a/", backend=B).root == "http://h:65535/a"
     assert Address.of("http://h:1", backend=B).shown == "http://h:1"
 
 
-def test_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ("k\u00e9y", "a\nb"):
         refused(AuthenticationError, "API key.*api_key or TITO_API_KEY", lambda bad=bad: api_key(bad, backend=B))
     monkeypatch.delenv("TITO_API_KEY", raising=False)
@@ -286,7 +286,7 @@ def test_backends_by_name() -> None:
     )
 
 
-def test_bounds_of_tries_and_time() -> None:
+def test_limits_of_retries_and_timeouts() -> None:
     refused(InvalidValueError, "max_attempts .*at least 1.* 0", lambda: Retries(0))
     assert (Retries(1).max_attempts, Retries().max_attempts) == (1, 4)
     for bad in (0, -1.5, float("inf"), float("nan"), True, 10**400, 10**5000):

@@ -1,4 +1,4 @@
-"""Generations that the engine was told to abort: resumed as one completion, given as they are, or an error."""
+"""Aborted generations are resumed, committed or an error."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_resumed_completion_is_what_one_response_would_have_been(
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_the_limit_of_tokens_counts_what_is_there(kind: Kind) -> None:
+def test_the_token_limit_counts_earlier_parts(kind: Kind) -> None:
     response = ask(kind, Aborting(WHOLE, [3, 2]), max_new_tokens=8, min_new_tokens=4, seed=2**63 - 1)
     assert (response.finish, response.stop, len(response.output_ids)) == (Finish.LENGTH, None, 8)
     script = Aborting(WHOLE, [3, 2])
@@ -87,7 +87,7 @@ def test_an_abort_at_the_limit_is_a_length_finish(kind: Kind) -> None:
 
 @pytest.mark.parametrize("sampling", [{"stop": ("xyz",)}, {"grammar": {"kind": "regex", "value": "a+"}}])
 @pytest.mark.parametrize("kind", WIRES)
-def test_what_cannot_be_gone_on_with_is_sampled_anew(kind: Kind, sampling: Any) -> None:
+def test_a_generation_that_cannot_be_resumed_is_sampled_again(kind: Kind, sampling: Any) -> None:
     script = Aborting(WHOLE, [3, 2])
     response = ask(kind, script, **sampling)
     assert [request.prompt_ids for request in script.requests] == [PROMPT] * 3
@@ -98,7 +98,7 @@ def test_what_cannot_be_gone_on_with_is_sampled_anew(kind: Kind, sampling: Any) 
 
 @pytest.mark.parametrize("emitted", [0, 3])
 @pytest.mark.parametrize("kind", WIRES)
-def test_discarding_is_an_error_that_says_so(kind: Kind, emitted: int) -> None:
+def test_discard_is_an_error(kind: Kind, emitted: int) -> None:
     script = Aborting(WHOLE, [emitted])
     with pytest.raises(GenerationAbortedError, match=r"partial tokens were discarded.*on_abort='resume'") as caught:
         ask(kind, script, AbortPolicy("discard"))
@@ -106,7 +106,7 @@ def test_discarding_is_an_error_that_says_so(kind: Kind, emitted: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
+def test_commit_returns_the_partial_answer(kind: Kind) -> None:
     response = ask(kind, Aborting(WHOLE, [3]), AbortPolicy("commit"))
     assert (response.finish, response.output_ids.tolist()) == (Finish.ABORT, list(WHOLE[:3]))
     with pytest.raises(GenerationAbortedError, match="no tokens to commit"):
@@ -115,14 +115,14 @@ def test_a_part_can_be_had_as_it_is(kind: Kind) -> None:
 
 @pytest.mark.parametrize("cut", [0, 1])
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_server_that_aborts_everything_is_not_asked_without_end(kind: Kind, cut: int) -> None:
+def test_a_server_that_aborts_everything_is_not_retried_forever(kind: Kind, cut: int) -> None:
     script = Aborting(WHOLE, [cut] * 9)
     with pytest.raises(GenerationAbortedError, match=r"resumed 4 times.*max_resumes"):
         ask(kind, script, AbortPolicy(max_resumes=4))
     assert len(script.requests) == 5
 
 
-async def test_waits_grow_only_while_no_token_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_grow_only_without_new_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:

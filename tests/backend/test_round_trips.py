@@ -1,4 +1,4 @@
-"""What connecting asks: few round trips, and everything that is measured is measured anew each time."""
+"""Connecting takes few round trips and repeats every measurement."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_connecting_takes_few_round_trips(kind: Kind, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("kind", WIRES)
-def test_a_server_that_was_restarted_otherwise_is_measured_anew(kind: Kind) -> None:
+def test_a_server_restarted_with_other_options_is_measured_again(kind: Kind) -> None:
     size = len(tokenizer())
     raw, processed = (
         engine_of(kind, HashPolicy(size, eos_ids=[EOS]), vocab_size=size, raw_logprobs=raw) for raw in (True, False)

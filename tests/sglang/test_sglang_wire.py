@@ -1,4 +1,4 @@
-"""SGLang's wire, piece by piece: what is asked, and what is read of entries and events."""
+"""Parts of SGLang's wire: request fields, entries and events."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_event_that_does_not_continue_is_refused(ids: list[int], count: int) 
         stream.EventAssembler(LIMIT).add(event([5], 2))
 
 
-def test_a_stream_without_an_event_is_none() -> None:
+def test_a_stream_without_an_event_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError, match="no event"):
         stream.EventAssembler(LIMIT).result()
 
@@ -67,7 +67,7 @@ def test_a_long_prompt_is_repeated_seldom(prompt: int, tokens: int, every: int) 
     assert stream.stream_interval(request_of([5] * prompt, max_new_tokens=tokens)) == every
 
 
-def test_what_is_wanted_is_asked_for() -> None:
+def test_optional_request_fields() -> None:
     request = replace(request_of(), delta_start=3)
     assert wire.optional_request_fields(request) == {"logprob_start_len": -1}
     every = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True, sampling_mask=True)
@@ -111,7 +111,7 @@ def test_the_vocabulary_in_a_refusal() -> None:
     assert wire.vocab_size_in("something else") is None
 
 
-def test_what_a_server_says_that_it_can() -> None:
+def test_capabilities() -> None:
     unknown = wire.capabilities(None, None)
     assert (unknown.top_logprobs, unknown.routed_experts, unknown.sampling_mask, unknown.priority) == (
         1000,
@@ -127,7 +127,7 @@ def test_what_a_server_says_that_it_can() -> None:
     assert wire.capabilities(wire.ServerInfo(), 7).top_logprobs == 7
 
 
-def test_what_is_said_beside() -> None:
+def test_optional_response_fields() -> None:
     entries = [wire.LogprobEntry(None, 12), wire.LogprobEntry(-1.0, 13), wire.LogprobEntry(-2.0, 14)]
     meta = wire.MetaInfo(
         *("r", None, 1),

@@ -1,4 +1,4 @@
-"""One model between other agents' turns, of which one turn is lost at a chosen await point, in a chosen way."""
+"""Lose one turn of a shared model at a chosen await point, in a chosen way, between other agents' turns."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SLOW_S = 1.0
 to be looked at."""
 Message = dict[str, Any]
 WAYS = ("boom", "cancelled", "timeout", "closed")
-"""How a coroutine is lost at one of its await points."""
+"""Ways to lose a coroutine at an await point."""
 OUTER_WAYS = ("cancelled outside", "closed outside", "signal")
-"""How its caller is lost while it waits there."""
+"""Ways to lose its caller while it waits."""
 
 
 def says(prompt: ScriptedRequest) -> list[int]:
-    """Answer by the prompt alone, so that an answer that got lost changes no other."""
+    """Answer by the prompt alone, so that a lost answer does not change others."""
     return ids_of(f"I was told {sum(prompt.prompt_ids) % 997} things.{END}")
 
 
@@ -62,7 +62,7 @@ class Stepped:
         return await self.inner.connect()
 
     async def generate(self, request: TokenRequest) -> RawResponse:
-        at, self.at = self.at, None  # only the generation that it was set for
+        at, self.at = self.at, None  # only for the next generation
         return await Steps(self.inner.generate(request), at, self.act)
 
     async def score(self, token_ids: Any) -> Any:
@@ -90,13 +90,13 @@ class World:
     state: dict[str, Any] = field(default_factory=dict)
     others: Iterator[int] = field(default_factory=itertools.count)
     slow_from: int | None = None
-    """Prompts of so many tokens take the engine long."""
+    """Lengths of prompts that the engine answers slowly."""
 
     def latency(self, prompt: ScriptedRequest) -> float:
         return SLOW_S if self.slow_from is not None and len(prompt.prompt_ids) >= self.slow_from else 0.002
 
     def turn(self, cancel: threading.Event | None = None) -> AsyncGenerator[Any]:
-        """Ask for the agent's next turn as Strands does: with copies, which come back only on success."""
+        """Run the agent's next turn as Strands does: on copies, which are kept only on success."""
         return self.model.stream(
             [dict(message) for message in self.messages],  # type: ignore[arg-type]
             None,
@@ -106,27 +106,27 @@ class World:
         )
 
     async def play(self) -> None:
-        """Have a turn to its end."""
+        """Run a whole turn."""
         events = await collect(self.turn())
         text = "".join(e.get("contentBlockDelta", {}).get("delta", {}).get("text", "") for e in events)
         self.messages += [{"role": "assistant", "content": [{"text": text}]}, user("And then?")]
 
     def somebody_else(self) -> None:
-        """Have a whole turn of another agent, on a thread and an event loop of its own, now."""
+        """Run a whole turn of another agent, in its own thread and event loop."""
         run_blocking(collect(self.model.stream([user(f"Other {next(self.others)}?")], None, None, model_state={})))  # type: ignore[list-item]
 
     def seen(self) -> tuple[bytes, bytes, list[Any], int]:
-        """Everything that a turn could leave a trace in."""
+        """Return everything that a turn could leave a trace in."""
         ledger = self.model.ledger
         return store.encode(ledger), self.path.read_bytes(), ledger.retained(), ledger.call_ids.given
 
     def running(self) -> list[str]:
-        """Give the server's id of the slow generation, if the engine has it in work."""
+        """Return the server's id of the slow generation if it is running."""
         own = [r for r in self.engine.requests if self.slow_from is not None and len(r.prompt_ids) >= self.slow_from]
         return [own[-1].server_id] if own and self.engine.running else []
 
     def told_to_abort(self, server_id: str) -> bool:
-        """Tell whether the engine was asked to stop a generation, and not only left alone, or was done with it."""
+        """Return whether the engine got an abort for a generation or had finished it."""
         done = any(a.request.server_id == server_id for e in self.engine.exchanges for a in e.answers)
         return done or any(server_id.encode() in e.body for e in self.engine.exchanges if "abort" in e.path)
 
@@ -140,7 +140,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(kind: str, wire: str, path: Path) -> Any:
-    """Make a world over a scripted engine in memory, or behind a socket."""
+    """Yield a world over a scripted engine in memory or behind a socket."""
     path.unlink(missing_ok=True)
     engine = engine_of(kind, Says(says))
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ async def world(kind: str, wire: str, path: Path) -> Any:
 
 @contextlib.contextmanager
 def no_noise() -> Iterator[None]:
-    """Hold a piece of code to leave no unretrieved exception, no destroyed task, no unclosed generator."""
+    """Check that code leaves no unretrieved exception, destroyed task or unclosed generator."""
     loop, said = asyncio.get_running_loop(), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: said.append(context) if _is_ours(context) else None)
     try:
@@ -175,12 +175,12 @@ def no_noise() -> Iterator[None]:
 
 
 def _is_ours(context: dict[str, Any]) -> bool:
-    """Leave out what CPython before 3.13 says of any async generator whose reader was closed while it waited."""
+    """Ignore what CPython before 3.13 reports for an async generator whose reader was closed while it waited."""
     return str(context.get("exception")) != "aclose(): asynchronous generator is already running"
 
 
 class Loss:
-    """Loses one turn, after somebody else has had a turn meanwhile.
+    """Loses one turn, after another agent has had a turn meanwhile.
 
     Args:
         world: Whose turn.
@@ -206,7 +206,7 @@ class Loss:
         self._watch: asyncio.Task[None] | None = None
 
     async def run(self, at: int | None, *, backend_at: int | None = None) -> bool:
-        """Have the turn, and lose it at a suspension of its generator or the backend; tell whether it was whole."""
+        """Run the turn and lose it at a suspension of its generator or backend; return whether it completed."""
         self.world.slow_from = self.world.model.ledger.path_length(self.world.state["tito"]["turn"])
         self.world.backend.at, self.world.backend.act = backend_at, self
         self._outer = Steps(collect(self.world.turn(self.signal)), at, self)

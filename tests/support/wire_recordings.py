@@ -1,4 +1,4 @@
-"""Recorded exchanges with real servers, and the script that makes a scripted engine say what the real one said."""
+"""Recorded exchanges with real servers, and a script that replays them on a scripted engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNRECORDED: dict[str, dict[str, Any]] = {
     },
     "inflight_weight_update_response": {"method": "POST", "path": "/inference/v1/generate", "body": GENERATE},
 }
-"""Requests behind answers that were recorded alone, as those answers show them."""
+"""Requests of answers that were recorded without them, reconstructed from the answers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Recording:
     path: str
     headers: dict[str, str]
     body: Any
-    """Decoded JSON, bytes that are no JSON, or None."""
+    """Decoded JSON, other bytes, or None."""
     status: int
     """-1 when the connection ended without a response."""
     response: Any
@@ -100,7 +100,7 @@ def _read(path: Path, kind: str) -> Recording:
 
 
 def expanded(value: Any) -> Any:
-    """Lists that were cut when they were recorded ("...trimmed 12 more"), filled up with their last element."""
+    """Return lists that were trimmed in the recording ("...trimmed 12 more"), padded with their last element."""
     if isinstance(value, dict):
         return {key: expanded(item) for key, item in value.items()}
     if not isinstance(value, list):
@@ -110,13 +110,13 @@ def expanded(value: Any) -> Any:
 
 
 def trimmed(value: list[Any]) -> tuple[list[Any], int]:
-    """What a recorded list shows, and how many more it had."""
+    """Return the recorded items of a list, and the number of trimmed ones."""
     found = re.fullmatch(r"\.\.\.trimmed (\d+) more", value[-1]) if value and isinstance(value[-1], str) else None
     return (value[:-1], int(found[1])) if found else (value, 0)
 
 
 class Recorded:
-    """A script (and `Scorer`) that says what the recorded response says."""
+    """A script (and `Scorer`) that replays a recorded response."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -146,11 +146,11 @@ class Recorded:
 
     @property
     def _echoed(self) -> int:
-        """How many tokens of the prompt the answer's tables begin with."""
+        """Return the number of prompt tokens at the start of the answer's tables."""
         return len(self.prompt_scores) if self.recording.fields.get("echo") else 0
 
     def _id_of(self, text: str) -> int:
-        """The id of a token that the recording names by its text; one of our own for a token it shows no id of."""
+        """Return the id of a token text; a new one if the recording has none."""
         if found := re.fullmatch(r"token_id:(\d+)", text):
             return int(found[1])
         number = next((i for i, known in self.texts.items() if known == text), 140000 + len(self.texts))
@@ -224,7 +224,7 @@ class Recorded:
             self.prompt_tops.append([(int(i), told["logprob"]) for i, told in ranked])
 
     def _know(self, ids: Sequence[int], text: str, stopped_at_token: bool) -> None:
-        """The text of a whole completion, where token texts do not add up to it."""
+        """Return the text of a whole completion if the token texts do not add up to it."""
         shown = tuple(ids[:-1] if stopped_at_token else ids)
         if self.recording.params.get("stop") is None:
             self.known[shown] = text
@@ -275,7 +275,7 @@ class Recorded:
 
 
 def _support(meta: dict[str, Any]) -> list[list[tuple[int, float]]] | None:
-    """The ids that were left to choose from, with logprobs of all or of the sampled one."""
+    """Return the ids of the sampling mask, with logprobs of all or of the sampled one."""
     if "output_token_sampling_mask" not in meta:
         return None
     rows = zip(meta["output_token_sampling_mask"], meta["output_token_sampling_logprobs"], strict=True)

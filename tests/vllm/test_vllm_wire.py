@@ -1,4 +1,4 @@
-"""vLLM's wire, piece by piece: what is asked, and what is read of entries and events."""
+"""Parts of vLLM's wire: request fields, entries and events."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_echo_in_the_middle_is_refused() -> None:
     fails("prompt ids", other, generation({"prompt_token_ids": [1]}))
 
 
-def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None:
+def test_a_smaller_text_offset_is_refused_and_an_equal_one_is_not() -> None:
     events = stream.EventAssembler(wire.Completion)
     for offset in (3, 3, 4):
         assert list(events.add(completion(offset=offset))) == [5]
@@ -74,7 +74,7 @@ def test_a_step_back_in_the_text_is_refused_and_standing_still_is_none() -> None
 
 
 @pytest.mark.parametrize("event", [completion, generation])
-def test_events_are_one_answer(event: Any) -> None:
+def test_events_are_assembled(event: Any) -> None:
     kind = wire.Completion if event is completion else wire.Generation
     events: stream.EventAssembler[Any] = stream.EventAssembler(kind)
     for number in range(3):
@@ -88,12 +88,12 @@ def test_events_are_one_answer(event: Any) -> None:
     assert len(choice.logprobs.tokens if kind is wire.Completion else choice.logprobs.content) == 3
 
 
-def test_a_stream_without_an_event_is_none() -> None:
+def test_a_stream_without_an_event_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError, match="no event"):
         stream.EventAssembler(wire.Completion).result()
 
 
-def test_what_a_stream_lacks() -> None:
+def test_outputs_that_a_stream_lacks() -> None:
     for generates in (True, False):
         assert not stream.must_not_stream(OptionalOutputs(top_logprobs=1), generates=generates)
         assert stream.must_not_stream(OptionalOutputs(prompt_logprobs=True), generates=generates)
@@ -103,7 +103,7 @@ def test_what_a_stream_lacks() -> None:
     assert stream.stream_fields(lambda _: None) == {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def test_what_is_wanted_is_asked_for() -> None:
+def test_optional_request_fields() -> None:
     request = replace(request_of(), delta_start=3)
     every = replace(
         request, optional_outputs=OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=True)
@@ -132,7 +132,7 @@ def test_sampling_under_its_names() -> None:
         ("max allowed: 0", 0, 0),
     ],
 )
-def test_what_a_refusal_tells(refusal: str, most: int | None, one_more: int | None) -> None:
+def test_the_limit_in_a_refusal(refusal: str, most: int | None, one_more: int | None) -> None:
     plain, generating = (wire.capabilities(refusal, one_more=more) for more in (False, True))
     assert (plain.top_logprobs, generating.top_logprobs) == (most, one_more)
     assert (plain.sampling_mask, generating.sampling_mask) == (False, None)
@@ -157,7 +157,7 @@ def test_tokens_by_their_ids(text: str, token: int | str) -> None:
     assert wire.TokenLogprob(-1.0, 7, text).id == 7
 
 
-def test_the_likeliest_tokens() -> None:
+def test_top_tokens() -> None:
     rows = [msgspec.Raw(b'{"token_id:5": -1.5, "token_id:6": null}'), msgspec.Raw(b"null")]
     logprobs = wire.Logprobs([], [], top_logprobs=rows)
     assert logprobs.top() == [[(5, -1.5), (6, None)], []]
@@ -173,7 +173,7 @@ def test_a_prompts_own_tokens() -> None:
     assert wire.score_of({5: wire.PromptLogprob(-1.0), 6: wire.PromptLogprob(-2.0)}) == (5, -1.0)
 
 
-def test_what_is_said_beside_is_of_the_delta() -> None:
+def test_optional_response_fields_are_of_the_delta() -> None:
     request = replace(request_of(), delta_start=2)
     prompt: wire.PromptLogprobs = [None, *({n: wire.PromptLogprob(-float(n))} for n in (11, 12, 13))]
     choice = wire.Choice(None, routed_experts="e", sampling_mask=[[1]])
@@ -187,7 +187,7 @@ def test_what_is_said_beside_is_of_the_delta() -> None:
 SCORED = {"choices": [{"finish_reason": "length", "prompt_logprobs": [None, {"12": {"logprob": -1.0}}]}]}
 
 
-async def test_scoring_asks_for_one_token_whatever_the_server_masks() -> None:
+async def test_scoring_requests_one_token() -> None:
     asked: list[Any] = []
 
     def handler(request: Received) -> WireResponse:
@@ -220,7 +220,7 @@ async def test_a_score_without_an_answer_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("status", "error"), [(401, None), (403, None), (404, None), (500, ServerError)])
-async def test_an_abort_that_only_some_servers_take_is_no_error(status: int, error: Any) -> None:
+async def test_an_unsupported_abort_is_ignored(status: int, error: Any) -> None:
     nothing = Handler(lambda _: http_response(status))
     backend = BACKENDS["vllm"]("http://scripted", max_attempts=1, http_transport=over_socket(nothing))
     if error is None:
