@@ -217,7 +217,7 @@ def test_a_model_is_made_of_a_policy() -> None:
         ({"temperature": "hot"}, "temperature must be a valid number, not 'hot'"),
         ({"sampling": 5}, "sampling must be a dict"),
         ({"context_window_limit": "x"}, "context_window_limit must be a number of tokens"),
-        ({"history": "error"}, "no sampling parameter 'history'"),
+        ({"history": "error"}, "sampling parameter 'history'"),
     ],
 )
 def test_a_bad_change_is_one_sentence_and_changes_nothing(changes: dict[str, Any], words: str) -> None:
