@@ -38,11 +38,11 @@ class Client:
 
     async def post(self, path: str, *, json: Any = None, headers: Mapping[str, str] | None = None) -> Got:
         async with self.stream("POST", path, json=json, headers=headers) as reply:
-            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Got(reply.status, reply.headers, await reply.read(LIMIT))
 
     async def get(self, path: str) -> Got:
         async with self.stream("GET", path) as reply:
-            return Got(reply.status, reply.headers, await reply.whole(LIMIT))
+            return Got(reply.status, reply.headers, await reply.read(LIMIT))
 
     @asynccontextmanager
     async def stream(
