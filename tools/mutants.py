@@ -114,7 +114,7 @@ _BACKEND_TESTS = tuple(
 """Without hundreds of recordings and of bad values, all of which each mutant would have to be told from."""
 _SLOW_OR_FELT = " or ".join(
     (
-        "a_hundred_and_fifty",
+        "a_hundred_requests",
         "slow_stream",
         "different_logprob_modes",
         "goes_on_over_a_pause",

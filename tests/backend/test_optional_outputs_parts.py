@@ -78,7 +78,7 @@ def test_columns_of_parts_are_columns_of_the_whole(kind: Kind, stream: bool) -> 
     whole = ask(kind, [])
     assert {"top_ids", "top_logprobs", "prompt_logprobs", "routed_experts"} <= set(whole.columns)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(deadline=None, max_examples=5)
     @given(st.lists(st.integers(0, 4), max_size=4))
     def holds(cuts: list[int]) -> None:
         while sum(cuts) >= len(WHOLE):

@@ -329,7 +329,7 @@ def test_an_unknown_version_is_reported() -> None:
     top_k=st.sampled_from([-1, 1, 3]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 def test_comparable_semantics_imply_equal_scores(
     kind: Kind, mode: str, temperature: float, top_k: int, seed: int
 ) -> None:

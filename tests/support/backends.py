@@ -182,7 +182,7 @@ def answering(kind: Kind, handler: Any, *, refuses: int | None = None, **options
             return http_response(refused)
         return handler(request)
 
-    options = {"sleep": Waits(), "http_transport": over_socket(Handler(respond)), **options}
+    options = {"sleep": Waits(), "http_transport": in_process(Handler(respond)), **options}
     return BACKENDS[kind]("http://scripted", **options)
 
 
