@@ -20,12 +20,11 @@ from support.backends import (
     Kind,
     Received,
     answering,
-    backend_of,
     choice,
     engine_name,
     engine_of,
     http_response,
-    in_process,
+    in_process_backend,
     request_of,
 )
 from tito_core.backend import ProtocolViolationError, TokenResponse
@@ -40,7 +39,7 @@ def ask(kind: Kind, edit: Edit | None, said: Completion | None = None, **samplin
     """One generation whose answer, of four tokens and a stop, was edited on the way."""
     said = said or Completion(OUTPUT)
     engine = engine_of(kind, lambda _: said, fault=always(Fault(edit=edit)) if edit else None)
-    return asyncio.run(generate(backend_of(engine), request_of(**sampling)))
+    return asyncio.run(generate(in_process_backend(engine), request_of(**sampling)))
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -387,10 +386,10 @@ def test_a_right_answer_is_accepted_and_equal_on_both_wires(
 ) -> None:
     said = [*output, EOS] if stops or not output else output
     engine = engine_of(kind, lambda _: Completion(said))
-    backend = backend_of(engine, http_transport=in_process(engine))
+    backend = in_process_backend(engine)
     response = asyncio.run(generate(backend, request_of(prompt, max_new_tokens=len(said))))
     other = engine_of("vllm" if kind == "sglang" else "sglang", lambda _: Completion(said))
-    twin = asyncio.run(generate(backend_of(other), request_of(prompt, max_new_tokens=len(said))))
+    twin = asyncio.run(generate(in_process_backend(other), request_of(prompt, max_new_tokens=len(said))))
     assert response.output_ids.tolist() == said == twin.output_ids.tolist()
     assert response.logprobs.tobytes() == twin.logprobs.tobytes()
     assert (response.finish, response.stop) == (twin.finish, twin.stop)
@@ -431,6 +430,6 @@ async def test_a_200_that_is_not_an_answer_is_refused(kind: Kind, name: str) -> 
 
 @pytest.mark.parametrize("kind", WIRES)
 async def test_a_valid_answer_with_a_wrong_content_type_is_refused(kind: Kind) -> None:
-    backend = backend_of(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
+    backend = in_process_backend(engine_of(kind, fault=always(Fault(content_type="text/plain"))))
     with pytest.raises(ProtocolViolationError, match="content type is 'text/plain'"):
         await generate(backend, request_of())

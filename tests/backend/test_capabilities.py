@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.testing import Completion
-from support.backends import PROMPT, VOCAB, WIRES, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from support.backends import PROMPT, VOCAB, WIRES, Kind, bodies, engine_name, engine_of, in_process_backend, request_of
 from tito_core.backend import (
     BackendError,
     Capabilities,
@@ -34,7 +34,7 @@ from tito_core.settings import Settings
 
 
 async def found(kind: Kind, **options: Any) -> Capabilities:
-    backend = backend_of(engine_of(kind, **options))
+    backend = in_process_backend(engine_of(kind, **options))
     return (await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))).capabilities
 
 
@@ -63,7 +63,7 @@ async def test_server_options_enable_capabilities(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", WIRES)
 async def test_connect_reports_capabilities_without_sampling(kind: Kind) -> None:
     engine = engine_of(kind, experts=(2, 2))
-    can = (await backend_of(engine).connect()).capabilities
+    can = (await in_process_backend(engine).connect()).capabilities
     assert engine.requests == []
     assert can.top_logprobs is not None
     assert can.routed_experts is (True if kind == "sglang" else None)
@@ -91,7 +91,7 @@ FLAGS: list[tuple[Kind, dict[str, Any], str]] = [
 async def test_an_unsupported_output_is_refused_with_the_server_option(
     kind: Kind, optional_outputs: dict[str, Any], pattern: str
 ) -> None:
-    backend = backend_of(engine := engine_of(kind))
+    backend = in_process_backend(engine := engine_of(kind))
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     with pytest.raises(UnsupportedByServerError, match=f"this {engine_name(kind)} server") as caught:
         Settings.of(optional_outputs=optional_outputs, sampling={"top_k": 2}).at(info)
@@ -108,7 +108,7 @@ async def test_an_unsupported_output_is_refused_with_the_server_option(
 @pytest.mark.parametrize("kind", WIRES)
 async def test_supported_outputs_are_accepted(kind: Kind) -> None:
     options = {"experts": (2, 2), "priorities": True}
-    backend = backend_of(engine_of(kind, **options))
+    backend = in_process_backend(engine_of(kind, **options))
     info = await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
     optional_outputs = OptionalOutputs(
         top_logprobs=5, prompt_logprobs=True, routed_experts=(2, 2), priority=1, cache_salt="s"
@@ -201,7 +201,7 @@ def test_no_optional_output_crashes_a_server(
     engine = engine_of(kind, lambda _: Completion([5] * 8))
     request = replace(request_of(**sampling), optional_outputs=optional_outputs, delta_start=start)
     with contextlib.suppress(BackendError):
-        asyncio.run(generate(backend_of(engine), request))
+        asyncio.run(generate(in_process_backend(engine), request))
     assert not engine.state.dead
 
 
@@ -209,7 +209,7 @@ class Plain:
     """A backend of somebody else's, which knows nothing of what may be wanted."""
 
     def __init__(self, kind: Kind) -> None:
-        self._backend = backend_of(engine_of(kind))
+        self._backend = in_process_backend(engine_of(kind))
         self.name, self.score = self._backend.name, self._backend.score
         self.abort, self.aclose = self._backend.abort, self._backend.aclose
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.backends import EOS, KINDS, PROMPT, VOCAB, Kind, backend_of, bodies, engine_name, engine_of, request_of
+from support.backends import (
+    EOS,
+    KINDS,
+    PROMPT,
+    VOCAB,
+    Kind,
+    bodies,
+    engine_name,
+    engine_of,
+    in_process_backend,
+    request_of,
+)
 from tito_core.backend import BadRequestError, ContextLengthError, Grammar, SamplingParams
 from tito_core.backend.checked import check_input_ids, check_sampling, clamp_new_tokens, generate, score
 
@@ -47,7 +58,7 @@ def test_an_invalid_prompt_is_refused(ids: Any, sentence: str, vocab_size: int |
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_invalid_prompt_is_sent_by_neither_generate_nor_score(kind: Kind, ids: Any, sentence: str) -> None:
     engine = engine_of(kind)
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
     with pytest.raises(BadRequestError, match=sentence):
         await generate(backend, replace(request_of(), input_ids=ids))
     with pytest.raises(BadRequestError, match=sentence):
@@ -81,7 +92,7 @@ def test_negative_ids_are_refused_for_a_too_large_vocabulary(dtype: Any) -> None
 async def test_a_stop_id_outside_the_vocabulary_is_not_sent(token: int) -> None:
     engine = engine_of("sglang")
     with pytest.raises(BadRequestError, match=f"Stop token {token} is outside the vocabulary of 1000 tokens"):
-        await generate(backend_of(engine), request_of(stop_token_ids=(EOS, token)))
+        await generate(in_process_backend(engine), request_of(stop_token_ids=(EOS, token)))
     assert bodies(engine) == []
 
 
@@ -98,7 +109,7 @@ async def test_a_grammar_added_to_min_new_tokens_is_not_sent(kind: Kind) -> None
     request = replace(request, sampling=request.sampling.model_copy(update={"grammar": grammar}))
     engine = engine_of(kind)
     with pytest.raises(BadRequestError, match=r"min_new_tokens=3 .*grammar"):
-        await generate(backend_of(engine), request)
+        await generate(in_process_backend(engine), request)
     assert bodies(engine) == []
 
 
@@ -142,7 +153,7 @@ def test_a_clamped_length_fits(wanted: int, prompt: int, limit: int | None) -> N
 async def test_a_prompt_that_does_not_fit_is_not_sent(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
     with pytest.raises(ContextLengthError, match="no room"):
-        await generate(backend_of(engine), request_of())
+        await generate(in_process_backend(engine), request_of())
     assert bodies(engine) == []
 
 
@@ -150,12 +161,14 @@ async def test_a_prompt_that_does_not_fit_is_not_sent(kind: Kind) -> None:
 async def test_a_sequence_that_fills_the_context_cannot_be_scored(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=len(PROMPT))
     with pytest.raises(ContextLengthError, match=r"prompt has 5 tokens and .* context"):
-        await score(backend_of(engine), PROMPT)
+        await score(in_process_backend(engine), PROMPT)
     assert bodies(engine) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_past_the_context_is_clamped_to_it(kind: Kind) -> None:
     engine = engine_of(kind, max_model_len=12)
-    response = await generate(backend_of(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=()))
+    response = await generate(
+        in_process_backend(engine), request_of(max_new_tokens=50, ignore_eos=True, stop_token_ids=())
+    )
     assert len(response.output_ids) == {"vllm": 12, "sglang": 10}[engine_name(kind)] - len(PROMPT)

@@ -22,12 +22,11 @@ from support.backends import (
     VOCAB,
     WIRES,
     Kind,
-    backend_of,
     choice,
     engine_name,
     engine_of,
     hash_policy,
-    in_process,
+    in_process_backend,
     request_of,
 )
 from tito_core.backend import OptionalOutputs, ProtocolViolationError, TokenResponse
@@ -59,7 +58,7 @@ def ask(
     engine = engine_of(kind, fault=always(Fault(edit=edit)) if edit else None, **known)
     request = request_of(prompt, **{"top_k": 4, "seed": 1, **sampling})
     asked = replace(request, optional_outputs=optional_outputs or wanted_on(kind), delta_start=delta_start)
-    return asyncio.run(generate(backend_of(engine), asked)), engine
+    return asyncio.run(generate(in_process_backend(engine), asked)), engine
 
 
 @pytest.mark.parametrize("kind", WIRES)
@@ -113,7 +112,7 @@ async def answered(kind: Kind, start: int, seed: int, optional_outputs: Optional
     request = replace(
         request_of(top_k=4, seed=seed, temperature=1.5), optional_outputs=optional_outputs, delta_start=start
     )
-    columns = (await generate(backend_of(engine, http_transport=in_process(engine)), request)).columns
+    columns = (await generate(in_process_backend(engine), request)).columns
     return {name: (c.start, c.dtype, c.shape, c.buffer) for name, c in columns.items()}
 
 
@@ -155,7 +154,7 @@ def test_request_fields_of_optional_outputs(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", WIRES)
 def test_the_prefix_cache_is_kept_up_to_the_delta_where_the_engine_can(kind: Kind) -> None:
     engine, prompt = engine_of(kind), tuple(range(10, 110))
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
 
     async def cached(optional_outputs: OptionalOutputs, start: int) -> int | None:
         return (
@@ -437,7 +436,7 @@ def test_a_lenient_request_allows_missing_outputs(kind: Kind) -> None:
     engine = engine_of(kind)
     optional_outputs = OptionalOutputs(top_logprobs=2, routed_experts=True, sampling_mask=True)
     request = replace(request_of(top_k=2), optional_outputs=optional_outputs, lenient=True)
-    columns = asyncio.run(generate(backend_of(engine), request)).columns
+    columns = asyncio.run(generate(in_process_backend(engine), request)).columns
     assert set(columns) == {"top_ids", "top_logprobs"} | ({"sampling_mask"} if kind == "sglang" else set())
 
 
@@ -446,7 +445,7 @@ def test_a_turn_that_ends_at_once_has_columns_of_one_token(kind: Kind) -> None:
     engine = engine_of(kind, lambda _: Completion([EOS]), experts=(LAYERS, EXPERTS))
     optional_outputs = OptionalOutputs(top_logprobs=2, prompt_logprobs=True, routed_experts=(LAYERS, EXPERTS))
     columns = asyncio.run(
-        generate(backend_of(engine), replace(request_of([7]), optional_outputs=optional_outputs))
+        generate(in_process_backend(engine), replace(request_of([7]), optional_outputs=optional_outputs))
     ).columns
     shapes = {name: (column.start, column.shape) for name, column in columns.items()}
     assert shapes == {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.testing import Completion, ScriptedRequest
-from support.backends import PROMPT, WIRES, Kind, backend_of, engine_of, hash_policy, request_of
+from support.backends import PROMPT, WIRES, Kind, engine_of, hash_policy, in_process_backend, request_of
 from tito_core.backend import OptionalOutputs, TokenResponse, generate_whole, resume
 from tito_core.backend.checked import generate
 from tito_core.ledger import Column
@@ -60,7 +60,7 @@ def ask(
         request, optional_outputs=optional_outputs or wanted_on(kind, sampling_mask=kind == "vllm"), delta_start=START
     )
     on_chunk = (lambda _: None) if stream else None
-    return asyncio.run(generate_whole(backend_of(engine), asked, on_chunk=on_chunk))
+    return asyncio.run(generate_whole(in_process_backend(engine), asked, on_chunk=on_chunk))
 
 
 def facts(columns: Mapping[str, Column]) -> Any:
@@ -101,6 +101,6 @@ def test_outputs_that_can_be_streamed_are_streamed(kind: Kind) -> None:
     asked = replace(
         request_of(max_new_tokens=len(WHOLE), stop_token_ids=()), optional_outputs=optional_outputs, delta_start=START
     )
-    response = asyncio.run(generate(backend_of(engine), asked, chunks.append))
+    response = asyncio.run(generate(in_process_backend(engine), asked, chunks.append))
     assert len(chunks) > 5
     assert facts(response.columns) == facts(ask(kind, [], optional_outputs=optional_outputs).columns)

@@ -19,10 +19,9 @@ from support.backends import (
     VOCAB,
     WIRES,
     Kind,
-    backend_of,
     engine_of,
     hash_policy,
-    in_process,
+    in_process_backend,
     request_of,
 )
 from tito_core.backend import EngineInfo, Grammar, ProtocolViolationError, SamplingParams
@@ -39,7 +38,7 @@ Edit = Callable[[Any], Any]
 @settings(deadline=None, max_examples=15)
 def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
     engine = engine_of(kind)
-    scores = asyncio.run(score(backend_of(engine, http_transport=in_process(engine)), ids))
+    scores = asyncio.run(score(in_process_backend(engine), ids))
     assert scores.dtype == np.float32
     assert scores.shape == (len(ids),)
     assert np.isnan(scores[0])
@@ -50,7 +49,7 @@ def test_scores_are_the_policys_own(kind: Kind, ids: list[int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_sampled_logprobs_are_the_scores_of_what_was_sampled(kind: Kind, temperature: float) -> None:
-    backend = backend_of(engine_of(kind))
+    backend = in_process_backend(engine_of(kind))
     response = await generate(backend, request_of(max_new_tokens=50, temperature=temperature, seed=1))
     scores = await score(backend, [*PROMPT, *response.output_ids.tolist()])
     assert scores[len(PROMPT) :].tolist() == response.logprobs.tolist()
@@ -118,7 +117,7 @@ PLANTED: dict[str, tuple[Edit, str]] = {
 async def test_scores_of_other_ids_are_refused(kind: Kind, name: str) -> None:
     edit, sentence = PLANTED[name]
     with pytest.raises(ProtocolViolationError, match=sentence):
-        await score(backend_of(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
+        await score(in_process_backend(engine_of(kind, fault=always(Fault(edit=edit)))), PROMPT)
 
 
 # What logprobs mean.
@@ -172,7 +171,7 @@ def alike(kind: Kind, logprob: float) -> Any:
 
 
 async def measured(engine: Any) -> EngineInfo:
-    backend = backend_of(engine)
+    backend = in_process_backend(engine)
     return await measure(backend, await backend.connect(), np.array(PROMPT, np.int32))
 
 
@@ -337,7 +336,7 @@ def test_comparable_semantics_imply_equal_scores(
     options, (processed_logprobs, truncated_logprobs) = MODES[mode]
 
     async def run() -> None:
-        backend = backend_of(engine_of(kind, **options))
+        backend = in_process_backend(engine_of(kind, **options))
         known = info(processed_logprobs, truncated_logprobs=truncated_logprobs)
         request = request_of(temperature=temperature, top_k=top_k, seed=seed, max_new_tokens=20, stop_token_ids=(EOS,))
         response = await generate(backend, request)

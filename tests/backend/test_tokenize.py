@@ -16,9 +16,9 @@ from support.backends import (
     Received,
     Waits,
     answering,
-    backend_of,
     engine_of,
     http_response,
+    in_process_backend,
     over_sockets,
 )
 from tito_core.backend import BadRequestError, EngineConnectionError, ServerError, ThrottledError, create_backend
@@ -49,7 +49,7 @@ def answers(kind: Kind, *said: WireResponse) -> tuple[HttpBackend, list[Received
 @pytest.mark.parametrize("text", ["", "Hello", "Größe 🙂\n"])
 async def test_the_servers_ids_come_without_a_bos(kind: Kind, text: str) -> None:
     engine = engine_of(kind, encode=encode, model="mine")
-    ids = await backend_of(engine).tokenize(text)
+    ids = await in_process_backend(engine).tokenize(text)
     assert ids is not None
     assert ids.dtype == np.int32
     assert ids.tolist() == encode(text, special=False)
@@ -59,10 +59,10 @@ async def test_the_servers_ids_come_without_a_bos(kind: Kind, text: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_without_the_endpoint_or_a_tokenizer_gives_none(kind: Kind) -> None:
-    assert await backend_of(engine_of(kind)).tokenize("x") is None
+    assert await in_process_backend(engine_of(kind)).tokenize("x") is None
     bare = engine_of(kind, encode=encode, skip_tokenizer_init=True)
     waits = Waits()
-    assert await backend_of(bare, sleep=waits).tokenize("x") is None
+    assert await in_process_backend(bare, sleep=waits).tokenize("x") is None
     assert waits.seconds == [], "it is not asked again"
 
 

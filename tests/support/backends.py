@@ -128,6 +128,11 @@ def backend_of(engine: ScriptedEngine, **options: Any) -> HttpBackend:
     return cls("http://scripted", **options)
 
 
+def in_process_backend(engine: ScriptedEngine, **options: Any) -> HttpBackend:
+    """Return a backend without sockets, for tests of anything but connections."""
+    return backend_of(engine, **{"http_transport": in_process(engine), **options})
+
+
 @dataclass
 class Received:
     """One request as a server receives it; header names are in lower case."""
