@@ -69,7 +69,7 @@ class Changing:
         self.changed: list[Exchanged] = []
 
     async def send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | Pieces) -> HttpResponse:
-        """See `Carrier`."""
+        """See `HttpTransport.send`."""
         reply = await self._inner.send(method, url, headers, body)
         path = urlsplit(url).path
         if not self.armed or "abort" in path:
@@ -88,7 +88,7 @@ class Changing:
         return HttpResponse(status, told, _whole(got), reply.aclose)
 
     async def aclose(self) -> None:
-        """See `Carrier`."""
+        """See `HttpTransport.aclose`."""
 
 
 async def _whole(body: bytes) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ _RESET = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
 class InProcessTransport:
-    """A backend's carrier: `http_transport=lambda: InProcessTransport(engine)`.
+    """A transport without sockets: `http_transport=lambda: InProcessTransport(engine)`.
 
     Faults raise the errors that aiohttp raises for them. Cancelling a request disconnects its client.
     """
@@ -29,7 +29,7 @@ class InProcessTransport:
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | Iterable[bytes | memoryview]
     ) -> HttpResponse:
-        """See `Carrier`."""
+        """See `HttpTransport.send`."""
         where = urlsplit(url)
         if self.engine.state.dead:
             raise _refused(where.hostname or "", where.port)
@@ -41,7 +41,7 @@ class InProcessTransport:
         return HttpResponse(response.status, _lower(response.headers), _body(response), response.aclose)
 
     async def aclose(self) -> None:
-        """See `Carrier`; there is nothing to close."""
+        """See `HttpTransport.aclose`; there is nothing to close."""
 
 
 async def _body(response: WireResponse) -> AsyncIterator[bytes]:
