@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_tito.testing import ScriptedServer
-from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, backend_of, engine_of, request_of
+from support.backends import BACKENDS, KINDS, WIRES, Kind, Waits, engine_of, in_process_backend, request_of
 from support.raw_server import RawServer
 from tito_core.backend import AnswerTooLargeError, BackendError, BadRequestError, ProtocolViolationError, TokenRequest
 from tito_core.backend.checked import generate, score
@@ -344,7 +344,7 @@ async def test_a_real_answer_is_far_below_its_limit(
         sampling = SamplingParams(max_new_tokens=sampled, ignore_eos=True)
         request = TokenRequest(np.full(prompt, 7, np.int32), sampling, "r", optional_outputs=optional_outputs)
         lengths: list[int] = []
-        backend = backend_of(engine_of(kind, max_model_len=1000))
+        backend = in_process_backend(engine_of(kind, max_model_len=1000))
         await backend.connect()
         await backend.aclose()
         backend.http._transports._make = counting(backend.http._transports._make, lengths)

@@ -36,6 +36,7 @@ def written(parts: list[list[int]]) -> IdText:
     return text
 
 
+@settings(max_examples=40)
 @given(turns)
 def test_a_body_holds_the_fields_and_all_ids(parts: list[list[int]]) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
@@ -78,6 +79,7 @@ async def test_a_prompt_in_pieces_arrives_whole_also_on_a_retry(kind: Kind) -> N
     assert [body[names[kind]] for body in asked] == [prompt] * 2, "once refused, once taken"
 
 
+@settings(max_examples=40)
 @given(turns, ids, st.data())
 def test_an_echo_matches_only_the_same_list(parts: list[list[int]], more: list[int], data: st.DataObject) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
@@ -92,6 +94,7 @@ def test_an_echo_matches_only_the_same_list(parts: list[list[int]], more: list[i
         assert not text.is_echoed_in(json.dumps(whole + more, separators=(",", ":")).encode())
 
 
+@settings(max_examples=40)
 @given(turns, ids, ids)
 def test_texts_that_share_a_beginning_are_independent(parts: list[list[int]], one: list[int], other: list[int]) -> None:
     begun, whole = written(parts), [token for part in parts for token in part]
@@ -100,6 +103,7 @@ def test_texts_that_share_a_beginning_are_independent(parts: list[list[int]], on
         assert json.loads(body_of(text))["ids"] == expected
 
 
+@settings(max_examples=40)
 @given(turns, st.data())
 def test_a_text_matches_only_its_own_ids(parts: list[list[int]], data: st.DataObject) -> None:
     text, whole = written(parts), [token for part in parts for token in part]
@@ -112,6 +116,7 @@ def test_a_text_matches_only_its_own_ids(parts: list[list[int]], data: st.DataOb
         assert not text.matches(np.array(whole[:-1], np.int32))
 
 
+@settings(max_examples=40)
 @given(turns, ids, ids)
 def test_a_text_continues_another_only_with_the_added_ids(
     parts: list[list[int]], more: list[int], other: list[int]
@@ -149,6 +154,7 @@ def test_a_missing_echo_is_not_an_echo() -> None:
         assert not IdText().is_echoed_in(nothing)
 
 
+@settings(max_examples=40)
 @given(turns, ids, st.text(), st.booleans(), st.booleans())
 def test_an_equal_echo_is_replaced_and_any_other_is_kept(
     parts: list[list[int]], other: list[int], said: str, nested: bool, blank: bool

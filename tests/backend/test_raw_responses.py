@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.backends import EOS, PROMPT, VOCAB, request_of
@@ -275,6 +275,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
+@settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from([field.name for field in fields(RawResponse)]), VALUES, max_size=4))
 def test_several_wrong_fields_are_refused(changes: dict[str, Any]) -> None:
     try:

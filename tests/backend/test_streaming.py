@@ -29,6 +29,7 @@ from support.backends import (
     hash_policy,
     http_response,
     in_process,
+    in_process_backend,
     request_of,
     soon,
 )
@@ -65,7 +66,7 @@ def facts(response: TokenResponse) -> Any:
 
 def ask(kind: Kind, fault: Fault | None = None, said: Completion | None = None, **options: Any) -> TokenResponse:
     engine = engine_of(kind, lambda _: said or Completion(OUTPUT), fault=always(fault) if fault else None)
-    return asyncio.run(generate(backend_of(engine, **options), request_of(), Shown()))
+    return asyncio.run(generate(in_process_backend(engine, **options), request_of(), Shown()))
 
 
 @pytest.mark.parametrize("kind", WIRES)
